@@ -49,6 +49,15 @@ _FederationSettings = Annotated[
            "repeatable", FEDERATION),
 ]  # fmt: skip
 
+_ColumnSums = Annotated[
+    bool,
+    typer.Option(
+        "--column-sums",
+        help="fit the encoding of a table to sums that the sites send; --data or --encoding then give the columns only",
+        rich_help_panel=FEDERATION,
+    ),
+]
+
 _REAL_FEDERATIONS = """These keys are for testing, because you know every site's private key. For a real federation,
 - get the server's certificate from your organisation or a public authority;
 - let each site create a key pair, ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and send you only node.key.pub."""
@@ -123,6 +132,7 @@ def _init(
         option("--encoding", "FILE", "how a table's columns become inputs, in JSON or YAML; requires --classes",
                FEDERATION),
     ] = None,
+    column_sums: _ColumnSums = False,
     federation: _FederationSettings = None,
 ) -> None:  # fmt: skip
     """Write the Flower app of a federation, with a README for its operators.
@@ -147,6 +157,8 @@ def _init(
         contract = contract_from_text(classes, shape)
     else:
         contract = Contract.from_dataset(load(config.data, config.data_dir, **data_options(config)))
+    if column_sums:
+        contract = contract.draft()
     federation_settings = make_settings(names, parse_assignments(federation or ()))
     resolved_config = resolve_config(config, contract, names)
     path = write_app(folder, federation_settings, contract, resolved_config)
@@ -170,6 +182,7 @@ def _up(
             rich_help_panel=FEDERATION,
         ),
     ] = 3,
+    column_sums: _ColumnSums = False,
     federation: _FederationSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -192,7 +205,7 @@ def _up(
     config = settings.config()
     if config.partition.rule not in ("column", "counts", "saved"):  # these take the sites from the data or a file
         config = with_values(config, {"partition.clients": sites})
-    trial = plan_trial(Path(folder), config, parse_assignments(federation or ()))
+    trial = plan_trial(Path(folder), config, parse_assignments(federation or ()), column_sums)
     for warning in settings_warnings(*read_app(trial.app)):
         show(f"warning: {warning}")
     run = run_folder(trial)
@@ -283,14 +296,32 @@ def _check(app: str, site: SiteConfig, federation: Federation) -> None:
     contract.admit(federation.dataset)
     for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
         notice(f"warning: {line}")
-    for line in disclosures(settings, config):
+    for line in disclosures(settings, contract, config):
         stdout().print(line, soft_wrap=True, markup=False)
+    if contract.column_sums:
+        _show_column_sums(site, federation)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
         notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
     if not require_approval(Path(app), site.folder):
         notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
+
+
+def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
+    """Show the sums that the site will send, or say that its policy does not allow them."""
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.policy import COLUMN_SUMS
+    from fedskew.flower.site import sum_site_columns
+
+    if not site.policy.allows(COLUMN_SUMS):
+        notice(
+            "this site's policy does not allow column sums, so the encoding will be fitted without its data; to send "
+            f"them, add policy: {{reveals: [{COLUMN_SUMS}]}}"
+        )
+        return
+    for sums in sum_site_columns(federation, site.policy):
+        stdout().print(f"column sums of {sums.describe()}", soft_wrap=True, markup=False)
 
 
 def _connect(file: Path, superlink: str, folder: Path) -> None:

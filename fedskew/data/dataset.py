@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.table_encoding import TableEncoding
+from fedskew.data.table_encoding import RawTable, TableEncoding
 from fedskew.errors import UserError, unknown
 from fedskew.randomness import permutation
 from fedskew.task import Task, task_for
@@ -81,6 +81,8 @@ class Dataset:
     sample has only one input."""
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
+    raw_train: RawTable | None = None
+    """The training part of a table before it was encoded. None unless its encoding is a draft."""
     sites: tuple[str, ...] = ()
     """Names of the sites that the samples come from, for example hospitals."""
     site_column: str = ""

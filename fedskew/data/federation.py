@@ -68,6 +68,11 @@ class Federation:
         """The names of the clients in tables, or their numbers if they have no names."""
         return self.client_names or tuple(str(k) for k in range(self.clients))
 
+    @property
+    def column_sums_from(self) -> tuple[str, ...]:
+        """The sites that sent sums of their columns for the encoding; empty in a simulation."""
+        return ()
+
     @cached_property
     def sizes(self) -> IntArray:
         """Samples per client, [clients]."""

@@ -191,6 +191,14 @@ class TableEncoding:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
 
 
+@dataclass(frozen=True)
+class DraftEncoding(TableEncoding):
+    """The columns and their kinds, while categories and moments are unknown: see `column_sums.py`.
+
+    A table that is read with a draft keeps its training part as it is, in `Dataset.raw_train`.
+    """
+
+
 _EXAMPLE = '{"name": "age", "mean": 60, "std": 15} and {"name": "sex", "categories": ["f", "m"]}'
 _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 

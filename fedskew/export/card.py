@@ -327,7 +327,19 @@ def _revealed(run: Result) -> str:
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sent}. "
         f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "
-        f"{_reported_tests(run)}{_private(run)}"
+        f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
+    )
+
+
+def _reported_sums(run: Result) -> str:
+    """Say which sites sent sums for the encoding. Empty if the encoding was agreed, and for a simulation."""
+    senders = (run.federation or {}).get("column_sums", ())
+    if not senders:
+        return ""
+    return (
+        f"The encoding of the table was fitted to sums that {', '.join(map(_cell, senders))} sent once. For a column "
+        "of numbers, these are the count of values and gaps, the mean and the sum of squared deviations. For a column "
+        "of categories, these are the values that occur often enough, and whether there are gaps. "
     )
 
 

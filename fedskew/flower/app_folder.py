@@ -15,7 +15,7 @@ from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE
-from fedskew.flower.settings import FederationSettings
+from fedskew.flower.settings import FederationSettings, require_noiseless_sums
 
 PACKAGE = "federation_app"
 _OMITTED_KEYS = (
@@ -27,6 +27,7 @@ _OMITTED_KEYS = (
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
     """Write the app's folder, which must be new or empty."""
+    require_noiseless_sums(settings, contract)
     path = Path(folder)
     with reporting_os_errors("write", path):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -41,7 +42,7 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
     project = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "federation"
     return {
         "pyproject.toml": _pyproject(project, settings, contract, config),
-        "README.md": _guide(project, settings, config),
+        "README.md": _guide(project, settings, contract, config),
         "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
         f"{PACKAGE}/__init__.py": '"""Your own methods and models go here: federation_app.module:Class."""\n',
         f"{PACKAGE}/server_app.py": _APP.format(side="server"),
@@ -49,8 +50,8 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
     }
 
 
-def _guide(project: str, settings: FederationSettings, config: Config) -> str:
-    leaves = "\n".join(f"- {line}" for line in disclosures(settings, config))
+def _guide(project: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
+    leaves = "\n".join(f"- {line}" for line in disclosures(settings, contract, config))
     return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=leaves)
 
 

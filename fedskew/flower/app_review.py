@@ -66,13 +66,16 @@ def describe_app(app: Path, approval: Approval) -> Iterator[str]:
     yield f"sites: {_listed(settings.sites)}"
     yield f"method {config.method}, model {config.model}, {config.rounds} rounds, {config.local_epochs} local epochs"
     yield _describe_contract(contract)
-    yield from disclosures(settings, config)
+    yield from disclosures(settings, contract, config)
     yield "files:"
     for name, digest in approval.files.items():
         yield f"  {digest}  {name}"
 
 
 def _describe_contract(contract: Contract) -> str:
+    if contract.column_sums and contract.encoding is not None:
+        kinds = [f"{c.name} ({'number' if c.categories is None else 'category'})" for c in contract.encoding.columns]
+        return f"data: table with columns {_listed(tuple(kinds))}, classes {_listed(contract.classes)}"
     columns = f", columns {_listed(contract.columns)}" if contract.columns else ""
     return f"data: {contract.kind} of shape {list(contract.shape)}, classes {_listed(contract.classes)}{columns}"
 

@@ -1,5 +1,8 @@
 """The contract of a federation: the class names, the form of an input, and the normalisation at all sites.
 
+With `column_sums`, the contract of the app is a draft: it has the columns of a table and their kinds. Before the first
+round, the sites send sums, from which the server makes the complete contract.
+
 Classes are numbered in the order of the contract. A site may lack some classes or list them in another order. Its
 labels are renumbered by name.
 """
@@ -18,7 +21,7 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset, Kind, Samples
 from fedskew.data.own.forms import is_table
 from fedskew.data.own.labels import ClassesElsewhere
-from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
+from fedskew.data.table_encoding import ColumnEncoding, DraftEncoding, TableEncoding
 from fedskew.errors import UserError, shorten, unknown
 from fedskew.task import TASKS
 
@@ -52,6 +55,8 @@ class Contract:
     enough."""
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
+    column_sums: bool = False
+    """Whether this is a draft, whose categories and moments come from sums that the sites send."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -94,9 +99,30 @@ class Contract:
         if not path.exists():
             return dict(given)
         known: dict[str, Any] = {"classes": ClassesElsewhere(self.classes)}
-        if is_table(path) and self.table_encoding is not None:
-            known["encoding"] = self.table_encoding
+        encoding = self.table_encoding
+        if is_table(path) and encoding is not None:
+            known["encoding"] = DraftEncoding(encoding.columns) if self.column_sums else encoding
         return {**known, **given}
+
+    def draft(self) -> Contract:
+        """Keep the columns and their kinds, and leave categories and moments to the sites' sums."""
+        if self.table_encoding is None:
+            raise UserError("column sums need a table with named columns; expected CSV or Parquet data, or --encoding")
+        columns = (
+            ColumnEncoding(column.name, categories=None if column.categories is None else (), marks_gaps=True)
+            for column in self.table_encoding.columns
+        )
+        draft = Contract.from_encoding(self.classes, TableEncoding(tuple(columns)))
+        return replace(draft, task=self.task, column_sums=True)
+
+    def complete(self, encoding: TableEncoding) -> Contract:
+        """Complete a draft with the encoding that was fitted to the sites' sums."""
+        return replace(Contract.from_encoding(self.classes, encoding), task=self.task)
+
+    def completes(self, draft: Contract) -> bool:
+        """Whether this contract is that draft with an encoding."""
+        is_complete = draft.column_sums and not self.column_sums and self.table_encoding is not None
+        return is_complete and self.draft() == draft
 
     @classmethod
     def from_encoding(cls, classes: tuple[str, ...], encoding: TableEncoding) -> Contract:
@@ -139,6 +165,7 @@ class Contract:
                 fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
                 encoding=TableEncoding.from_json(value["encoding"]) if value.get("encoding") else None,
                 task=str(value.get("task") or "single-label"),
+                column_sums=bool(value.get("column_sums")),
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
@@ -146,9 +173,12 @@ class Contract:
             raise UserError(f"the contract cannot be read ({error}); expected lists such as [1, 28, 28]") from error
 
     def to_json(self) -> dict[str, Any]:
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "encoding"}
+        optional = ("encoding", "column_sums")
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name not in optional}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-        return plain if self.encoding is None else plain | {"encoding": self.encoding.to_json()}
+        if self.encoding is not None:
+            plain["encoding"] = self.encoding.to_json()
+        return plain | {"column_sums": True} if self.column_sums else plain
 
     def admit(self, dataset: Dataset) -> Dataset:
         """Return a site's data with the federation's classes and scaling. A `UserError` lists all differences."""
@@ -177,7 +207,7 @@ class Contract:
 
     def warnings(self, dataset: Dataset) -> list[str]:
         """Warnings about columns whose mean is so far from the contract's that they may be in other units."""
-        if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling):
+        if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling) or self.column_sums:
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
         ordered = self._ordered(dataset)

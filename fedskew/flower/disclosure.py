@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
 from fedskew.flower.contract import Contract
@@ -30,12 +31,21 @@ def learned_labels(settings: FederationSettings, config: Config) -> str:
     return ", ".join(dict.fromkeys(learned)) or "nothing"
 
 
-def disclosures(settings: FederationSettings, config: Config) -> list[str]:
+COLUMN_SUMS = (
+    "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
+    "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
+    "and whether there are gaps; nothing about fewer rows than its policy.smallest_group (default: "
+    f"{SMALLEST_GROUP}); for a column with few different values, these can reveal how often each occurs"
+)
+
+
+def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
     """One line for each thing that leaves a site."""
     entries = [find(part) for part in config.method.split("+")]
     sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     loss = " and the mean training loss" if settings.share_loss else ""
     return [
+        *([COLUMN_SUMS] if contract.column_sums else []),
         f"{config.method} sends: {', '.join(sends)}{loss}",
         f"tests: {TESTS[settings.site_metrics]}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",

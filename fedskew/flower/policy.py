@@ -2,13 +2,14 @@
 
     policy:
       methods: [fedavg, fedvls]      # methods that may train here; default: all
-      reveals: [label presence]      # what a method may reveal about labels; []: nothing; default: anything
+      reveals: [label presence]      # what may be revealed; default: about labels, anything that the method declares
+      smallest_group: 5              # column sums reveal nothing about fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
       clip: 2.0                      # largest clip of local privacy, with noise
       hours: 20-6                    # hours of the day in which the site works, local time
 
-The site's worker checks every request against it.
+`column sums` leave a site only if `reveals` lists them. The site's worker checks every request against the policy.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, TypeVar
 
+from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config
 from fedskew.flower.wire import Facts
 from fedskew.methods.catalogue import find
 
+COLUMN_SUMS = "column sums"
+"""The word for them in `reveals`."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)
@@ -39,6 +43,11 @@ class Policy:
     noise: float | None = None
     clip: float | None = None
     hours: tuple[int, int] | None = None
+    smallest_group: int = SMALLEST_GROUP
+
+    def allows(self, item: str) -> bool:
+        """Whether `reveals` lists this item."""
+        return item in (self.reveals or ())
 
     def require_run(self, config: Config) -> None:
         """Refuse a run whose method or number of rounds is not allowed."""
@@ -47,7 +56,7 @@ class Policy:
             if method not in (self.methods or ()):
                 allowed = ", ".join(self.methods or ()) or "none"
                 raise UserError(f"this site does not allow the method {method!r} (policy.methods: {allowed})")
-        for item in self._revealed(methods) if self.reveals is not None else ():
+        for item in revealed_by(config.method) if self.reveals is not None else ():
             if item not in (self.reveals or ()):
                 allowed = ", ".join(self.reveals or ()) or "nothing"
                 raise UserError(f"{config.method} reveals {item}; this site allows {allowed} (policy.reveals)")
@@ -55,11 +64,6 @@ class Policy:
             raise UserError(
                 f"the run has {config.rounds} rounds; this site allows at most {self.rounds} (policy.rounds)"
             )
-
-    @staticmethod
-    def _revealed(methods: list[str]) -> list[str]:
-        words = [word for method in methods for word in find(method).reveals.split(", ")]
-        return [word for word in words if word != "nothing"]
 
     def require_request(self, facts: Facts, now: datetime) -> None:
         """Refuse a request at a wrong hour, for too many rounds, or for an update with too little noise."""
@@ -90,6 +94,12 @@ class Policy:
             raise UserError(f"updates are clipped at {clip:g}; this site allows at most {self.clip:g} (policy.clip)")
 
 
+def revealed_by(method: str) -> list[str]:
+    """What a method, or a combination of methods, reveals about labels."""
+    words = [word for part in method.split("+") for word in find(part.strip()).reveals.split(", ")]
+    return [word for word in words if word != "nothing"]
+
+
 def _within(hour: int, first: int, last: int) -> bool:
     """Whether an hour is in [first, last), which may include midnight."""
     return first <= hour < last if first < last else hour >= first or hour < last
@@ -111,6 +121,7 @@ def read_policy(values: Any) -> Policy:
         noise=_number("noise", values.get("noise"), float),
         clip=_number("clip", values.get("clip"), float),
         hours=_hours(values.get("hours")),
+        smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
     )
 
 

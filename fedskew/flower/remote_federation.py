@@ -22,16 +22,29 @@ _CENSUS_SECONDS = 600.0
 class RemoteFederation(Federation):
     """Sites as clients. A site reports its number of samples when it connects."""
 
-    def __init__(self, dataset: Dataset, sites: Sites, seed: int, labels: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        sites: Sites,
+        seed: int,
+        labels: tuple[int, ...] | None = None,
+        column_sums_from: tuple[str, ...] = (),
+    ) -> None:
         nothing = np.empty(0, np.int64)
         super().__init__(dataset, (nothing,) * len(sites.names), {"name": SITES, "names": list(sites.names)}, seed)
         object.__setattr__(self, "_sites", sites)
         object.__setattr__(self, "_labels", labels)
         object.__setattr__(self, "_census", {})
+        object.__setattr__(self, "_column_sums_from", column_sums_from)
 
     _sites: Sites
     _labels: tuple[int, ...] | None
     _census: dict[int, int]
+    _column_sums_from: tuple[str, ...]
+
+    @property
+    def column_sums_from(self) -> tuple[str, ...]:
+        return self._column_sums_from
 
     @property
     def sizes(self) -> IntArray:
@@ -60,7 +73,7 @@ class RemoteFederation(Federation):
         return 0
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels))
+        return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels), self._column_sums_from)
 
     def _count_at_new_sites(self, labels: tuple[int, ...]) -> None:
         facts = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}

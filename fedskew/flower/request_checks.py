@@ -15,6 +15,7 @@ from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
+from fedskew.flower.policy import COLUMN_SUMS
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.wire import Facts
@@ -55,7 +56,8 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     """The names of the settings in which a request differs from an approved app."""
     terms = facts["terms"]
     found = differing_keys(Config.from_mapping(approved["config"]), Config.from_mapping(terms["config"]))
-    if Contract.from_json(terms["contract"]) != Contract.from_json(approved["contract"]):
+    requested, agreed = Contract.from_json(terms["contract"]), Contract.from_json(approved["contract"])
+    if requested != agreed and not requested.completes(agreed):
         found.append("the contract")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
@@ -81,6 +83,16 @@ def require_declared(request: str, method: Method) -> None:
     if not _reveals_label_counts(method):
         raise UserError(
             f"the server sends a {request}, which reveals label counts; method {method.name!r} does not declare that"
+        )
+
+
+def require_agreed_sums(contract: Contract, site: SiteConfig) -> None:
+    """Refuse column sums unless both the app and the site's policy have agreed to them."""
+    if not contract.column_sums:
+        raise UserError("the server requests column sums, which its app does not declare (contract.column_sums)")
+    if not site.policy.allows(COLUMN_SUMS):
+        raise UserError(
+            f"the server requests column sums, which this site does not allow; expected policy.reveals: [{COLUMN_SUMS}]"
         )
 
 

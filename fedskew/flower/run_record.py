@@ -2,7 +2,8 @@
 
 All rounds of a run must have the same settings. A run that resumes with others, for instance without its privacy, is
 refused. With noise, the file also counts how often models were released. A round that is repeated after a crash is
-another release, which ε includes.
+another release, which ε includes. An encoding that was fitted to the sites' sums is saved, too, so that a resumed run
+does not request the sums again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 from fedskew.flower.contract import Contract
+from fedskew.flower.remote_encoding import FittedEncoding
 from fedskew.flower.settings import FederationSettings
 
 NAME = "federation.json"
@@ -30,6 +32,8 @@ class RunRecord:
         self._folder, self._path = folder, folder / NAME
         self._terms = _terms(settings, contract)
         self.releases = 0
+        self.fitted: FittedEncoding | None = None
+        """The encoding that was fitted to the sites' sums. None if there is none yet."""
 
     def check(self) -> None:
         """Refuse a folder whose run has other settings."""
@@ -46,7 +50,7 @@ class RunRecord:
                 f"{self._folder} holds a run with {'; '.join(differences)}: restore that, or choose another "
                 "federation.folder"
             )
-        self.releases = kept["releases"]
+        self.releases, self.fitted = kept["releases"], kept["fitted"]
 
     def begin(self) -> None:
         """Write the record into the run's folder, or check the existing one."""
@@ -60,7 +64,10 @@ class RunRecord:
         self._write()
 
     def _write(self) -> None:
-        text = json.dumps({"settings": self._terms, "releases": self.releases}, indent=2) + "\n"
+        content: dict[str, Any] = {"settings": self._terms, "releases": self.releases}
+        if self.fitted is not None:
+            content["encoding"] = self.fitted.to_json()
+        text = json.dumps(content, indent=2) + "\n"
         replace_file(self._path, lambda draft: _put(draft, text))
 
     def _read(self) -> dict[str, Any] | None:
@@ -70,7 +77,8 @@ class RunRecord:
             return None
         try:
             kept = json.loads(text)
-            return {"settings": dict(kept["settings"]), "releases": int(kept["releases"])}
+            fitted = FittedEncoding.from_json(kept["encoding"]) if "encoding" in kept else None
+            return {"settings": dict(kept["settings"]), "releases": int(kept["releases"]), "fitted": fitted}
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self._path} is damaged; restore it, or choose another federation.folder") from error
 

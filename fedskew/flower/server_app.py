@@ -17,7 +17,7 @@ from fedskew.data import load
 from fedskew.data.dataset import Dataset
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
-from fedskew.experiment.config import config_hash
+from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.experiment.result import Result, describe_participation
 from fedskew.experiment.round.record import RoundRow
@@ -28,13 +28,15 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
+from fedskew.flower.planning import resolve_config
+from fedskew.flower.remote_encoding import FittedEncoding, fit_at_sites
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.remote_training import SiteTraining
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
-from fedskew.flower.wire import one_line
+from fedskew.flower.wire import Facts, one_line
 
 app = ServerApp()
 
@@ -82,14 +84,18 @@ def run_federation(grid: Grid, context: Context) -> Result:
     folder = Path(os.path.expanduser(settings.folder))
     record = RunRecord(folder, settings, contract)
     record.check()
+    if contract.column_sums:
+        record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config)
+        contract = contract.complete(record.fitted.encoding)
     dataset = _server_data(settings, contract)
     without_sites = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
     prepared = prepare(config, without_sites)
     refuse_unfit(prepared.method, prepared.config)
-    terms = {"contract": contract.to_json(), "config": _without_paths(prepared)}
+    terms = _terms(contract, prepared.config)
     times = ReplyTimes(settings.grace, settings.grace_seconds)
     sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times)
-    federation = RemoteFederation(dataset, sites, config.seed)
+    senders = () if record.fitted is None else record.fitted.sites
+    federation = RemoteFederation(dataset, sites, config.seed, column_sums_from=senders)
     prepared = replace(prepared, federation=federation)
     server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
     kept_rounds = 2 * config.checkpoint_every
@@ -112,9 +118,15 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
     return replace(blank, test=contract.admit(dataset).test)
 
 
-def _without_paths(prepared: Prepared) -> dict[str, object]:
-    """The run's configuration without the server's paths, for the sites."""
-    return prepared.config.to_mapping() | {"data_dir": None, "init": None}
+def _fit_encoding(grid: Grid, settings: FederationSettings, draft: Contract, config: Config) -> FittedEncoding:
+    """Fit the encoding of the sites' tables to sums that they send."""
+    terms = _terms(draft, resolve_config(config, draft, settings.sites))
+    return fit_at_sites(Sites(grid, settings.sites, terms, log, settings.most_samples), draft, settings)
+
+
+def _terms(contract: Contract, config: Config) -> Facts:
+    """What every site needs to know of the run: the contract, and the configuration without the server's paths."""
+    return {"contract": contract.to_json(), "config": config.to_mapping() | {"data_dir": None, "init": None}}
 
 
 def log(line: str) -> None:

@@ -129,10 +129,20 @@ def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contra
             raise unknown("key", f"federation.{key}", {f"federation.{name}" for name in known})
     settings = FederationSettings(**own)
     contract = Contract.from_json(_section("contract", parsed))
+    require_noiseless_sums(settings, contract)
     rest = {key: v for key, v in parsed.items() if not key.startswith(("federation.", "contract."))}
     config = with_values(Config(), {"device": "cpu", "engine": "plain", **rest, "data": FEDERATION})
     split = PartitionConfig(SITES, len(settings.sites), None, {"names": list(settings.sites)})
     return settings, contract, with_values(config, {"partition": split.to_mapping()})
+
+
+def require_noiseless_sums(settings: FederationSettings, contract: Contract) -> None:
+    """Refuse column sums together with noise: they have none, and the model's encoding shows them."""
+    if contract.column_sums and settings.privacy != "none":
+        raise UserError(
+            f"federation.privacy is {settings.privacy!r}, but ε would not cover column sums, which have no noise; "
+            "expected an encoding from a file (init --encoding without --column-sums), or privacy = 'none'"
+        )
 
 
 def _section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ census     the number of samples with certain labels, for methods that declare l
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared
 evaluate   the model's results on the site's test part: by class or in total, as the site allows; after the last round
            also score histograms by class, if it allows results by class
+column_sums  before the first round: counts, means and squared deviations of a table's columns, and its frequent
+           categories, if the app declares them and the site's policy allows them
 survey     label counts and mean predictions per class, for methods that declare label counts
 """
 
@@ -12,12 +14,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 
 import numpy as np
 import torch
 
+from fedskew.data.column_sums import ColumnSums, sum_columns
 from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
@@ -27,9 +30,11 @@ from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors
+from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.request_checks import (
     require_agreed_scores,
+    require_agreed_sums,
     require_agreed_tests,
     require_approved,
     require_declared,
@@ -56,6 +61,7 @@ _ALLOWED_FACTS = {
     | {"tests"},
     "evaluate": {"labels", "detail", "frozen", "scores"},
     "survey": {"predictions"},
+    "column_sums": set(),
 }
 """The facts that each request may have. Others are refused: a later version's privacy setting must not be ignored."""
 
@@ -77,6 +83,7 @@ class Site:
             "train": self._train,
             "evaluate": self._evaluate,
             "survey": self._survey,
+            "column_sums": self._column_sums,
         }
         if facts.get("kind") not in requests:
             raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
@@ -110,6 +117,10 @@ class Site:
         if facts.get("labels") is not None:
             require_declared("census of labels", run.method)
         return {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}, b""
+
+    def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
+        require_agreed_sums(Contract.from_json(facts["terms"]["contract"]), self.config)
+        return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         stage = run.stage(facts)
@@ -248,6 +259,13 @@ class SiteRun:
         )
         whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])
+
+
+def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:
+    """The sums of the site's training rows, which were read with a draft."""
+    if federation.dataset.raw_train is None:
+        raise UserError("the site's data are no table with named columns; expected a CSV or Parquet file")
+    return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:

@@ -18,6 +18,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import is_site_name, make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
 from fedskew.flower.planning import make_settings, read_app, resolve_config
+from fedskew.flower.policy import COLUMN_SUMS, revealed_by
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
@@ -27,8 +28,11 @@ _IDLE_SECONDS = 600
 """Seconds without work after which a site's worker ends and frees its memory."""
 
 
-def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> LocalFederation:
-    """Write keys, app and sites of a trial. In a folder with the same trial, its run can resume."""
+def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column_sums: bool = False) -> LocalFederation:
+    """Write keys, app and sites of a trial. In a folder with the same trial, its run can resume.
+
+    With `column_sums`, the sites fit the encoding of their table together.
+    """
     federation = build_federation(config)
     if federation.notes:
         data = load(config.data, config.data_dir, **data_options(config))
@@ -47,6 +51,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
         **settings,
     }
     contract = Contract.from_dataset(federation.dataset)
+    contract = contract.draft() if column_sums else contract
     planned = make_settings(names, own)
     app = folder / "app"
     with TemporaryDirectory() as drafts:
@@ -61,7 +66,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any]) -> Loc
     keys = make_credentials(folder / "keys", names)
     trial = LocalFederation(folder, app, keys, names, forks_workers=True)
     for client, name in enumerate(names):
-        write_site(trial.site_file(name), _site(client, name, config, planned))
+        write_site(trial.site_file(name), _site(client, name, config, planned, column_sums))
     return trial
 
 
@@ -101,7 +106,7 @@ def _data_dir(config: Config) -> str | None:
     return None if config.data_dir is None else str(Path(config.data_dir).resolve())
 
 
-def _site(client: int, name: str, config: Config, settings: FederationSettings) -> dict[str, object]:
+def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:
     own_code = [name.partition(":")[0] for name in (*config.method.split("+"), config.model) if ":" in name]
     return {
         "name": name,
@@ -114,6 +119,7 @@ def _site(client: int, name: str, config: Config, settings: FederationSettings) 
         "device": config.device,
         "threads": 1,
         "idle": _IDLE_SECONDS,
+        "policy": {"reveals": [COLUMN_SUMS, *revealed_by(config.method)]} if column_sums else None,
     }
 
 

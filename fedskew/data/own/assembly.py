@@ -14,7 +14,7 @@ from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, stratifi
 from fedskew.data.images import channel_statistics
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
-from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, fit_encoding
+from fedskew.data.table_encoding import DraftEncoding, RawTable, Strings, TableEncoding, fit_encoding
 from fedskew.errors import UserError
 
 Array = npt.NDArray[np.generic]
@@ -129,6 +129,7 @@ def _table_dataset(
         scaling=fitted.scaling,
         columns=fitted.features,
         encoding=fitted,
+        raw_train=train if isinstance(fitted, DraftEncoding) else None,
         notes=_encoding_notes(name, fitted, train, test, is_fitted=encoding is None),
     )
 
@@ -151,6 +152,8 @@ def _encoding_notes(
         notes.append(
             f"{name}: {_shortened(constant)} {has} only one value in the training part, so {carries} no information"
         )
+    if isinstance(encoding, DraftEncoding):  # its categories are not known yet
+        return tuple(notes)
     for part in (train, test):
         for column, values in encoding.unknown_values(part).items():
             notes.append(

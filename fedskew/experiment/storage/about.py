@@ -48,6 +48,8 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
     clients: dict[str, Any] = {"sites": names} if names else {"label_counts": _label_counts(federation)}
     if federation.client_names:
         clients["client_names"] = list(federation.client_names)
+    if federation.column_sums_from:
+        clients["column_sums"] = list(federation.column_sums_from)
     return {
         "classes": list(federation.dataset.classes),
         "inputs": inputs(federation.dataset),

@@ -1,0 +1,92 @@
+"""An encoding of the sites' tables that is fitted to sums: the server requests them once, before the first round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedskew.data.column_sums import CategorySums, ColumnSums, NumberSums, fit_encoding_to_sums
+from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
+from fedskew.errors import UserError
+from fedskew.flower.contract import Contract
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.wire import Facts, Garbled, is_count
+
+_MOST_CATEGORIES = 10_000
+_LONGEST_CATEGORY = 1_000
+_NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
+_CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
+
+
+@dataclass(frozen=True)
+class FittedEncoding:
+    """An encoding, and the names of the sites whose sums it was fitted to."""
+
+    encoding: TableEncoding
+    sites: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"columns": self.encoding.to_json(), "sites": list(self.sites)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FittedEncoding:
+        return cls(TableEncoding.from_json(value["columns"]), tuple(map(str, value["sites"])))
+
+
+def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) -> FittedEncoding:
+    """Ask the connected sites for their sums, and fit the encoding. A site that declines can still train."""
+    assert draft.encoding is not None
+    sites.wait_for(settings.begin_with or settings.required_sites)
+    answers = sites.request("column_sums", {client: {} for client in sites.online}, b"", settings.round_timeout)
+    received: dict[str, tuple[ColumnSums, ...]] = {}
+    problems: dict[str, str] = {}
+    for client, answer in answers.items():
+        name = sites.names[client]
+        try:
+            received[name] = read_sums(answer, draft.encoding, settings.most_samples)
+        except Garbled as problem:
+            problems[name] = str(problem)
+            sites.log(f"the encoding is fitted without {name}: {problem}")
+    if len(received) < settings.required_sites:
+        reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise UserError(
+            f"{len(received)} of {settings.required_sites} required sites sent column sums ({reasons}); expected more, "
+            "or an encoding from a file (init --encoding without --column-sums)"
+        )
+    sites.log(f"the encoding is fitted to the column sums of {', '.join(received)}")
+    return FittedEncoding(fit_encoding_to_sums(list(received.values())), tuple(received))
+
+
+def read_sums(answer: Reply | Failure, draft: TableEncoding, most_samples: int) -> tuple[ColumnSums, ...]:
+    """The sums in a site's reply; raises `Garbled` if they are not possible sums of the draft's columns."""
+    if isinstance(answer, Failure):
+        raise Garbled(answer.reason)
+    columns = answer.facts.get("columns")
+    if not isinstance(columns, list) or len(columns) != len(draft.columns):
+        raise Garbled(f"it does not report {len(draft.columns)} columns")
+    return tuple(_read_column(found, one, most_samples) for found, one in zip(columns, draft.columns, strict=True))
+
+
+def _read_column(found: Any, column: ColumnEncoding, most_samples: int) -> ColumnSums:
+    expected = _NUMBER_FIELDS if column.categories is None else _CATEGORY_FIELDS
+    if not isinstance(found, dict) or found.keys() != expected or found["name"] != column.name:
+        raise Garbled(f"its sums of column {column.name!r} have another form")
+    if column.categories is not None:
+        return _read_categories(found)
+    counts, moments = [found["count"], found["missing"]], [found["mean"], found["correction"], found["squares"]]
+    if not all(map(is_count, counts)) or sum(counts) > most_samples:
+        raise Garbled(f"its counts of column {column.name!r} are impossible")
+    if not all(isinstance(value, float) and math.isfinite(value) for value in moments) or found["squares"] < 0:
+        raise Garbled(f"its moments of column {column.name!r} are impossible")
+    return NumberSums(**found)
+
+
+def _read_categories(found: Facts) -> CategorySums:
+    values = found["categories"]
+    texts = isinstance(values, list) and all(isinstance(v, str) and len(v) <= _LONGEST_CATEGORY for v in values)
+    if not texts or len(values) > _MOST_CATEGORIES or not isinstance(found["has_gaps"], bool):
+        raise Garbled(f"its categories of column {found['name']!r} are impossible")
+    return CategorySums(found["name"], tuple(values), found["has_gaps"])

@@ -1,0 +1,122 @@
+"""Sums of several sites give the encoding of their pooled rows, and nothing about a few rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fedskew.data.column_sums import CategorySums, NumberSums, fit_encoding_to_sums, sum_columns
+from fedskew.data.table_encoding import ColumnEncoding, RawTable, Strings, TableEncoding, fit_encoding
+from fedskew.errors import UserError
+
+NAN = float("nan")
+
+
+def numbers(*values: float) -> RawTable:
+    return RawTable(("x",), np.array(values)[:, None], {})
+
+
+def texts(*values: str | None) -> RawTable:
+    known = tuple(dict.fromkeys(value for value in values if value is not None))
+    codes = np.array([-1 if value is None else known.index(value) for value in values])
+    return RawTable(("x",), np.empty((len(values), 0)), {"x": Strings(known, codes)})
+
+
+def fitted_apart(table: RawTable, sizes: list[int]) -> TableEncoding:
+    """The encoding from the sums of sites that have the first rows, the next rows, and so on."""
+    parts = np.split(np.arange(len(table)), np.cumsum(sizes)[:-1])
+    return fit_encoding_to_sums([sum_columns(table.take(rows)) for rows in parts])
+
+
+def assert_close(one: TableEncoding, other: TableEncoding) -> None:
+    for a, b in zip(one.columns, other.columns, strict=True):
+        assert (a.name, a.categories, a.marks_gaps) == (b.name, b.categories, b.marks_gaps)
+        assert a.mean == pytest.approx(b.mean, rel=1e-9, abs=1e-9)
+        assert a.std == pytest.approx(b.std, rel=1e-9)
+
+
+@pytest.mark.parametrize("offset", [0.0, -3.7, 1e9, -1e10])
+def test_sums_give_the_pooled_moments_for_large_offsets_too(offset: float) -> None:
+    random = np.random.default_rng(0)
+    x = offset + random.normal(0, 1, 300) + np.repeat([0.0, 1.0, -2.0], 100)  # the sites differ
+    x[::7] = NAN
+    table = numbers(*x)
+    assert_close(fitted_apart(table, [100, 40, 160]), fit_encoding(table))
+
+
+def test_plain_sums_of_squares_would_lose_these_digits() -> None:
+    x = 1e9 + np.random.default_rng(0).normal(0, 1, 300)
+    naive = (x**2).mean() - x.mean() ** 2
+    exact = fit_encoding(numbers(*x)).columns[0].std
+    assert naive < 0 or abs(math.sqrt(naive) / exact - 1) > 1e-3
+    assert fitted_apart(numbers(*x), [150, 150]).columns[0].std == pytest.approx(exact, rel=1e-12)
+
+
+def test_the_rounded_means_of_sites_would_lose_digits_too() -> None:
+    x = np.concatenate([1e12 + np.random.default_rng(k).normal(k, 0.01, 50) for k in range(3)])
+    sums = [sum_columns(numbers(*x[start : start + 50]))[0] for start in (0, 50, 100)]
+    exact = fit_encoding(numbers(*(x - 1e12))).columns[0].std  # the subtraction is exact
+    rounded = [NumberSums(s.name, s.count, s.missing, s.mean, 0.0, s.squares) for s in sums]  # type: ignore[union-attr]
+    assert abs(fit_encoding_to_sums([[s] for s in rounded]).columns[0].std / exact - 1) > 1e-9
+    assert fit_encoding_to_sums([[s] for s in sums]).columns[0].std == pytest.approx(exact, rel=1e-12)
+
+
+def test_a_constant_column_has_deviation_1_as_in_a_pooled_fit() -> None:
+    table = numbers(*[0.1] * 30)
+    assert_close(fitted_apart(table, [11, 19]), fit_encoding(table))
+    assert fitted_apart(table, [11, 19]).columns[0] == ColumnEncoding("x", 0.1, 1.0)
+
+
+def test_mixed_columns_give_the_pooled_encoding() -> None:
+    random = np.random.default_rng(3)
+    values = random.normal(50, 9, (400, 2))
+    values[random.random(400) < 0.2, 1] = NAN
+    town = Strings(("Rome", "Bonn", "Oslo"), random.integers(-1, 3, 400))
+    table = RawTable(("age", "town", "pulse"), values, {"town": town})
+    assert_close(fitted_apart(table, [120, 200, 80]), fit_encoding(table))
+
+
+def test_a_site_names_only_categories_of_enough_rows() -> None:
+    table = texts(*["a"] * 5, *["b"] * 4, *[None] * 5)
+    assert sum_columns(table) == (CategorySums("x", ("a",), has_gaps=True),)
+    assert sum_columns(table, 4) == (CategorySums("x", ("a", "b"), has_gaps=True),)
+    assert sum_columns(table, 6) == (CategorySums("x"),)
+    frequent_elsewhere = [sum_columns(table), sum_columns(texts(*["b"] * 5))]
+    assert fit_encoding_to_sums(frequent_elsewhere).columns[0] == ColumnEncoding("x", 0, 1, ("a", "b"), True)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, 2, 3, 4], NumberSums("x")),  # fewer rows than 5
+        ([1.0, 2, 3, 4, *[NAN] * 5], NumberSums("x", missing=9)),  # few values count as gaps
+        ([*range(10), NAN, NAN], NumberSums("x", 12, 0, 4.5, 0.0, 82.5)),  # few gaps count as values
+        ([*range(10), *[NAN] * 5], NumberSums("x", 10, 5, 4.5, 0.0, 82.5)),
+        ([*[0.0] * 90, *[1.0] * 4], NumberSums("x", 94, 0, 0.0)),  # four rows with a rare value
+        ([*[1.0] * 90, *[0.0] * 4], NumberSums("x", 94, 0, 1.0)),
+        ([0.0, 0, 0, 0, 1, 1], NumberSums("x")),  # neither value has five rows
+        ([*[0.0] * 5, *[1.0] * 5], NumberSums("x", 10, 0, 0.5, 0.0, 2.5)),
+        ([7.0] * 5, NumberSums("x", 5, 0, 7.0)),
+    ],
+)
+def test_sums_of_numbers_hide_what_concerns_fewer_than_five_rows(values: list[float], expected: NumberSums) -> None:
+    assert sum_columns(numbers(*values)) == (expected,)
+
+
+def test_a_column_that_no_site_reports_stays_as_it_is() -> None:
+    assert fit_encoding_to_sums([[NumberSums("x")], [NumberSums("x")]]).columns[0] == ColumnEncoding("x")
+
+
+def test_values_too_large_to_square_are_refused_by_name() -> None:
+    with pytest.raises(UserError, match="'x' are too large to be standardised"):
+        sum_columns(numbers(*(1e200 * np.arange(20))))
+    with pytest.raises(UserError, match="'x' are too large to be standardised"):
+        fit_encoding_to_sums([[NumberSums("x", 9, 0, 1e200)], [NumberSums("x", 9, 0, -1e200)]])
+
+
+def test_sums_are_described_in_words() -> None:
+    assert NumberSums("age", 4, 6, 50.0, 0.0, 16.0).describe() == "age: 4 values, mean 50, deviation 2, 6 gaps"
+    assert NumberSums("age", missing=9).describe() == "age: no value, 9 gaps"
+    assert CategorySums("ward", ("a", "b"), True).describe() == "ward: values a, b; gaps: yes"
