@@ -34,7 +34,7 @@ def learned_labels(settings: FederationSettings, config: Config) -> str:
 COLUMN_SUMS = (
     "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
     "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
-    "and whether there are gaps; nothing about fewer rows than its policy.smallest_group (default: "
+    "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
     f"{SMALLEST_GROUP}); for a column with few different values, these can reveal how often each occurs"
 )
 

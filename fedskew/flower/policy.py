@@ -3,7 +3,7 @@
     policy:
       methods: [fedavg, fedvls]      # methods that may train here; default: all
       reveals: [label presence]      # what may be revealed; default: about labels, anything that the method declares
-      smallest_group: 5              # column sums reveal nothing about fewer rows
+      smallest_group: 5              # column sums hide groups of fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
       clip: 2.0                      # largest clip of local privacy, with noise
