@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 DATA = ("mnist", "fashion-mnist", "cifar10")
 METHODS = ("fedavg", "fedvls", "fedlmd", "scaffold")
@@ -49,8 +50,8 @@ grid:
 seeds: {seeds}
 """
 
-Run = tuple[str, str, str]
-"""Data, method and seed."""
+Accuracies = Mapping[str, float]
+"""Final accuracies in percent, by data/method/seed."""
 
 
 @dataclass(frozen=True)
@@ -75,24 +76,22 @@ class Difference:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     flags = _read_flags(arguments)
+    if flags.render:
+        print(_page(json.loads(Path(flags.render).read_text(encoding="utf-8"))), end="")
+        return
     work = Path(flags.work)
-    if not flags.render:
-        _run_sweeps(flags, work)
+    _run_sweeps(flags, work)
     accuracies = {name: _read_accuracies(work / _folder(name) / "table.csv") for name in VARIANTS}
-    command = shlex.join(["python", "benchmarks/precision.py", *(arguments or sys.argv[1:])])
     content = {
-        "command": command,
+        "command": shlex.join(["python", "benchmarks/precision.py", *(arguments or sys.argv[1:])]),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "device": _device(work),
-        "accuracies": {
-            name: {"/".join(run): value for run, value in each.items()} for name, each in accuracies.items()
-        },
+        "accuracies": accuracies,
     }
-    page = _page(content, accuracies)
     if flags.out:
         Path(f"{flags.out}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        Path(f"{flags.out}.md").write_text(page, encoding="utf-8")
-    print(page, end="")
+        Path(f"{flags.out}.md").write_text(_page(content), encoding="utf-8")
+    print(_page(content), end="")
 
 
 def _read_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -107,7 +106,7 @@ def _read_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2, help="worker processes of each of the four sweeps")
     parser.add_argument("--work", default="runs/precision", help="folder of the sweeps")
-    parser.add_argument("--render", action="store_true", help="read finished sweeps; run nothing")
+    parser.add_argument("--render", metavar="FILE.json", help="print the page of an earlier check")
     parser.add_argument("--out", metavar="FILE", help="write FILE.json and FILE.md")
     return parser.parse_args(arguments)
 
@@ -137,10 +136,10 @@ def _run_sweeps(flags: argparse.Namespace, work: Path) -> None:
         sys.exit(f"the sweep of {', '.join(failed)} failed; its reason is above")
 
 
-def _read_accuracies(table: Path) -> dict[Run, float]:
-    """Return the final accuracies in percent."""
+def _read_accuracies(table: Path) -> Accuracies:
     with table.open(newline="", encoding="utf-8") as file:
-        return {(row["data"], row["method"], row["seed"]): 100 * float(row["accuracy"]) for row in csv.DictReader(file)}
+        rows = list(csv.DictReader(file))
+    return {f"{row['data']}/{row['method']}/{row['seed']}": 100 * float(row["accuracy"]) for row in rows}
 
 
 def _device(work: Path) -> str:
@@ -148,38 +147,35 @@ def _device(work: Path) -> str:
         return next(csv.DictReader(file))["device"]
 
 
-def _page(content: Mapping[str, object], accuracies: Mapping[str, Mapping[Run, float]]) -> str:
-    datasets = list(dict.fromkeys(data for data, _, _ in accuracies[REFERENCE]))
-    methods = list(dict.fromkeys(method for _, method, _ in accuracies[REFERENCE]))
-    runs = len(accuracies[REFERENCE])
+def _page(content: Mapping[str, Any]) -> str:
+    accuracies: Mapping[str, Accuracies] = content["accuracies"]
+    datasets, methods = (list(dict.fromkeys(run.split("/")[part] for run in accuracies[REFERENCE])) for part in (0, 1))
     lines = [
         "# Number formats and final accuracy",
         "",
         f"{content['device']}; {content['date']}; `{content['command']}`.",
         "",
-        f"Each of {runs} runs (data × method × seed) was trained in each variant. The tables compare the accuracy "
-        "after the last round with float32's. The second variant is float32 again, with a learning rate that is larger "
-        "by one part in a million, so that every sum is rounded differently. A format leaves results unchanged as far "
-        "as one can tell if its differences are no larger than that variant's, and if their mean is zero up to its "
-        "standard error.",
+        f"Each of {len(accuracies[REFERENCE])} runs (data × method × seed) was trained in each variant. The tables "
+        "compare the accuracy after the last round with float32's. The second variant is float32 again, with a "
+        "learning rate that is larger by one part in a million, so that every sum is rounded differently. A format "
+        "leaves results unchanged as far as one can tell if its differences are about as large as that variant's, and "
+        "if their mean is zero up to its standard error.",
         "",
         "## Difference to float32, in percentage points",
         "",
-        "| | mean ± standard error | usual size (root mean square) | largest |",
+        "The usual size is the root of the mean square.",
+        "",
+        "| | mean ± standard error | usual size | largest |",
         "|---|---|---|---|",
     ]
     others = [name for name in VARIANTS if name != REFERENCE]
     for name in others:
         difference = _difference(accuracies, name)
-        largest = max(difference.points, key=abs)
         lines.append(
             f"| {name} | {difference.mean:+.2f} ± {difference.standard_error:.2f} | {difference.size:.2f} "
-            f"| {largest:+.1f} |"
+            f"| {max(difference.points, key=abs):+.1f} |"
         )
-    lines += ["", "Usual size by data:", "", f"| | {' | '.join(datasets)} |", "|---|" + "---|" * len(datasets)]
-    for name in others:
-        sizes = [_difference(accuracies, name, data).size for data in datasets]
-        lines.append(f"| {name} | {' | '.join(f'{size:.2f}' for size in sizes)} |")
+    lines += _sizes(accuracies, others, "data", datasets) + _sizes(accuracies, others, "method", methods)
     lines += [
         "",
         "## Mean accuracy over the seeds, in percent",
@@ -189,18 +185,32 @@ def _page(content: Mapping[str, object], accuracies: Mapping[str, Mapping[Run, f
     ]
     for data in datasets:
         for method in methods:
-            means = [
-                statistics.fmean(value for (d, m, _), value in accuracies[name].items() if (d, m) == (data, method))
-                for name in VARIANTS
-            ]
+            means = [_mean(accuracies[name], data, method) for name in VARIANTS]
             lines.append(f"| {data} | {method} | {' | '.join(f'{mean:.1f}' for mean in means)} |")
     return "\n".join(lines) + "\n"
 
 
-def _difference(accuracies: Mapping[str, Mapping[Run, float]], variant: str, data: str | None = None) -> Difference:
+def _sizes(accuracies: Mapping[str, Accuracies], variants: Sequence[str], by: str, values: Sequence[str]) -> list[str]:
+    lines = ["", f"Usual size by {by}:", "", f"| | {' | '.join(values)} |", "|---|" + "---|" * len(values)]
+    for name in variants:
+        sizes = [_difference(accuracies, name, value).size for value in values]
+        lines.append(f"| {name} | {' | '.join(f'{size:.2f}' for size in sizes)} |")
+    return lines
+
+
+def _mean(accuracies: Accuracies, data: str, method: str) -> float:
+    return statistics.fmean(value for run, value in accuracies.items() if run.startswith(f"{data}/{method}/"))
+
+
+def _difference(accuracies: Mapping[str, Accuracies], variant: str, only: str | None = None) -> Difference:
+    """The differences of all runs, or only of those on some data or with some method."""
     reference = accuracies[REFERENCE]
     return Difference(
-        tuple(value - reference[run] for run, value in accuracies[variant].items() if data in (None, run[0]))
+        tuple(
+            value - reference[run]
+            for run, value in accuracies[variant].items()
+            if only is None or only in run.split("/")[:2]
+        )
     )
 
 

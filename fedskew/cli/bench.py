@@ -44,8 +44,8 @@ def _command(
     ] = None,
     only: Annotated[
         str | None,
-        option("--only", "A,B", "measure only steps, rounds, federation, participants, start-up, or scale, which "
-               "writes 7 GB to a temporary folder (default: all but scale)"),
+        option("--only", "A,B", "measure only steps, rounds, federation, participants, start-up, whole-runs (GPU), "
+               "or scale, which writes 7 GB to a temporary folder (default: all but scale)"),
     ] = None,
     scale_clients: Annotated[
         str | None, option("--scale-clients", "N", "clients of the federation for scale (default: 1000000)")

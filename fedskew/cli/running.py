@@ -90,6 +90,7 @@ class RunProgress(Callback):
         self._folder_of = folder_of
         self.status: RunStatus | None = None
         """The status of the current run; None between runs."""
+        self._noticed: set[str] = set()
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         config = prepared.config
@@ -106,6 +107,12 @@ class RunProgress(Callback):
             self.show(self.status)
 
     def on_notice(self, line: str) -> None:
+        """Print a line once, even if several runs of a comparison give it."""
+        if line not in self._noticed:
+            self._noticed.add(line)
+            self.print_notice(line)
+
+    def print_notice(self, line: str) -> None:
         notice(line)
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002
@@ -178,7 +185,7 @@ class ProgressBar(RunProgress):
         )
         self._task: TaskID = self.display.add_task("preparing", total=1, numbers="")
 
-    def on_notice(self, line: str) -> None:
+    def print_notice(self, line: str) -> None:
         self._console.print(line, style="dim", markup=False, soft_wrap=True)
 
     def on_end(self, result: Result) -> None:

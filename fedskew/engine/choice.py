@@ -64,6 +64,16 @@ def choose_device(name: str) -> torch.device:
     return choose_devices(name)[0]
 
 
+def choose_precision(name: str, device: torch.device) -> str:
+    """Resolve `auto`: bf16 on a GPU that computes in it, float32 elsewhere.
+
+    bf16 changes final accuracies by no more than float32's own rounding does (benchmarks/precision-h200.md).
+    """
+    if name != "auto":
+        return name
+    return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
+
+
 def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
     """Return the dtype of parameters, and the dtype of autocast, if any."""
     dtype = torch.float64 if precision == "float64" else torch.float32

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedskew.data import Dataset, Federation, Partition, federation, load, make_partition
 from fedskew.data.catalogue import is_named
 from fedskew.data.partitions.rule import partition_class
-from fedskew.engine import choose_devices, choose_engine, estimated_seconds
+from fedskew.engine import choose_devices, choose_engine, choose_precision, estimated_seconds
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, Schedule, make_method, matching_entries
@@ -39,6 +39,8 @@ class Prepared:
     model: nn.Module
     start: Start | None = None
     """What the model took from the file of weights that `init` names, if it names one."""
+    notices: tuple[str, ...] = ()
+    """Choices that users should know of, one line each."""
 
     @property
     def sample(self) -> Tensor:
@@ -130,8 +132,16 @@ def prepare(
         method_params=_with_lists(chosen.params),
         engine=choose_engine(config.engine, trained, sample, devices[0], _cpu_seconds(config, fed, trained, sample)),
         device=",".join(map(str, devices)),
+        precision=choose_precision(config.precision, devices[0]),
     )
-    return Prepared(resolved, fed, chosen, module, start)
+    return Prepared(resolved, fed, chosen, module, start, _notices(config, resolved))
+
+
+def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
+    """Name the number format, unless it was requested or is float32."""
+    if config.precision == resolved.precision or resolved.precision == "float32":
+        return ()
+    return (f"number format: {resolved.precision}, the default on this GPU; --precision float32 is exact but slower",)
 
 
 def require_task(task: str, method: Method, dataset: Dataset) -> None:

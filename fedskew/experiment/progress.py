@@ -97,7 +97,8 @@ class NotebookProgress(Callback):
             self.show()
 
     def on_notice(self, line: str) -> None:
-        self._notices.append(line)
+        if line not in self._notices:  # the runs of a comparison often give the same
+            self._notices.append(line)
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002
         if self._lines:

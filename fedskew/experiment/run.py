@@ -161,7 +161,8 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
 
 
 def _report_start(prepared: Prepared, recorder: Recorder) -> None:
-    """Say which tensors the initial model took from a file of weights."""
+    """Pass on the notices, and which tensors the initial model took from a file of weights."""
+    recorder.notify(list(prepared.notices))
     if prepared.start is not None:
         recorder.notify(prepared.start.lines())
 

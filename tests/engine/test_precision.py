@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy_runs import config, finished, image_federation, linear, server
 
 import fedskew as fs
-from fedskew.engine.choice import arithmetic
+from fedskew.engine.choice import arithmetic, choose_precision
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import run_prepared
@@ -82,3 +82,23 @@ def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(evaluator, "begin", begin)
     run_prepared(ready, server=this)
     assert seen == [(False, True)] * 3
+
+
+@pytest.mark.parametrize(("capability", "chosen"), [((9, 0), "bf16"), ((8, 0), "bf16"), ((7, 5), "float32")])
+def test_a_gpu_s_default_is_bf16_if_it_computes_in_it(
+    capability: tuple[int, int], chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert choose_precision("auto", torch.device("cuda", 0)) == chosen
+    assert choose_precision("tf32", torch.device("cuda", 0)) == "tf32"
+    assert choose_precision("auto", torch.device("cpu")) == "float32"
+
+
+def test_a_run_says_which_format_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = image_federation()
+    assert prepare(config(precision="auto"), digits, "fedavg", linear()).notices == ()  # float32 is no surprise
+    monkeypatch.setattr("fedskew.experiment.preparation.choose_precision", lambda *_: "bf16")
+    ready = prepare(config(precision="auto"), digits, "fedavg", linear())
+    assert ready.config.precision == "bf16"
+    assert ready.notices == ("number format: bf16, the default on this GPU; --precision float32 is exact but slower",)
+    assert prepare(ready.config, digits, "fedavg", linear()).notices == ()  # it was requested

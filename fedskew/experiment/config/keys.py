@@ -152,9 +152,9 @@ class Config:
     )
     device: str = _option("auto", device, "auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, or cuda:all")
     precision: str = _option(
-        "float32",
-        choice("float32", "float64", "tf32", "bf16"),
-        "number format: float32, float64, tf32 or bf16",
+        "auto",
+        choice("auto", "float32", "float64", "tf32", "bf16"),
+        "number format: float32, float64, tf32, bf16, or auto for bf16 on a GPU and float32 on a CPU",
     )
     compile: str = _option(
         "auto",

@@ -141,10 +141,10 @@ def _federation(
 
 
 def _sizes(federation_clients: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
-    """Samples per client. Unequal sizes are log-normal, with the same total."""
+    """Samples per client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes, with the same total."""
     if sizes == "equal":
         return np.full(federation_clients, share, np.int64)
-    weights = np.exp(0.8 * np.random.default_rng(0).standard_normal(federation_clients))
+    weights = np.random.default_rng(0).dirichlet(np.full(federation_clients, 0.1), CLASSES).sum(axis=0)
     ends = np.round(np.cumsum(weights) / weights.sum() * (federation_clients * (share - 1))).astype(np.int64)
     each: npt.NDArray[np.int64] = np.diff(ends, prepend=0) + 1
     return each

@@ -17,20 +17,30 @@ import fedskew
 from fedskew.errors import UserError
 
 Until = Literal["first line", "end"]
+_CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
+"""Variables that set the folders of compiled kernels."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A fedskew command, which runs in an empty folder."""
+    """A fedskew command, which runs in a temporary folder."""
 
     arguments: tuple[str, ...]
     until: Until
     bound: float | None = None
     """The most seconds that it may take on a quiet machine."""
+    name: str = ""
+    """A short name for tables. If empty, the command itself."""
+    python: tuple[str, ...] = ("-m", "fedskew")
+    """What the Python interpreter runs."""
+    files: tuple[tuple[str, str], ...] = ()
+    """Files in the temporary folder: their names and contents."""
+    empty_caches: bool = False
+    """Whether the caches of compiled kernels are empty, as on a new machine."""
 
     @property
     def text(self) -> str:
-        return " ".join(("fedskew", *self.arguments))
+        return self.name or " ".join(("fedskew", *self.arguments))
 
 
 START_UP = (
@@ -73,10 +83,15 @@ class CommandTime:
             raise UserError(f"a command's time is damaged: {type(error).__name__}: {error}") from error
 
 
-def time_commands(commands: Sequence[Command], repetitions: int, show: Callable[[str], None]) -> list[CommandTime]:
-    """Time the commands in turn, several times, after one run of each that fills the caches of Python and the disk."""
+def time_commands(
+    commands: Sequence[Command], repetitions: int, show: Callable[[str], None], warm_up: bool = True
+) -> list[CommandTime]:
+    """Time the commands in turn, several times.
+
+    `warm_up` runs each once before, which fills the caches of Python and the disk.
+    """
     times: dict[Command, list[tuple[float, float]]] = {command: [] for command in commands}
-    for repetition in range(-1, repetitions):
+    for repetition in range(-1 if warm_up else 0, repetitions):
         for command, measured in times.items():
             show(command.text)
             once = _time_once(command)
@@ -91,13 +106,17 @@ def time_commands(commands: Sequence[Command], repetitions: int, show: Callable[
 def _time_once(command: Command) -> tuple[float, float]:
     """Return seconds and CPU seconds of one run."""
     package = str(Path(fedskew.__file__).parents[1])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
     with tempfile.TemporaryDirectory() as folder:
+        for name, content in command.files:
+            Path(folder, name).write_text(content, encoding="utf-8")
+        if command.empty_caches:
+            environment |= {variable: str(Path(folder, variable)) for variable in _CACHES}
         start = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "fedskew", *command.arguments],
+            [sys.executable, *command.python, *command.arguments],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": path},
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )

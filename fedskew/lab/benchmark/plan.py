@@ -13,6 +13,7 @@ from fedskew.lab.benchmark.loop import LoopRounds, LoopSteps
 from fedskew.lab.benchmark.results import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
 from fedskew.lab.benchmark.targets import OVER_LOOP
 from fedskew.lab.benchmark.timing import Contender, Ready, TimingLength
+from fedskew.lab.benchmark.whole_runs import whole_runs
 
 SCALING_CLIENTS = 10
 """Participants per round in the measurements by federation size."""
@@ -90,7 +91,7 @@ def quick_plan(device: str) -> Plan:
         budget=40,
         federations=(100, 1_000),
         participants=(1, 10),
-        levels=tuple(level for level in LEVELS if level != "start-up"),  # a dozen processes take too long
+        levels=tuple(level for level in LEVELS if level not in ("start-up", "whole-runs")),  # they take too long
         compiled_limit=False,
         scale_clients=2_000,
     )
@@ -103,6 +104,8 @@ class Group:
     title: str
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
+    once: bool = False
+    """Run each command once, in order, because they take long."""
     interleaved: bool = True
     """Time contenders alternately. If False, one after another, because together they would not fit on the device."""
 
@@ -132,6 +135,8 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
         yield 3, _participants(plan)
     if "start-up" in plan.levels:
         yield 2, Group("start-up of commands", commands=START_UP)
+    if "whole-runs" in plan.levels and plan.kind == "cuda":
+        yield 5, Group("whole runs", commands=whole_runs(plan.device), once=True)
 
 
 def _steps(plan: Plan, case: Case) -> Group:

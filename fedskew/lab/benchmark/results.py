@@ -13,10 +13,10 @@ from fedskew.errors import UserError
 from fedskew.lab.benchmark.commands import CommandTime
 from fedskew.lab.benchmark.scale import ScaleMeasurement
 
-Level = Literal["steps", "rounds", "federation", "participants", "start-up"]
+Level = Literal["steps", "rounds", "federation", "participants", "start-up", "whole-runs"]
 """What is measured: local steps, whole rounds, rounds by federation size or by number of participants, or commands."""
 
-LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up")
+LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up", "whole-runs")
 SCALE = "scale"
 """A run on a federation of very many clients. It is measured on request only, because it writes gigabytes to disk."""
 

@@ -55,7 +55,8 @@ class Benchmark:
 
         if group.commands:
             try:
-                self.results.commands += time_commands(group.commands, self._plan.length.repetitions, show)
+                repetitions = 1 if group.once else self._plan.length.repetitions
+                self.results.commands += time_commands(group.commands, repetitions, show, warm_up=not group.once)
             except UserError as error:
                 self.results.failures.append(Failure.from_error(group.title, error))
             return

@@ -7,6 +7,16 @@ from dataclasses import dataclass
 
 from fedskew.lab.benchmark.results import BARE, LIMIT, LOOP, NOT_OURS, TUNED_LOOP, Level, Measurement, Results, fastest
 from fedskew.lab.benchmark.scale import HOST_MEMORY
+from fedskew.lab.benchmark.whole_runs import (
+    FIRST,
+    FIRST_ROUND,
+    FLOAT32_ROUND,
+    FORMATS,
+    IMPORTS,
+    ROUNDS,
+    SECOND,
+    SECOND_TIME,
+)
 
 
 @dataclass(frozen=True)
@@ -143,11 +153,21 @@ OVER_LOOP = {
 }
 """Least speed relative to the plain loop, by model and clients per round."""
 OF_LIMIT = {
-    "cuda": {("cnn", 10): 0.60, ("cnn", 100): 0.50, ("mobilenetv2", 10): 0.60, ("dnn", 10): 0.50},
+    "cuda": {
+        ("cnn", 10): 0.60,
+        ("cnn", 100): 0.50,
+        ("mobilenetv2", 10): 1.2,
+        ("resnet18", 10): 0.85,
+        ("dnn", 10): 0.50,
+    },
 }
 """Least speed relative to the practical limit."""
-ROUND_OF_STEPS = 0.8
-"""On a GPU: least speed of whole rounds relative to bare steps."""
+ROUND_OF_STEPS = {"dnn": 0.6}
+"""On a GPU: least speed of whole rounds relative to bare steps, for models whose rounds take milliseconds."""
+OTHER_ROUND_OF_STEPS = 0.8
+"""The same for other models."""
+UNEQUAL_ROUND_OF_STEPS = 0.75
+"""The same for clients with unequal numbers of samples."""
 FEDVLS_OVER_FEDAVG = 1.45
 """On a GPU: largest time of a FedVLS round relative to FedAvg."""
 FEDERATION_GROWTH = 0.10
@@ -184,6 +204,13 @@ def _commands(results: Results) -> Iterator[Target]:
     for command in results.commands:
         if command.bound is not None:
             yield Target(f"{command.command}: seconds to its {command.until}", command.time, command.bound, False)
+    times = {command.command: command.time for command in results.commands}
+    for name, bound in ((FIRST, FIRST_ROUND), (SECOND, SECOND_TIME)):
+        if name in times and IMPORTS in times:
+            yield Target(f"{name}: seconds after the imports", times[name] - times[IMPORTS], bound, False)
+    if FORMATS["float32"] in times and SECOND in times:
+        round_time = (times[FORMATS["float32"]] - times[SECOND]) / (ROUNDS - 1)
+        yield Target("fedskew run, float32: ms per round", 1000 * round_time, 1000 * FLOAT32_ROUND, False)
 
 
 def _steps(results: Results) -> Iterator[Target]:
@@ -203,10 +230,14 @@ def _rounds(results: Results) -> Iterator[Target]:
     for row in rounds_rows(results.measurements):
         m = row.ours
         name = f"{m.model}, {m.clients} × {m.batch_size}, {m.precision}"
-        if m.sizes != "equal":
-            continue
         if m.method == "fedavg" and row.share_of_bare_steps is not None:
-            yield Target(f"{name}: whole round / bare steps", row.share_of_bare_steps, ROUND_OF_STEPS)
+            bound = ROUND_OF_STEPS.get(m.model, OTHER_ROUND_OF_STEPS)
+            unequal = m.sizes != "equal"
+            yield Target(
+                f"{name}: whole round{' of unequal clients' if unequal else ''} / bare steps",
+                row.share_of_bare_steps,
+                UNEQUAL_ROUND_OF_STEPS if unequal else bound,
+            )
         if m.method == "fedvls" and row.time_over_fedavg is not None:
             yield Target(f"{name}: time of FedVLS / FedAvg", row.time_over_fedavg, FEDVLS_OVER_FEDAVG, False)
 

@@ -103,6 +103,7 @@ def test_targets_of_rounds() -> None:
     assert said(made) == {
         "cnn, 10 × 50, bf16: whole round / bare steps": (0.9, True),
         "cnn, 10 × 50, bf16: time of FedVLS / FedAvg": (1.5, False),
+        "cnn, 10 × 50, bf16: whole round of unequal clients / bare steps": (0.72, False),
     }
     fedavg, fedvls, scaffold, unequal = rounds_rows(made.measurements)
     assert (fedavg.over_loop, fedavg.time_over_fedavg) == (pytest.approx(10), None)

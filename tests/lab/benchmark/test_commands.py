@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import torch
 
+from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.lab.benchmark import plan as plans
 from fedskew.lab.benchmark.commands import START_UP, Command, CommandTime, time_commands
@@ -16,6 +19,7 @@ from fedskew.lab.benchmark.run import Benchmark
 from fedskew.lab.benchmark.tables import markdown
 from fedskew.lab.benchmark.targets import targets
 from fedskew.lab.benchmark.timing import TimingLength
+from fedskew.lab.benchmark.whole_runs import FIRST, FORMATS, IMPORTS, SECOND, whole_runs
 
 VERSION = Command(("--version",), "first line", bound=1000.0)
 
@@ -28,6 +32,44 @@ def test_a_command_is_timed_to_its_first_line_or_to_its_end() -> None:
     assert len(to_line.seconds) == len(to_end.cpu_seconds) == 1
     assert 0 < to_end.cpu_time < 60
     assert 0 < to_line.time < 600
+
+
+def test_a_command_may_have_files_and_empty_caches() -> None:
+    code = "import os, pathlib; assert pathlib.Path('a.txt').read_text() == 'x'; assert 'TRITON' in os.environ[{!r}]"
+    command = Command((), "end", files=(("a.txt", "x"),), empty_caches=True, name="mine")
+    shown: list[str] = []
+    (time,) = time_commands(
+        [replace(command, python=("-c", code.format("TRITON_CACHE_DIR")))], 1, shown.append, warm_up=False
+    )
+    assert time.command == "mine"
+    assert shown == ["mine"]
+
+
+def test_whole_runs_are_valid_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is read by the real command line. It fails only because this machine has no GPU."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for command in whole_runs("cuda:0"):
+        for name, content in command.files:
+            Path(name).write_text(content, encoding="utf-8")
+        if command.arguments:
+            workers = ("--workers", "1") if command.files else ()
+            assert main([*command.arguments, *workers]) in (1, 2)  # a sweep reports failed runs by 1
+            assert "no CUDA device is" in capsys.readouterr().err, command.text
+
+
+def test_targets_of_whole_runs() -> None:
+    seconds = {IMPORTS: 3.0, FIRST: 10.0, SECOND: 7.0, FORMATS["bf16"]: 9.5, FORMATS["float32"]: 14.0}
+    times = [CommandTime(name, "end", (value,), (value,)) for name, value in seconds.items()]
+    results = Results({"device": "cuda", "gpu": "a GPU"}, {}, "fedskew bench", "today", commands=times)
+    found = {target.what: (round(target.value, 3), target.met) for target in targets(results)}
+    assert found == {
+        f"{FIRST}: seconds after the imports": (7.0, True),
+        f"{SECOND}: seconds after the imports": (4.0, False),
+        "fedskew run, float32: ms per round": (70.707, False),
+    }
 
 
 def test_a_command_that_fails_is_an_error_with_its_last_line() -> None:
