@@ -95,10 +95,10 @@ def test_a_gpu_s_default_is_bf16_if_it_computes_in_it(
 
 
 def test_a_run_says_which_format_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
-    digits = image_federation()
-    assert prepare(config(precision="auto"), digits, "fedavg", linear()).notices == ()  # float32 is no surprise
+    digits = fs.federation("digits", fs.IID(clients=3))
+    assert prepare(config(precision="auto"), digits, "fedavg", linear(10)).notices == ()  # float32 is no surprise
     monkeypatch.setattr("fedskew.experiment.preparation.choose_precision", lambda *_: "bf16")
-    ready = prepare(config(precision="auto"), digits, "fedavg", linear())
+    ready = prepare(config(precision="auto"), digits, "fedavg", linear(10))
     assert ready.config.precision == "bf16"
     assert ready.notices == ("number format: bf16, the default on this GPU; --precision float32 is exact but slower",)
-    assert prepare(ready.config, digits, "fedavg", linear()).notices == ()  # it was requested
+    assert prepare(ready.config, digits, "fedavg", linear(10)).notices == ()  # it was requested

@@ -51,13 +51,14 @@ def test_whole_runs_are_valid_commands(
     """Each is read by the real command line. It fails only because this machine has no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for command in whole_runs("cuda:0"):
+    by_name = {command.arguments[0]: command for command in whole_runs("cuda:0") if command.arguments}
+    assert list(by_name) == ["run", "compare", "sweep"]
+    for command in by_name.values():
         for name, content in command.files:
             Path(name).write_text(content, encoding="utf-8")
-        if command.arguments:
-            workers = ("--workers", "1") if command.files else ()
-            assert main([*command.arguments, *workers]) in (1, 2)  # a sweep reports failed runs by 1
-            assert "no CUDA device is" in capsys.readouterr().err, command.text
+        workers = ("--workers", "1") if command.files else ()
+        assert main([*command.arguments, *workers]) in (1, 2)  # a sweep reports failed runs by 1
+        assert "no CUDA device is" in capsys.readouterr().err, command.text
 
 
 def test_targets_of_whole_runs() -> None:
