@@ -13,7 +13,10 @@ from fedskew.experiment.round.state import RunState
 
 
 class Callback:
-    """Watches a run. Each hook does nothing unless it is overridden."""
+    """Watches a run. Each hook does nothing unless it is overridden.
+
+    `rounds_ahead` is the number of remaining rounds.
+    """
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
         """Called before the first round of a run, and before the first round after a resume."""
@@ -57,25 +60,25 @@ class EarlyStopping(Callback):
     def on_resume(self, rows: Sequence[RoundRow]) -> bool:
         for row in rows:
             self._observe(row)
-        return self._exhausted
+        return self._is_out_of_patience
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> bool:  # noqa: ARG002
         self._observe(row)
-        return self._exhausted
+        return self._is_out_of_patience
 
     @property
-    def _exhausted(self) -> bool:
-        return self._without_gain >= self.patience
+    def _is_out_of_patience(self) -> bool:
+        return self._evaluations_without_gain >= self.patience
 
     def _reset(self) -> None:
         self._best = -math.inf
-        self._without_gain = 0
+        self._evaluations_without_gain = 0
 
     def _observe(self, row: RoundRow) -> None:
-        if not row.is_evaluated or row.round == 0:
+        if not row.is_evaluated or row.round == 0:  # row 0 is the initial model
             return
         value = float(getattr(row.evaluation, self.metric))
         if value > self._best + self.min_delta:
-            self._best, self._without_gain = value, 0
+            self._best, self._evaluations_without_gain = value, 0
         else:
-            self._without_gain += 1
+            self._evaluations_without_gain += 1

@@ -1,4 +1,4 @@
-"""Run several methods. For one seed, all methods have the same split, initial model, clients and batches."""
+"""Run several methods. With the same seed, all methods get the same split, initial model, clients and batches."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
 
 
-def prepare_comparison(config: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
-    """Prepare all methods, one `Config` each, seed by seed, so that errors show before any run starts."""
+def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
+    """Prepare every method with every seed, so that errors show before any run starts.
+
+    `base` describes the data and the split. `methods` has one configuration per method.
+    """
     runs = []
     for seed in seeds:
-        federation = build_federation(replace(config, seed=seed))
-        runs += [prepare(replace(method, seed=seed), federation) for method in methods]
+        federation = build_federation(replace(base, seed=seed))
+        runs += [prepare(replace(config, seed=seed), federation) for config in methods]
     return runs
 
 
 def run_comparison(
     runs: Sequence[Prepared], out: str | Path | None = None, callbacks: Sequence[Callback] = ()
 ) -> list[Result]:
-    """Run them all. With `out`, each run has its own folder there, and finished runs are not repeated."""
+    """Run all prepared runs. With `out`, each run has a folder in it, and finished runs are not repeated."""
     folders = [None if out is None else run_folder(out, prepared.config) for prepared in runs]
     return [run_prepared(prepared, folder, callbacks) for prepared, folder in zip(runs, folders, strict=True)]

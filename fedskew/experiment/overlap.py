@@ -1,7 +1,8 @@
-"""The rounds of a run on a GPU. The device never waits for the host.
+"""The rounds of a run on a GPU, arranged so that the device rarely waits for the host.
 
 A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
-be finite would leave it idle, so the aggregation is computed optimistically, and redone if any update is not finite.
+be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
+finite.
 While the device trains, the host records the previous round and plans the next one. Rows stay in order, and the numbers
 are those of `loop`, to the last bit.
 """
@@ -26,16 +27,16 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
-_SHORT = 1.0
-"""Seconds. If the previous round took no longer than this, a round is recorded while the next one trains. Otherwise it
-is recorded at once, so that the user need not wait for its row."""
+_SHORT_ROUND_SECONDS = 1.0
+"""After a round that took no longer than this, the next round is recorded while its successor trains. After a longer
+one, it is recorded at once, so that the user need not wait for its row."""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that may still be running on the device, and returns it."""
 
 
 def run_overlapping_rounds(server: Server, state: RunState, recorder: Recorder) -> RunState:
-    """Run round after round, until the schedule ends or a callback stops the run."""
+    """Run rounds until the schedule ends or a callback stops the run."""
     return OverlappingRounds(server, recorder).run(state)
 
 
@@ -57,7 +58,9 @@ class LaunchedRound:
     result: RoundResult
     report: PendingReport
     optimistic: OptimisticOutcome | None
+    """None if the server rule refused the numbers."""
     evaluation: ReadEvaluation | None
+    """None if none is due, or if it must wait for the training."""
     began: float
 
 
@@ -69,6 +72,7 @@ class SettledRound:
     row: RoundRow
     evaluation: ReadEvaluation | None
     snapshot: Fetch | None
+    """The state's tensors, on their way to the host for a checkpoint. None if no checkpoint is due."""
     seconds: float
 
     def complete_row(self, during_next_round: bool) -> RoundRow:
@@ -95,7 +99,7 @@ class OverlappingRounds:
         """Run the rounds. If one fails, the round before it is still recorded."""
         try:
             while (stage := self._server.next_stage(state)) is not None and not self._recorder.stopped:
-                state = self.round(stage, state)
+                state = self.run_round(stage, state)
         except BaseException:
             with contextlib.suppress(Exception):  # the user must see the first error
                 self._record_settled()
@@ -103,20 +107,20 @@ class OverlappingRounds:
         self._record_settled()
         return state
 
-    def round(self, stage: Stage, state: RunState) -> RunState:
+    def run_round(self, stage: Stage, state: RunState) -> RunState:
         """Run a round until its outcome is known. Its row is recorded at once or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
         self._record_settled(during_next_round=True)
         if self._recorder.stopped:  # a callback stopped the run after the previous round, so this one is dropped
             return state
-        short = self._last_seconds <= _SHORT
-        if short:
+        is_short = self._last_seconds <= _SHORT_ROUND_SECONDS
+        if is_short:
             self._plan_next(launched)
         settled = self._settle(launched)
         self._last_seconds = settled.seconds
         self._unrecorded = settled
-        if not short:
+        if not is_short:
             self._record_settled()
         return settled.after
 
@@ -143,8 +147,9 @@ class OverlappingRounds:
         except Exception:  # a server rule may refuse non-finite numbers; `_settle` calls it again
             return None
         state, stage = plan.before, plan.stage
-        keeps_states = bool(result.states) or stage.cohort == "alone"
-        if keeps_states or state.stage_round + 1 >= stage.rounds or not self._server.evaluation.covers_one_model(plan):
+        changes_states = bool(result.states) or stage.cohort == "alone"
+        ends_stage = state.stage_round + 1 >= stage.rounds
+        if changes_states or ends_stage or not self._server.evaluation.covers_one_model(plan):
             return OptimisticOutcome(model, None)
         return OptimisticOutcome(model, self._server.state_after(plan, state.clients, model))
 

@@ -56,7 +56,7 @@ def build_federation(config: Config, dataset: Dataset | None = None) -> Federati
 
 
 def data_options(config: Config) -> dict[str, Any]:
-    """The options that the data are loaded with: the configuration's, and those that the partition needs."""
+    """The options for loading the data: those in the configuration, and those that the partition needs."""
     needed = {} if is_named(config.data) else partition_rule(config).data_options()
     return {**needed, **config.data_params}
 
@@ -82,7 +82,10 @@ def prepare(
     method: str | Method | Part | None = None,
     model: nn.Module | None = None,
 ) -> Prepared:
-    """Resolve every choice that `config` leaves open. Federation, method and model can also be given as objects."""
+    """Resolve every choice that `config` leaves open.
+
+    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names.
+    """
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
@@ -112,7 +115,7 @@ def prepare(
         raise UserError(
             f"average is {config.average!r}, but method {chosen.name!r} sets the weights itself; expected 'samples'"
         )
-    positive_class(config, fed.dataset)
+    positive_class(config, fed.dataset)  # raises if there is no such class
     if config.save_predictions and find_spec("pyarrow") is None:
         raise UserError("save_predictions needs pyarrow: install fedskew[data]")
     needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
@@ -124,6 +127,7 @@ def prepare(
     resolved = replace(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
+        # `auto` is left out of the hash, so that runs from before this key keep their folders
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
@@ -145,7 +149,7 @@ def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
 
 
 def require_task(task: str, method: Method, dataset: Dataset) -> None:
-    """Refuse data of another task than the configuration's, and a method that does not apply to several labels."""
+    """Refuse data whose task is not the configuration's, and a method that cannot learn several labels per sample."""
     found = dataset.task.name
     if task not in ("auto", found):
         raise UserError(f"task is {task!r}, but the labels of {dataset.name!r} are {found}; expected auto or {found}")
@@ -159,7 +163,7 @@ def require_task(task: str, method: Method, dataset: Dataset) -> None:
 
 
 def _name_of_part(part: Part, method: Method) -> str:
-    """Return the name of the method, among those combined, that this part is from."""
+    """Return which of the combined methods has this part."""
     names = [name for name in method.name.split("+") if name in METHODS and type(part) in METHODS[name].parts]
     return names[0] if names else method.name
 
@@ -205,7 +209,7 @@ def data_shape(dataset: Dataset) -> DataShape:
 
 
 def suitable_model(dataset: Dataset) -> str:
-    """Choose a small model for the data, for `model: auto`."""
+    """Choose a small model for the data, for `model: auto`. Images of at least 16×16 pixels get a CNN."""
     if dataset.kind == "text":
         return "fasttext"
     if dataset.kind == "image" and min(dataset.input_shape[1:]) >= 16:
@@ -214,7 +218,7 @@ def suitable_model(dataset: Dataset) -> str:
 
 
 def positive_class(config: Config, dataset: Dataset) -> int | None:
-    """The number of the class that `positive` names. None if `positive` is not set."""
+    """The index of the class that `positive` names. None if `positive` is not set."""
     if config.positive is None:
         return None
     classes, several = dataset.classes, dataset.task.name == "multi-label"
@@ -231,7 +235,7 @@ def default_threads(config: Config) -> int | None:
     Otherwise None, which means torch's default.
 
     Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
-    fixed, not measured: it decides the order of sums, and a resumed run must repeat them bit for bit.
+    fixed, not measured, because it decides the order of sums, and a resumed run must repeat them bit for bit.
     """
     single = config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS")
     return 1 if single else None

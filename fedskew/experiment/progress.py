@@ -22,6 +22,7 @@ from fedskew.notebook import OutputArea, bar, curves, in_notebook
 MAX_LISTED = 6
 """Rows of a notebook's table of runs. Earlier runs are only counted."""
 MAX_CURVES = 24
+"""Runs in a notebook's plot. More curves would be hard to tell apart."""
 
 
 @contextmanager
@@ -67,9 +68,9 @@ class RunLine:
     def cells(self) -> list[str]:
         accuracy = f"{self.curve[-1][1]:.1f} %" if self.curve else ""
         ahead = self.total - self.round
-        left = f"{self.seconds / self.round * ahead:.0f} s left" if self.round and ahead else f"{self.seconds:.1f} s"
+        time = f"{self.seconds / self.round * ahead:.0f} s left" if self.round and ahead else f"{self.seconds:.1f} s"
         label = escape(f"{self.method}, seed {self.seed}")
-        return [label, bar(self.round, self.total), f"{self.round}/{self.total}", accuracy, left]
+        return [label, bar(self.round, self.total), f"{self.round}/{self.total}", accuracy, time]
 
 
 class NotebookProgress(Callback):
@@ -114,8 +115,8 @@ class NotebookProgress(Callback):
         before = len(self._lines) - len(listed)
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line.cells()) + "</tr>" for line in listed)
         count = f"<div>run {len(self._lines)} of {self._runs}</div>" if self._runs > 1 else ""
-        noun = "run is" if before == 1 else "runs are"
-        earlier = f"<div>{before} earlier {noun} finished</div>" if before else ""
+        runs_are = "run is" if before == 1 else "runs are"
+        earlier = f"<div>{before} earlier {runs_are} finished</div>" if before else ""
         by_method: dict[str, list[list[tuple[float, float]]]] = {}
         for line in self._lines[-MAX_CURVES:]:
             by_method.setdefault(line.method, []).append(line.curve)

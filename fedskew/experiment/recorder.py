@@ -1,4 +1,4 @@
-"""Records a run: writes rows, checkpoints and the final model to its folder, and calls its callbacks."""
+"""Record a run: write rows, checkpoints and the final model to its folder, and call its callbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedskew.metrics.site_scores import SiteScore
 
 
 class Recorder:
-    """Records one run, with or without a folder."""
+    """Records one run. Without a folder, it only keeps the rows and calls the callbacks."""
 
     def __init__(
         self, prepared: Prepared, server: Server, folder: RunFolder | None = None, callbacks: Sequence[Callback] = ()
@@ -45,14 +45,14 @@ class Recorder:
                 self.stopped = True
 
     def snapshot(self, state: RunState) -> Fetch | None:
-        """Start copying this state's tensors for a checkpoint. Returns None if no checkpoint is due."""
+        """Start copying this state's tensors to the host for a checkpoint. Return None if no checkpoint is due."""
         left, every = self._server.rounds_left(state), self._prepared.config.checkpoint_every
         if self._folder is None or (left and state.round % every):
             return None
         return Fetch.in_parallel(state.tensors(), self._server.device)
 
     def add(self, row: RoundRow, state: RunState, snapshot: Fetch | None = None) -> None:
-        """Record a round: write its row, then a checkpoint if one is due, then ask the callbacks whether to stop."""
+        """Record a round: write its row and a checkpoint if one is due. Then ask the callbacks whether to stop."""
         self._append(row)
         snapshot = snapshot or self.snapshot(state)
         if self._folder is not None and snapshot is not None:
@@ -108,7 +108,7 @@ class Recorder:
         return Result(
             config=self._prepared.config,
             history=rows,
-            source=module.to(torch.device("cpu")),
+            model_or_loader=module.to(torch.device("cpu")),
             engine=engine,
             folder=None if self._folder is None else self._folder.path,
             about=recorded or {"federation": describe_federation(self._prepared.federation)},

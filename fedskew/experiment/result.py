@@ -1,7 +1,7 @@
 """The result of a run, which `fedskew.run` returns and `fedskew.load_run` reads from a folder.
 
-Metrics and totals are derived from the rows. So a new metric per round is one field of `RoundRow` (`round/record.py`),
-at most one property here, and its name in `_line` if `to_frame` should show it.
+Metrics and totals are derived from the rows. A new metric per round is one field of `RoundRow` (`round/record.py`) and
+at most one property here. Add its name to `_frame_line` if `to_frame` should show it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import pandas
 
 STATUS = "finished"
+"""The `status` in `summary.json`, which is written when a run ends."""
 
 
 def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
@@ -52,10 +53,10 @@ class Result:
     config: Config
     history: list[RoundRow]
     """One row per round. Row 0 is the initial model."""
-    source: nn.Module | Callable[[], nn.Module]
+    model_or_loader: nn.Module | Callable[[], nn.Module]
     """The final model, or a function that loads it when `model` is first used."""
     engine: str
-    """The engine that trained the clients; `auto` is already resolved."""
+    """The engine that trained the clients. It is never `auto`."""
     folder: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     """The content of `about.json`: the federation, the command, versions, the machine."""
@@ -63,9 +64,10 @@ class Result:
     stopped_early: bool = False
     """Whether a callback stopped the run before its last round."""
     scores: Scores | None = None
-    """AUROC, calibration and other metrics of the final model's probabilities on the test set. None if the run is
-    unfinished, has no global model or is from a version that did not compute them, if memory was too small, or if the
-    sites that tested the model report totals only."""
+    """AUROC, calibration and other metrics of the final model's probabilities on the test set.
+
+    None if the run is unfinished, has no global model, or is from a version that did not compute them. Also None if
+    memory was too small, or if the sites that tested the model report totals only."""
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
     """Scores of the final model on each client's held-out samples (`client_test`), or on each site's test part in a
     federation whose sites report results by class. The keys are the clients' names, or their numbers."""
@@ -89,8 +91,8 @@ class Result:
 
     @cached_property
     def federation(self) -> Mapping[str, Any] | None:
-        """Classes, label counts and hash of the split, as recorded, or else computed from the data. None if
-        there is neither a record nor the data."""
+        """Classes, label counts and hash of the split. They are read from the record, or else computed from the data.
+        None if both are missing."""
         if "federation" in self.about:
             found: Mapping[str, Any] = self.about["federation"]
             return found
@@ -128,7 +130,7 @@ class Result:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Kind, shape and normalisation of a stored sample."""
+        """Kind and shape of a stored sample, and how it becomes the model's input."""
         return recorded_inputs(self.federation, self.folder)
 
     # -- evaluations of the global model -----------------------------------------------------------------
@@ -140,8 +142,7 @@ class Result:
 
     @cached_property
     def evaluations(self) -> dict[int, Evaluation]:
-        """Evaluations of the global model, by the number of its round. As in the papers, only rounds that train the
-        global model are counted."""
+        """Evaluations of the global model, by round. As in the papers, only rounds that train it are counted."""
         return {row.model_round: row.required_evaluation for row in self.evaluated}
 
     @property
@@ -242,8 +243,8 @@ class Result:
         return counts
 
     @property
-    def site_tests(self) -> list[str]:
-        """Names of the sites that evaluated the last evaluated model."""
+    def testing_sites(self) -> list[str]:
+        """Names of the sites that took part in the last evaluation. Empty in a simulation."""
         return list(self.evaluated[-1].sites or {}) if self.evaluated else []
 
     # -- the model, and views of the result ---------------------------------------------------------------
@@ -251,7 +252,7 @@ class Result:
     @cached_property
     def model(self) -> nn.Module:
         """The final global model. It is loaded when it is first used."""
-        return self.source if isinstance(self.source, nn.Module) else self.source()
+        return self.model_or_loader if isinstance(self.model_or_loader, nn.Module) else self.model_or_loader()
 
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
@@ -268,7 +269,7 @@ class Result:
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             **({"site_scores": {k: v.to_json() for k, v in self.site_scores.items()}} if self.site_scores else {}),
             "diverged": self.diverged,
-            **({"sites": self.site_rounds, "tested_by": self.site_tests} if self.sites else {}),
+            **({"sites": self.site_rounds, "tested_by": self.testing_sites} if self.sites else {}),
             "compute": self.compute,
             "notes": self.notes,
             "seconds": self.seconds,
@@ -278,7 +279,7 @@ class Result:
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas DataFrame with one line per round: the recorded values and the metrics of the evaluation."""
-        frame: pandas.DataFrame = data_frame([_line(row) for row in self.history], list(_line(RoundRow(0))))
+        frame: pandas.DataFrame = data_frame([_frame_line(row) for row in self.history], list(_frame_line(RoundRow(0))))
         return frame.set_index("round")
 
     def site_frame(self) -> pandas.DataFrame:
@@ -291,8 +292,8 @@ class Result:
 
     def __repr__(self) -> str:
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
-        found = f", accuracy {100 * self.accuracy:.1f} %" if self.last else ""
-        return f"<Result: {self.title}, {self.rounds} round{'s' * (self.rounds != 1)}{state}{found}>"
+        accuracy = f", accuracy {100 * self.accuracy:.1f} %" if self.last else ""
+        return f"<Result: {self.title}, {self.rounds} round{'s' * (self.rounds != 1)}{state}{accuracy}>"
 
     @property
     def title(self) -> str:
@@ -337,7 +338,7 @@ def recorded_site_scores(summary: Mapping[str, Any]) -> dict[str, SiteScore]:
     return {name: SiteScore.from_json(score) for name, score in summary.get("site_scores", {}).items()}
 
 
-def _line(row: RoundRow) -> dict[str, Any]:
+def _frame_line(row: RoundRow) -> dict[str, Any]:
     """The line of `to_frame` for one row: plain values, counts, and the metrics of the evaluation."""
     plain = ("round", "stage", "model", "model_round", "lr", "loss", "visits", "compute", "drift_diversity", "seconds")
     values: dict[str, Any] = {name: getattr(row, name) for name in plain}

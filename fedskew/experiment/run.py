@@ -78,9 +78,9 @@ def run(
     if isinstance(model, str):
         values["model"] = model
     values["data"] = federation.dataset.name
-    complete = with_values(replace(config or Config(), partition=PartitionConfig()), values)
-    own_method = None if isinstance(method, str) else method
-    prepared = prepare(complete, federation, own_method, None if isinstance(model, str) else model)
+    full_config = with_values(replace(config or Config(), partition=PartitionConfig()), values)
+    method_object = None if isinstance(method, str) else method
+    prepared = prepare(full_config, federation, method_object, None if isinstance(model, str) else model)
     with showing_progress(progress) as shown:
         return run_prepared(prepared, out, [*shown, *callbacks])
 
@@ -205,7 +205,7 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse a folder with another model. The configuration alone does not tell: it has only the class name."""
+    """Refuse a folder with another model. The configuration does not show this, because it has only the class name."""
     if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "
@@ -215,7 +215,8 @@ def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mappi
 
 def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
     """Use as many threads as the run started with, because their number affects the last bits of sums."""
-    now = torch.get_num_threads()
-    if server.device.type == "cpu" and threads != now:
-        recorder.notify([f"continues with {threads} CPU threads, the number it started with, instead of {now}"])
+    current = torch.get_num_threads()
+    if server.device.type == "cpu" and threads != current:
+        line = f"the run continues with {threads} CPU threads, the number it started with, instead of {current}"
+        recorder.notify([line])
         torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """Load datasets and draw splits once per process, for all runs that share them.
 
-Drawing a Dirichlet split of many clients takes half a minute, because thousands of draws are rejected. Ten methods
-would draw it ten times. So a split that took long is saved in the user's cache, for all processes.
+Drawing a Dirichlet split of many clients can take half a minute, because thousands of draws are rejected. So a split
+that took long is saved in the user's cache, for all processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_CACHED_SAMPLES = 5_000_000
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
     """Load the federation of a run. With `validation`, that fraction of the training data replaces the test set.
 
-    The fraction is taken before the split. So choices that are based on it never see the real test set.
+    The fraction is taken before the data are split, and the real test set is not used at all.
     """
     data = json.dumps({"name": config.data, **data_options(config)}, sort_keys=True)
     dataset = _dataset(data, config.data_dir, validation)
@@ -57,6 +57,7 @@ def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
 
 
 _recent: dict[str, Federation] = {}
+"""The federations that this process used last."""
 _MAX_RECENT = 8
 
 
@@ -89,10 +90,10 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 def _key(config: Config, validation: float | None) -> str:
-    known: dict[str, Any] = {
+    identity: dict[str, Any] = {
         "data": {"name": config.data, **config.data_params},
         "partition": config.partition.to_mapping(),
         "seed": config.partition_seed,
         "validation": validation,
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""A bar in the terminal for runs that Python users start. The command line has its own, with more numbers."""
+"""A progress bar in the terminal for runs that Python users start. The command line has another, with more numbers."""
 
 from __future__ import annotations
 

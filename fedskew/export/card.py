@@ -290,7 +290,7 @@ def _participation(run: Result) -> str:
     never = [_cell(name) for name, number in rounds.items() if not number]
     words = [f"The model was trained on the data of {', '.join(trained)}." if trained else ""]
     words.append(f"Sites that never contributed: {', '.join(never)}." if never else "")
-    words.append(f"Sites that tested it: {', '.join(map(_cell, run.site_tests))}." if run.site_tests else "")
+    words.append(f"Sites that tested it: {', '.join(map(_cell, run.testing_sites))}." if run.testing_sites else "")
     return " ".join(word for word in words if word)
 
 

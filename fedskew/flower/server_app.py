@@ -164,5 +164,5 @@ class LogProgress(Callback):
 
     def on_end(self, result: Result) -> None:
         accuracy, sites = f"{100 * result.accuracy:.2f} %", describe_participation(result.site_rounds, result.rounds)
-        testers = f", tested by {', '.join(result.site_tests)}" if result.site_tests else ""
+        testers = f", tested by {', '.join(result.testing_sites)}" if result.testing_sites else ""
         log(f"finished with accuracy {accuracy}{testers}; trained by {sites}; the run is in {result.folder}")

@@ -14,7 +14,17 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, PartitionConfig, with_values
-from fedskew.experiment.config.values import Check, choice, flag, integer, optional, parse_yaml, real, refuse, text
+from fedskew.experiment.config.values import (
+    Check,
+    choice,
+    flag,
+    integer,
+    invalid_value,
+    optional,
+    parse_yaml,
+    real,
+    text,
+)
 from fedskew.flower.contract import Contract
 
 FEDERATION = "federation"
@@ -31,7 +41,7 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, list | tuple) else str(value).split(",")
     stripped = tuple(str(name).strip() for name in names)
     if not all(stripped) or len(set(stripped)) < len(stripped):
-        raise refuse(key, value, "different names, separated by commas")
+        raise invalid_value(key, value, "different names, separated by commas")
     return stripped
 
 
@@ -97,7 +107,7 @@ class FederationSettings:
             object.__setattr__(self, spec.name, value)
         for name, number in (("minimum", self.minimum), ("begin_with", self.begin_with)):
             if (number or 1) > len(self.sites):
-                raise refuse(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
+                raise invalid_value(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
         if self.evaluation == "sites" and self.site_metrics == "none":
             raise UserError(
                 "federation.site_metrics is 'none'; expected 'total' or 'class', since the sites' tests are the only "
@@ -109,7 +119,9 @@ class FederationSettings:
                 "share_loss = false, site_metrics = 'none' and evaluation = 'server'"
             )
         if self.privacy == "local" and self.attempts > 1:
-            raise refuse("federation.attempts", self.attempts, "1 with local privacy: every attempt is a release")
+            raise invalid_value(
+                "federation.attempts", self.attempts, "1 with local privacy: every attempt is a release"
+            )
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
 

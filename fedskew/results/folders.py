@@ -30,7 +30,7 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
     return Result(
         config=config,
         history=history,
-        source=partial(load_model, files.path, model),
+        model_or_loader=partial(load_model, files.path, model),
         engine=str(summary.get("engine") or config.engine),
         folder=files.path,
         about=about,

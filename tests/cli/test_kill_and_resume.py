@@ -164,7 +164,7 @@ def test_a_run_continues_with_the_threads_it_began_with(tmp_path):
         run(fed, "fedavg", callbacks=[watch], **settings)
         assert watch.threads == began
         assert watch.lines == [
-            f"continues with {began} CPU threads, the number it started with, instead of {began + 1}"
+            f"the run continues with {began} CPU threads, the number it started with, instead of {began + 1}"
         ]
     finally:
         torch.set_num_threads(began)

@@ -1,4 +1,4 @@
-"""Documentation of the settings that Python functions take as keyword arguments, with their defaults."""
+"""Append the configuration keys, with their defaults and help, to the docstrings of Python functions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TypeVar
 from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
-_OBJECTS = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys that these functions take as objects, under parameters of their own."""
+_SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
+"""Keys that are not keyword arguments, because the functions have named parameters for them, such as `federation`."""
 
 
-def documents_settings(*left_out: str) -> Callable[[Function], Function]:
+def documents_settings(*excluded: str) -> Callable[[Function], Function]:
     """Append all settings with their defaults to a function's docstring, from the fields of `Config`."""
 
     def document(function: Function) -> Function:
-        lines = [_line(name) for name in setting_names(*left_out)]
+        lines = [_describe_key(name) for name in setting_names(*excluded)]
         function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings:\n" + "\n".join(lines) + "\n"
         return function
 
@@ -29,18 +29,18 @@ def documents_settings(*left_out: str) -> Callable[[Function], Function]:
 def document_config() -> None:
     """Append all keys with their defaults to the docstring of `Config`."""
     described = [spec.name for spec in fields(Config) if "help" in spec.metadata]
-    text = "\n".join(map(_line, described))
+    text = "\n".join(map(_describe_key, described))
     Config.__doc__ = (
         f"{inspect.getdoc(Config)}\n\nKeys:\n{text}\n    partition: how the data are split; a PartitionConfig\n"
     )
 
 
-def setting_names(*left_out: str) -> list[str]:
+def setting_names(*excluded: str) -> list[str]:
     """Return the keys of a configuration that are passed as keyword arguments."""
-    return [spec.name for spec in fields(Config) if spec.name not in (*_OBJECTS, *left_out)]
+    return [spec.name for spec in fields(Config) if spec.name not in (*_SEPARATE, *excluded)]
 
 
-def _line(name: str) -> str:
+def _describe_key(name: str) -> str:
     spec = next(spec for spec in fields(Config) if spec.name == name)
     text = f"{name}={getattr(Config(), name)!r}: {spec.metadata['help']}"
     return textwrap.indent(textwrap.fill(text, 96, subsequent_indent="    "), "    ")

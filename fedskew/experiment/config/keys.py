@@ -11,7 +11,7 @@ written beside its name:
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
 
-The catalogues of datasets, partitions, models and methods check that such names and parameters exist; everything else
+The catalogues of datasets, partitions, models and methods check that such names and parameters exist. Everything else
 is checked here.
 """
 
@@ -32,6 +32,7 @@ from fedskew.experiment.config.values import (
     device,
     flag,
     integer,
+    invalid_value,
     label,
     names,
     optional,
@@ -39,12 +40,11 @@ from fedskew.experiment.config.values import (
     parse_yaml,
     read_yaml,
     real,
-    refuse,
     text,
 )
 
 TASK_NAMES = ("single-label", "multi-label")
-"""The names in `task.TASKS`, which imports torch."""
+"""The names in `task.TASKS`. They are repeated here, because `fedskew.task` imports torch, and `--help` must not."""
 
 
 def _option(default: Any, check: Check, help: str) -> Any:
@@ -55,8 +55,8 @@ def _parameters_of(section: str) -> dict[str, Any]:
     return {"check": lambda _, value: parameters(section, value), "help": f"parameters of the {section}"}
 
 
-def _method_name(key: str, value: Any) -> str:
-    """Check a method name. A combination is put into one order, so that `a+b` and `b+a` are the same run."""
+def _check_method_name(key: str, value: Any) -> str:
+    """Check a method name. A combination gets a fixed order, so that `a+b` and `b+a` are the same run."""
     name = text(key, value)
     if "+" not in name or ":" in name:  # a user-defined method is imported when the run is prepared
         return name
@@ -96,8 +96,8 @@ class PartitionConfig:
         if isinstance(value, str):
             return cls(rule=value)
         section = _as_mapping("partition", value, "a rule's name or a mapping such as {rule: iid}")
-        own = {key: section.pop(key) for key in _PARTITION_KEYS if key in section}
-        return cls(**own, params=section)
+        known = {key: section.pop(key) for key in _PARTITION_KEYS if key in section}
+        return cls(**known, params=section)
 
 
 _PARTITION_KEYS = ("rule", "clients", "seed")
@@ -114,7 +114,7 @@ class Config:
     task: str = _option(
         "auto",
         choice("auto", *TASK_NAMES),
-        "single-label: one class per sample; multi-label: any number of labels; auto: whichever the labels are",
+        "single-label: one class per sample; multi-label: any number of labels; auto: detected from the labels",
     )
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
@@ -127,7 +127,7 @@ class Config:
     train: str = _option(
         "all", choice("all", "head"), "what clients train: all, or head, on features that are computed once"
     )
-    method: str = _option("fedvls", _method_name, "method name, or several joined with +")
+    method: str = _option("fedvls", _check_method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
     clients_per_round: int | None = _option(None, optional(integer(1)), "clients sampled per round (default: all)")
@@ -177,19 +177,21 @@ class Config:
 
     def __post_init__(self) -> None:
         if not isinstance(self.partition, PartitionConfig):
-            raise refuse("partition", self.partition, "a PartitionConfig")
+            raise invalid_value("partition", self.partition, "a PartitionConfig")
         _check_fields(self)
         _refuse_reserved("data", self.data_params, _NAME_KEY)
         _refuse_reserved("method", self.method_params, _NAME_KEY)
         if self.optimizer == "nesterov" and not self.momentum:
-            raise refuse("momentum", self.momentum, "a number above 0 for optimizer nesterov")
+            raise invalid_value("momentum", self.momentum, "a number above 0 for optimizer nesterov")
         clients = self.partition.clients
         if None not in (self.clients_per_round, clients) and self.clients_per_round > clients:  # type: ignore[operator]
-            raise refuse("clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients")
+            raise invalid_value(
+                "clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients"
+            )
 
     @property
     def partition_seed(self) -> int:
-        """The seed of the split."""
+        """The seed of the split, which is the run's seed unless the partition has another one."""
         return self.seed if self.partition.seed is None else self.partition.seed
 
     @classmethod
@@ -332,11 +334,11 @@ def run_folder(parent: str | Path, config: Config) -> Path:
 
 
 _LONGEST_SETTINGS = 60
-"""The most characters that a method's settings take up in the name of a folder."""
+"""The most characters of a method's settings in the name of a folder. File systems allow 255 for the whole name."""
 
 
 def changed_settings(config: Config) -> dict[str, Any]:
-    """The method's parameters that are not its defaults; none for a method that was given as an object."""
+    """The method's parameters that differ from its defaults. Empty if the catalogue does not have the method."""
     if not config.method_params:
         return {}
     from fedskew.methods import make_method  # imports torch, which `--help` does without
@@ -375,25 +377,25 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_NAMES = {"data": "name", "partition": "rule", "method": "name"}
-"""The sections, each with the key that names its choice."""
+_NAME_KEYS = {"data": "name", "partition": "rule", "method": "name"}
+"""The key that names the dataset, the rule or the method within its section."""
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
     section, dot, name = key.partition(".")
-    if section not in KEYS or (dot and section not in _NAMES):
+    if section not in KEYS or (dot and section not in _NAME_KEYS):
         raise _unknown_key(key)
     if not dot:
-        if section not in _NAMES or not isinstance(value, str):
+        if section not in _NAME_KEYS or not isinstance(value, str):
             mapping[section] = value
             return
-        name = _NAMES[section]
+        name = _NAME_KEYS[section]
     if (section, name) == ("method", "name"):
-        value = _method_name(key, value)
+        value = _check_method_name(key, value)
     part = mapping[section]
     if not isinstance(part, dict):
-        raise refuse(section, part, f"a mapping, because {key} is set")
-    if name == _NAMES[section] and part.get(name) != value:
+        raise invalid_value(section, part, f"a mapping, because {key} is set")
+    if name == _NAME_KEYS[section] and part.get(name) != value:  # a new choice starts with its defaults
         part = {k: part[k] for k in ("clients", "seed") if section == "partition" and k in part}
     mapping[section] = part | {name: value}
 
@@ -401,10 +403,10 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
 def _as_mapping(what: str, value: Any, expected: str) -> dict[str, Any]:
     """Copy a mapping with text keys. Refuse anything else."""
     if not isinstance(value, Mapping):
-        raise refuse(what, value, expected)
+        raise invalid_value(what, value, expected)
     for key in value:
         if not isinstance(key, str):
-            raise refuse(f"a key of {what}", key, "text")
+            raise invalid_value(f"a key of {what}", key, "text")
     return dict(value)
 
 

@@ -2,7 +2,7 @@
 
 YAML is read with three changes: 1e-3 is a number, a repeated key is an error, and errors name line and column. A check
 takes a key and a raw value. It returns the typed value, or raises a UserError that names the key, the value and what
-was expected. Text such as "1e-3" is accepted as a number, because YAML 1.1 and shells pass such numbers as text.
+was expected. Text such as "1e-3" is accepted as a number, because shells pass numbers as text.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def parse_yaml(source: str, where: str) -> Any:
         return yaml.load(source, _Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise UserError(f"{where}:{place} {error.problem or error.context}; expected YAML") from error
+        position = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise UserError(f"{where}:{position} {error.problem or error.context}; expected YAML") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2024-99-99
         raise UserError(f"{where}: {error}; expected YAML") from error
     except RecursionError as error:
@@ -67,11 +67,13 @@ def read_yaml(path: str | Path) -> Any:
 
 
 Check = Callable[[str, Any], Any]
+"""Takes a key and a raw value. Returns the typed value, or raises a UserError."""
 
 _LARGEST = 2**63 - 1
+"""The largest integer that numpy and torch can store."""
 
 
-def refuse(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
+def invalid_value(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
     """Make the error for an invalid value."""
     meant = f"; did you mean {hint!r}?" if hint else ""
     return UserError(f"{key} is {value!r}; expected {expected}{meant}")
@@ -83,9 +85,9 @@ def integer(minimum: int) -> Check:
     def check(key: str, value: Any) -> int:
         number = _number(value)
         if number is None or not math.isfinite(number) or number != int(number) or number < minimum:
-            raise refuse(key, value, f"a whole number of at least {minimum}")
+            raise invalid_value(key, value, f"a whole number of at least {minimum}")
         if number > _LARGEST:
-            raise refuse(key, value, f"a whole number of at most {_LARGEST}")
+            raise invalid_value(key, value, f"a whole number of at most {_LARGEST}")
         return int(number)
 
     return check
@@ -110,7 +112,7 @@ def real(
             or (below is not None and not number < below)
             or (at_most is not None and not number <= at_most)
         ):
-            raise refuse(key, value, expected)
+            raise invalid_value(key, value, expected)
         return float(number)
 
     return check
@@ -119,14 +121,14 @@ def real(
 def flag(key: str, value: Any) -> bool:
     """Accept true or false."""
     if not isinstance(value, bool):
-        raise refuse(key, value, "true or false")
+        raise invalid_value(key, value, "true or false")
     return value
 
 
 def text(key: str, value: Any) -> str:
     """Accept a name or a path."""
     if not isinstance(value, str) or not value.strip():
-        raise refuse(key, value, "a name")
+        raise invalid_value(key, value, "a name")
     return value.strip()
 
 
@@ -140,7 +142,7 @@ def choice(*choices: str) -> Check:
 
     def check(key: str, value: Any) -> str:
         if value not in choices:
-            raise refuse(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
+            raise invalid_value(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
         return str(value)
 
     return check
@@ -150,10 +152,10 @@ def device(key: str, value: Any) -> str:
     """Accept auto, cpu, cuda, cuda:N, a list of GPUs, or cuda:all."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
         hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda"))
-        raise refuse(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
-    places = value.split(",")
-    if len(set(places)) < len(places):
-        raise refuse(key, value, "each device once")
+        raise invalid_value(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
+    devices = value.split(",")
+    if len(set(devices)) < len(devices):
+        raise invalid_value(key, value, "each device once")
     return value
 
 
@@ -162,7 +164,7 @@ def names(key: str, value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [name for name in value.split(",") if name.strip()]
     if not isinstance(value, list | tuple):
-        raise refuse(key, value, "a list of names")
+        raise invalid_value(key, value, "a list of names")
     return tuple(text(key, name) for name in value)
 
 
@@ -172,34 +174,34 @@ def optional(check: Check) -> Check:
 
 
 def parameters(key: str, value: Any) -> dict[str, Any]:
-    """Accept parameters of a method or a partition by name: finite scalars, or lists of them.
+    """Accept parameters of a dataset, a partition or a method: finite scalars, text, or lists of them, by name.
 
     A nested mapping becomes dotted names: {fedprox: {mu: 0.1}} becomes {fedprox.mu: 0.1}.
     """
     if not isinstance(value, dict):
-        raise refuse(key, value, "a mapping of names to values")
+        raise invalid_value(key, value, "a mapping of names to values")
     flat: dict[str, Any] = {}
     for name, item in value.items():
         if not isinstance(name, str) or not name:
-            raise refuse(f"a name in {key}", name, "text")
+            raise invalid_value(f"a name in {key}", name, "text")
         if isinstance(item, dict):
             inner = {f"{name}.{part}": v for part, v in parameters(f"{key}.{name}", item).items()}
         else:
-            inner = {name: _plain(f"{key}.{name}", item)}
-        twice = flat.keys() & inner.keys()
-        if twice:
-            raise UserError(f"{key}.{min(twice)} is set twice; expected once")
+            inner = {name: _check_parameter(f"{key}.{name}", item)}
+        repeated = flat.keys() & inner.keys()
+        if repeated:
+            raise UserError(f"{key}.{min(repeated)} is set twice; expected once")
         flat.update(inner)
     return flat
 
 
-def _plain(key: str, value: Any) -> Any:
+def _check_parameter(key: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
-        return [_plain(key, item) for item in value]
+        return [_check_parameter(key, item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        raise refuse(key, value, "a finite number")
+        raise invalid_value(key, value, "a finite number")
     if value is not None and not isinstance(value, bool | int | float | str):
-        raise refuse(key, value, "a number, text, true, false or a list of them")
+        raise invalid_value(key, value, "a number, text, true, false or a list of them")
     return value
 
 

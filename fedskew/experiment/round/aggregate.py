@@ -32,14 +32,17 @@ class TrainingReport:
     finite: BoolArray
     """[K]: whether all numbers of a client are finite. An infinity in a buffer is allowed if the server sent it."""
     loss: npt.NDArray[np.float64]
+    """[K]: each client's mean local loss."""
     tally: dict[str, float]
+    """Counts that the method keeps during training, summed over the clients."""
 
 
 class PendingReport:
     """A report on its way to the host. It takes one transfer from the device, unless something is not finite."""
 
     def __init__(self, result: RoundResult, sent: ModelState, server_update: Sequence[torch.Tensor] = ()) -> None:
-        """`server_update` is what the server computed optimistically, before it had this report."""
+        """`sent` is the model that the clients received. `server_update` is what the server computed optimistically,
+        before it had this report."""
         self._result, self._sent, self._server_update = result, sent, server_update
         updates = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
         device = result.loss.device
@@ -62,7 +65,7 @@ class PendingReport:
         return TrainingReport(finite, loss, dict(zip(self._result.tally, tally.tolist(), strict=True)))
 
     def server_update_is_finite(self) -> bool:
-        """Whether the server's update is finite."""
+        """Whether the `server_update` that this report was made with is finite."""
         magnitude = self._numbers.read()[""][len(self._result.loss) + 2]
         return bool(magnitude.isfinite()) or all_finite(self._server_update)
 
@@ -87,11 +90,11 @@ class Aggregator:
 
     def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ServerModel:
         """Compute the next model from the clients with finite updates."""
-        same = replace(plan.start, rounds=plan.start.rounds + 1)
+        unchanged = replace(plan.start, rounds=plan.start.rounds + 1)
         if not finite.any():
-            return same
+            return unchanged
         if plan.stage.cohort == "alone":
-            return replace(same, model=self._representative(plan, result, finite))
+            return replace(unchanged, model=self._representative(plan, result, finite))
         sizes = plan.participants.sizes[finite]
         updates = Updates(
             params=_rows(result.trained.params, finite),
@@ -100,15 +103,18 @@ class Aggregator:
             lr=plan.work.local.lr,
             participation=len(sizes) / plan.participants.population,
         )
-        sent, before = plan.start.model, plan.start.server_state
+        sent, server_state = plan.start.model, plan.start.server_state
         weighting = self._method.weighting or AVERAGES[plan.stage.average or self._config.average]
-        updates = weigh_updates(weighting, sent.params, updates, before)
-        params, state = server_step(self._method.server, plan.parts, sent.params, updates, before)
+        updates = weigh_updates(weighting, sent.params, updates, server_state)
+        params, next_state = server_step(self._method.server, plan.parts, sent.params, updates, server_state)
         buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
-        return replace(same, model=ModelState(params, buffers), server_state=state)
+        return replace(unchanged, model=ModelState(params, buffers), server_state=next_state)
 
     def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:
-        """Compute the next model, and which clients' updates it contains: none if the server's step is not finite."""
+        """Compute the next model, and which clients' updates it contains.
+
+        If the server's step is not finite, the model does not change, and it contains no update.
+        """
         model = self.combine(plan, result, finite)
         if all_finite(server_update(model)):
             return model, finite
@@ -116,7 +122,7 @@ class Aggregator:
         return self.combine(plan, result, none), none
 
     def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
-        """If clients train alone, the model of the client with the most samples stands for all models.
+        """Return the model of the client with the most samples, which stands for all models if clients train alone.
 
         It is a copy, because a row of the stack would keep all clients' models in memory.
         """
@@ -153,8 +159,8 @@ def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Te
         before = torch.cat([b.flatten() for b in alike.values()])
         after = torch.cat([stacked[name].reshape(len(weights), b.numel()) for name, b in alike.items()], dim=1)
         mean = weighted_mean({"": after}, weights)[""]
-        whole = torch.where((after == before).all(dim=0), before, mean)
-        for (name, b), part in zip(alike.items(), torch.split(whole, [b.numel() for b in alike.values()]), strict=True):
+        flat = torch.where((after == before).all(dim=0), before, mean)
+        for (name, b), part in zip(alike.items(), torch.split(flat, [b.numel() for b in alike.values()]), strict=True):
             merged[name] = part.view(b.shape).clone()
     return {name: merged[name] for name in sent}
 

@@ -1,7 +1,8 @@
 """Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
 
-After an evaluated round, the new global model is evaluated on every client's held-out samples. The participants' models
-are evaluated before and after their local training. After the last round, the final model is scored for every client.
+In a round with an evaluation, the new global model is evaluated on every client's held-out samples. The participants'
+models are evaluated before and after their local training. After the last round, the final model is scored for every
+client.
 """
 
 from __future__ import annotations
@@ -26,20 +27,25 @@ class ClientTests:
     def __init__(self, federation: Federation, evaluator: Evaluator) -> None:
         self._federation, self._evaluator = federation, evaluator
         self._rows = {k: rows for k, rows in enumerate(federation.held_out) if len(rows)}
+        """The held-out rows of the training set, by client."""
 
     def measure(
         self, model: ModelState, sent: ModelState | None = None, trained: Mapping[int, ModelState] | None = None
     ) -> dict[str, list[float | None]]:
-        """Accuracies by client: of the new global model, and of participants before and after local training."""
+        """Measure the accuracy of the new global model on each client's held-out samples.
+
+        With `sent` and `trained`, also measure the participants' models before and after local training. A list has
+        one entry per client of the federation, which is None for a client that was not evaluated.
+        """
         fields = {"accuracy": self._accuracies(model, list(self._rows))}
         if sent is not None and trained is not None:
             participants = [client for client in trained if client in self._rows]
             fields["before"] = self._accuracies(sent, participants)
-            fields["after"] = self.measure_own(trained.__getitem__, participants)
+            fields["after"] = self.measure_own_models(trained.__getitem__, participants)
         return fields
 
-    def measure_own(self, model_for: ModelFor, clients: list[int] | None = None) -> list[float | None]:
-        """Accuracies of the clients' own models."""
+    def measure_own_models(self, model_for: ModelFor, clients: list[int] | None = None) -> list[float | None]:
+        """Measure the accuracy of each client's own model on its held-out samples."""
         found: list[float | None] = [None] * self._federation.clients
         for client in self._rows if clients is None else clients:
             correct = self._are_correct(model_for(client), self._rows[client])

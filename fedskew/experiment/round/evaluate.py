@@ -27,10 +27,9 @@ if TYPE_CHECKING:
     from fedskew.experiment.round.runtime import ModelRuntime
 
 Labels = tuple[int, ...] | None
+"""The classes to which a stage restricts the data. None means all classes."""
 RowFields = dict[str, Any]
 """The fields of a `RoundRow` that an evaluation fills."""
-
-
 Predictions = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 """Probabilities [samples, classes], and true classes or labels."""
 
@@ -61,11 +60,12 @@ class RoundEvaluation:
         test_set, stage, after = plan.runtime.test_set, plan.stage, aggregated.after
         if stage.cohort == "alone":
             clients = self._federation.populated.tolist()
-            own_model = partial(model_from_state, initial=self._initial, device=self._device)
-            fields = test_set.measure_own_models(clients, after.clients, stage.model, own_model)
+            restore = partial(model_from_state, initial=self._initial, device=self._device)
+            fields = test_set.measure_own_models(clients, after.clients, stage.model, restore)
             if self._federation.held_out:
                 tests = self.client_tests(plan.runtime)
-                fields["client_tests"] = {"accuracy": tests.measure_own(self.own_model(after, stage.model))}
+                own_models = self.own_model_reader(after, stage.model)
+                fields["client_tests"] = {"accuracy": tests.measure_own_models(own_models)}
             return fields
         fields = test_set.measure(aggregated.model.model, stage.labels)
         trained = {}
@@ -84,13 +84,13 @@ class RoundEvaluation:
         return fields
 
     def client_tests(self, runtime: ModelRuntime) -> ClientTests:
-        """Evaluates models on the clients' held-out samples."""
+        """Make the evaluator for the clients' held-out samples."""
         from fedskew.experiment.round.client_tests import ClientTests
 
         return ClientTests(self._federation, runtime.train_set)
 
-    def own_model(self, state: RunState, model: str) -> Callable[[int], ModelState]:
-        """Returns the model of a client that trains alone."""
+    def own_model_reader(self, state: RunState, model: str) -> Callable[[int], ModelState]:
+        """Return a function that reads the model of a client that trains alone."""
 
         def read(client: int) -> ModelState:
             return model_from_state(state.clients.read(model, [client])[0], self._initial, self._device)
@@ -104,7 +104,7 @@ class TestSet:
     __test__ = False  # pytest must not collect it
 
     def __init__(self, evaluators: Mapping[str, Evaluator]) -> None:
-        """Take one evaluator per domain, to report each domain, or a single one under any name."""
+        """Take one evaluator per domain, under the domain's name. For data without domains, take a single one."""
         self._evaluators = evaluators
         self._last_results: dict[int, tuple[int, Confusion]] = {}
         """The version of each client's own model that was evaluated last, and its confusion matrix."""
@@ -126,7 +126,7 @@ class TestSet:
         return _row_fields(self._by_domain(model, labels))
 
     def predict(self, model: ModelState) -> Predictions:
-        """Predict the whole test set, domain by domain. It takes one more pass over the data."""
+        """Predict the whole test set, domain by domain."""
         found = [evaluator.probabilities(model) for evaluator in self._evaluators.values()]
         probabilities, true = zip(*found, strict=True)
         return torch.cat(probabilities).cpu().numpy(), torch.cat(true).cpu().numpy()
@@ -137,10 +137,11 @@ class TestSet:
         return lambda: _row_fields({name: read() for name, read in pending.items()})
 
     def measure_own_models(
-        self, clients: Sequence[int], states: ClientStates, model: str, own_model: Callable[[Tensors], ModelState]
+        self, clients: Sequence[int], states: ClientStates, model: str, restore: Callable[[Tensors], ModelState]
     ) -> RowFields:
         """Evaluate every client's own model on the whole test set, for methods without a global model.
 
+        `restore` turns a client's state into its model.
         The confusion matrices are summed, so every accuracy is the mean over clients. Only models that have changed
         are evaluated again. Models that were never trained (version 0) are equal, so one of them is enough.
         """
@@ -151,7 +152,7 @@ class TestSet:
                 continue
             untrained = next((result for result in self._last_results.values() if result[0] == version == 0), None)
             tensors = states.read(model, [client])[0]
-            self._last_results[client] = untrained or (version, self.confusion(own_model(tensors)))
+            self._last_results[client] = untrained or (version, self.confusion(restore(tensors)))
         matrices = [self._last_results[client][1] for client in clients]
         return {
             "evaluation": Evaluation.from_counts(np.sum(matrices, axis=0)),
@@ -166,7 +167,7 @@ class TestSet:
         labels: Labels,
         with_matrices: bool = False,
     ) -> RowFields:
-        """Evaluate participants' models before and after the update, also by vacant, minority and majority classes."""
+        """Evaluate participants' models before and after the update, also on vacant, minority and majority classes."""
         before = self.evaluate(sent, labels)
         local = []
         for client, model in trained.items():

@@ -24,6 +24,7 @@ class RoundPlan:
     """A round that is ready to be trained."""
 
     before: RunState
+    """The run's state before the round."""
     stage: Stage
     parts: tuple[Part, ...]
     """The method's parts in this stage."""
@@ -58,11 +59,11 @@ class RoundPlanner:
         return (*stage.objective.members, *(member for part in others for member in part.members))
 
     def new_model(self, model: ModelState) -> ServerModel:
-        """Add to an untrained model what the method keeps for it on the server."""
+        """Combine an untrained model with the initial server state that the method keeps for it."""
         return ServerModel(model, server_state=collect(self._method.members, "server_state", model.params))
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
-        """Plan the next round, in this stage."""
+        """Plan the next round, which belongs to this stage."""
         parts = self.parts(stage)
         start = state.models.get(stage.model) or self.new_model(state.model)
         if stage.concatenates and not state.stage_round:
@@ -100,12 +101,12 @@ class RoundPlanner:
         parts: Sequence[Part],
         start: ServerModel,
         participants: Participants,
-        kept: ClientStates,
+        client_states: ClientStates,
     ) -> list[Assignment]:
         fresh = initial_state(parts, start.model.params)
         clients, counts = participants.clients.tolist(), participants.federation.label_counts
         alone = stage.cohort == "alone"
-        states = kept.read(stage.model, clients) if fresh or alone else [{}] * len(clients)
+        states = client_states.read(stage.model, clients) if fresh or alone else [{}] * len(clients)
         own_models = self._own_models(states) if alone else [None] * len(clients)
         return [
             Assignment(client, samples, counts[client], fresh if own else {**fresh, **state}, own)

@@ -3,7 +3,7 @@
 A new metric per round is one field of `RoundRow`, set in `RoundRecord.row`, or in `evaluate.py` if it comes from an
 evaluation. Give it a default that means "not recorded", so that older runs stay readable. It is then in
 `rounds.jsonl`, in `result.history` and available to every reader of `fedskew.results`. To show it in
-`Result.to_frame()`, also add its name to `_line` in `result.py`.
+`Result.to_frame()`, also add its name to `_frame_line` in `result.py`.
 """
 
 from __future__ import annotations
@@ -67,20 +67,21 @@ class RoundRow:
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     client_tests: dict[str, list[float | None]] | None = None
-    """With `client_test`: accuracies on each client's held-out samples. `accuracy` evaluates the new global model, or
-    the client's own model if there is no global one. `before` and `after` evaluate the participants' models before and
-    after local training. The value is None for a client that was not evaluated."""
+    """With `client_test`: accuracies on each client's held-out samples. `accuracy` is that of the new global model, or
+    of the client's own model if there is no global one. `before` and `after` are those of the participants' models
+    before and after local training. The value is None for a client that was not evaluated."""
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)
-    """Seconds by part: `train`, `server`, `evaluate`. Empty in runs of versions that did not measure them."""
+    """Seconds per step: `train`, `server`, `evaluate`. Empty in runs of versions that did not measure them."""
     failed: dict[str, str] | None = None
     """On Flower: why a site's reply was discarded, by the site's name."""
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
-    """On Flower with noise: the privacy spent so far."""
+    """On Flower with noise: kind, ε and δ of the differential privacy so far."""
     seconds: float = 0.0
+    """Duration of the round."""
 
     @property
     def is_global(self) -> bool:
@@ -140,7 +141,8 @@ class RoundRecord:
         """Make the row of a round."""
         stage, after, report = plan.stage, aggregated.after, aggregated.report
         finite, visits = report.finite, result.visits
-        federated = stage.cohort == "clients"
+        has_traffic = stage.cohort == "clients"  # clients that train alone, or pooled data, send nothing
+        weights = visits[finite] + 1e-9  # a mean needs a positive sum, even if no client had a sample
         return RoundRow(
             round=after.round,
             stage=stage.name,
@@ -148,14 +150,14 @@ class RoundRecord:
             model_round=plan.start.rounds + 1,
             clients=[] if stage.cohort == "pooled" else plan.clients.tolist(),
             lr=plan.work.local.lr,
-            loss=float(np.average(report.loss[finite], weights=visits[finite] + 1e-9)) if finite.any() else None,
+            loss=float(np.average(report.loss[finite], weights=weights)) if finite.any() else None,
             diverged=plan.clients[~finite].tolist(),
             visits=int(visits.sum()),
             tally=report.tally,
             compute=self._compute(plan, int(visits.sum()), report.tally),
             notes=after.notes,
             **({} if after.survey is None else after.survey.to_record()),
-            bytes=traffic(plan.work, result, stage.concatenates) if federated else {"down": 0, "up": 0},
+            bytes=traffic(plan.work, result, stage.concatenates) if has_traffic else {"down": 0, "up": 0},
         )
 
     def _compute(self, plan: RoundPlan, visits: int, tally: dict[str, float]) -> float:
@@ -174,15 +176,16 @@ class RoundRecord:
         sizes = self._federation.sizes
         if plan.stage.labels is None and plan.stage.clients is None:
             return self._config.local_epochs * float(plan.participants.sizes.sum())
-        drawn = min(self._config.clients_per_round or len(sizes), len(sizes))
-        return self._config.local_epochs * float(sizes.mean()) * drawn
+        participants = min(self._config.clients_per_round or len(sizes), len(sizes))
+        return self._config.local_epochs * float(sizes.mean()) * participants
 
 
 def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) -> dict[str, int]:
-    """Count the bytes that all participants receive (`down`) and send (`up`), from the tensors.
+    """Count the bytes that all participants receive (`down`) and send (`up`), from the sizes of the tensors.
 
-    Models of earlier stages (PKD's experts, FedConcat's frozen encoders) are sent again in every round, because the
-    server cannot know what a client has kept. The few bytes of label counts and numbers of samples are not counted.
+    `frozen` names the models that this stage concatenates. Models of earlier stages (PKD's experts, FedConcat's frozen
+    encoders) are sent again in every round, because the server cannot know what a client has kept. The few bytes of
+    label counts and numbers of samples are not counted.
     """
     used = [name for name in work.objective.companions() if name in work.companions]
     earlier = [work.companions[name] for name in (*used, *frozen)]

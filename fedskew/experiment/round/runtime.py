@@ -57,14 +57,14 @@ class RuntimeFactory:
         if self._config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "
-                "BatchNorm cannot train on a batch of one sample here"
+                "the model's BatchNorm cannot train on smaller batches"
             )
         engines = [
             make_engine(engine, network, samples, smallest, self._compile_steps)
             for network, samples in zip(networks, self._train, strict=True)
         ]
-        whole = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
-        return ModelRuntime(networks[0], whole, self._test_set(networks[0]), Evaluator(networks[0], self.train))
+        combined = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
+        return ModelRuntime(networks[0], combined, self._test_set(networks[0]), Evaluator(networks[0], self.train))
 
     def _test_set(self, network: Network) -> TestSet:
         def evaluator(samples: Samples) -> Evaluator:

@@ -19,10 +19,12 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Participants:
-    """The clients of a round, in order, with the samples that each trains on."""
+    """The clients of a round, with the samples that each trains on."""
 
     federation: Federation
+    """All clients, with only the samples that the stage uses."""
     clients: IntArray
+    """The clients' numbers, in ascending order."""
     samples: tuple[IntArray, ...]
     """Training samples of each participant in this round."""
     population: int
@@ -35,7 +37,7 @@ class Participants:
 
 
 class ClientSampler:
-    """Draws the clients of each round. It does not depend on the method, so that all methods get the same clients."""
+    """Draws the clients of each round. The draw does not depend on the method, so all methods get the same clients."""
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
@@ -87,7 +89,7 @@ class ClientSampler:
 
 
 def draw_samples(available: IntArray, stage: Stage, model_round: int, client: int, config: Config) -> IntArray:
-    """The samples that a client trains on in a round: all of its samples, or some batches, drawn anew each round."""
+    """The samples that a client trains on in a round: all that it has, or a few batches that are drawn anew."""
     if stage.local_batches is None or len(available) <= stage.local_batches * config.batch_size:
         return available
     key = (config.seed, "batches", model_number(stage.model), model_round, client)

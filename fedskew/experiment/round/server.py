@@ -24,8 +24,8 @@ from fedskew.experiment.round.state import (
     RunState,
     ServerModel,
     StatesInMemory,
+    max_states_on_disk,
     model_as_state,
-    most_states,
     state_bytes,
     states_after,
 )
@@ -40,7 +40,7 @@ class Server:
     """The server of one run. It plans rounds, passes them to an engine, aggregates, evaluates and records."""
 
     repeated_by = "fedskew run -c config.yaml"
-    """How to repeat the run: the text of a comment in config.yaml."""
+    """How to repeat the run. A comment in config.yaml says this."""
     saves_whole_model = False
     """Whether the saved model has tensors besides those that the run trains."""
 
@@ -62,7 +62,7 @@ class Server:
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device)
 
     def close(self) -> None:
-        """End the engine's processes and threads, and wait for the device, because others will use its memory."""
+        """End the engine's processes and threads, and wait for the device, because the next run will use its memory."""
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
@@ -83,7 +83,7 @@ class Server:
 
     @property
     def notices(self) -> list[str]:
-        """One line for each thing that the engine did differently than requested."""
+        """Lines for the user about things that the engine did differently than requested."""
         return self._runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
@@ -143,7 +143,7 @@ class Server:
         stage = self.next_stage(start)
         if stage is None:
             return 0
-        most = most_states(self._config, self._federation.clients, self.rounds_left(start))
+        most = max_states_on_disk(self._config, self._federation.clients, self.rounds_left(start))
         return max(0, most - present) * state_bytes(stage, self._planner.parts(stage), start.model)
 
     # -- the steps of a round ------------------------------------------------------------------------------
@@ -202,12 +202,12 @@ class Server:
         stage = self._stages.known(state)[-1]
         tests = self.evaluation.client_tests(self.runtime(stage, state))
         alone = stage.cohort == "alone"
-        model_for = self.evaluation.own_model(state, stage.model) if alone else (lambda _: state.model)
+        model_for = self.evaluation.own_model_reader(state, stage.model) if alone else (lambda _: state.model)
         return tests.scores(model_for, self._positive)
 
     @property
     def _positive(self) -> int | None:
-        """The number of the positive class, if the configuration names it."""
+        """The index of the positive class, if the configuration names it."""
         return positive_class(self._config, self._federation.dataset)
 
     def predict(self, state: RunState) -> Predictions | None:

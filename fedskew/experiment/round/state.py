@@ -1,8 +1,8 @@
 """The state between rounds: models, the position in the schedule, and what clients keep.
 
-A stateful method keeps one state per client, such as control variates or the previous model. Together they would not
-fit on a device, and most are idle. So they are read when a client is sampled, from the host's memory (here) or from the
-run's folder (`storage.checkpoints`).
+A stateful method keeps one state per client, such as control variates or the previous model. All states together would
+not fit on a device, and most are not needed in a round. So a state is read when its client is sampled, from the host's
+memory (here) or from the run's folder (`storage.checkpoints`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ class StatesInMemory:
     """Client states in the host's memory."""
 
     def __init__(self, held: Mapping[str, Mapping[int, tuple[int, Tensors]]] | None = None) -> None:
+        """Take the states by model and client, each with the round after which it was written."""
         self._held = held or {}
 
     @property
     def versions(self) -> Versions:
-        return {
-            model: {client: number for client, (number, _) in states.items()} for model, states in self._held.items()
-        }
+        return {model: {client: round for client, (round, _) in states.items()} for model, states in self._held.items()}
 
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
         held = self._held.get(model, {})
@@ -82,8 +81,11 @@ class RunState:
     round: int = 0
     """Number of finished rounds, over all stages."""
     stage: int = 0
+    """Index of the current stage."""
     stage_round: int = 0
+    """Number of finished rounds in the current stage."""
     notes: Notes = field(default_factory=dict)
+    """Decisions of the method between stages, such as PKD's groups."""
     survey: Survey | None = None
     """What clients reported at the end of this round, if a stage surveyed them. The next state drops it."""
     clients: ClientStates = field(default_factory=StatesInMemory)
@@ -97,7 +99,7 @@ class RunState:
         return replace(self, models={**self.models, name: model})
 
     def meta(self) -> dict[str, Any]:
-        """The JSON part of a checkpoint, without the clients' states. It calls the models `trainees`."""
+        """The JSON part of a checkpoint, without the clients' states. Its key for the models is `trainees`."""
         return {
             "round": self.round,
             "stage": self.stage,
@@ -119,9 +121,8 @@ class RunState:
         cls, tensors: Tensors, meta: Mapping[str, Any], clients: ClientStates, device: torch.device
     ) -> RunState:
         """Restore a state from its `tensors` and `meta`."""
-        placed = {
-            name: t.to(device) for name, t in sorted(tensors.items())
-        }  # in a fixed order, so that sums have the same bits
+        # The order is fixed, so that sums over the tensors have the same bits.
+        placed = {name: t.to(device) for name, t in sorted(tensors.items())}
         models = {
             name: ServerModel(
                 model=ModelState(unpack(f"{name}:params", placed), unpack(f"{name}:buffers", placed)),
@@ -130,8 +131,8 @@ class RunState:
             )
             for name, saved in meta["trainees"].items()
         }
-        place = (meta["round"], meta["stage"], meta["stage_round"])
-        return cls(models, *place, notes=dict(meta["notes"]), clients=clients)
+        position = (meta["round"], meta["stage"], meta["stage_round"])
+        return cls(models, *position, notes=dict(meta["notes"]), clients=clients)
 
 
 SurveyClients = Callable[[Stage, RunState], Survey]
@@ -218,8 +219,8 @@ def state_bytes(stage: Stage, parts: Sequence[Part], model: ModelState) -> int:
     return sum(t.nbytes for t in state.values())
 
 
-def most_states(config: Config, clients: int, rounds: int) -> int:
-    """The largest number of states on disk after this many rounds, including older ones that checkpoints need."""
+def max_states_on_disk(config: Config, clients: int, rounds: int) -> int:
+    """The largest number of client states on disk during this many rounds."""
     per_round = config.clients_per_round or clients
-    replaced = 2 * config.checkpoint_every * per_round  # older states, which the two kept checkpoints may need
+    replaced = 2 * config.checkpoint_every * per_round  # older states that the two kept checkpoints may need
     return min(rounds * per_round, clients + replaced)

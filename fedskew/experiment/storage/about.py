@@ -25,7 +25,7 @@ from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
 MAX_LISTED_CLIENTS = 10_000
-"""The label counts of more clients are not written as JSON, because reading a million lists takes seconds."""
+"""With more clients, label counts are not written as JSON, because reading a million lists takes seconds."""
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
         clients["column_sums"] = list(federation.column_sums_from)
     return {
         "classes": list(federation.dataset.classes),
-        "inputs": inputs(federation.dataset),
+        "inputs": describe_inputs(federation.dataset),
         **clients,
         "unused": federation.unused,
         "split": federation.hash,
@@ -60,12 +60,12 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
 
 
 def _label_counts(federation: Federation) -> npt.NDArray[np.int64] | list[list[int]]:
-    """Label counts as lists for JSON. Those of many clients stay an array, which `RunFolder` saves in a file."""
+    """Label counts as lists for JSON. With many clients they stay an array, which `RunFolder` saves in another file."""
     counts = federation.label_counts
     return counts if len(counts) > MAX_LISTED_CLIENTS else counts.tolist()
 
 
-def inputs(dataset: Dataset) -> dict[str, Any]:
+def describe_inputs(dataset: Dataset) -> dict[str, Any]:
     """Describe the shape of a sample, and how its stored values become the model's inputs."""
     normalised = {"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.kind == "image" else {}
     scaling = {"scaling": [list(column) for column in dataset.scaling]} if dataset.scaling else {}
@@ -81,12 +81,12 @@ def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -
     """The description of a model's inputs, as recorded in a run's folder."""
     if federation is None or "inputs" not in federation:
         raise UserError(f"{folder} was written by an earlier version, which did not record the inputs; repeat the run")
-    form: dict[str, Any] = federation["inputs"]
-    return form
+    inputs: dict[str, Any] = federation["inputs"]
+    return inputs
 
 
 def command() -> str:
-    """The user's command line. For a Python program, the name of its file."""
+    """The command line that started this process, without secrets. It has the program's name, not its path."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     program = "python -m fedskew" if program == "__main__.py" else shlex.quote(program)
     return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])

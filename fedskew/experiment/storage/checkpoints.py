@@ -1,8 +1,8 @@
 """Save and load checkpoints, from which a run can continue, and the states of its clients.
 
-`checkpoint/` has one safetensors file per checkpoint: the tensors of a `RunState`, and as JSON its format version, the
-run it belongs to, its round, the state's `meta`, and which client states belong to it. The two newest
-checkpoints are kept.
+`checkpoint/` has one safetensors file per checkpoint. It holds the tensors of a `RunState`. It also holds, as JSON, the
+format version, the hash of the run's configuration, the round, the state's `meta`, and the names of the client states
+that belong to the checkpoint. The two newest checkpoints are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
 writes new files, and then its checkpoint, which names the states that belong to it. A state that a newer one has
@@ -29,17 +29,18 @@ from fedskew.experiment.storage.files import (
     in_parallel,
     read_tensors,
     reporting_os_errors,
-    write_files,
+    write_tensor_files,
     write_tensors,
 )
 from fedskew.methods.parts import Tensors
 
-_KEPT = 2
+_KEPT_CHECKPOINTS = 2
 _FORMAT = 2
+"""The version of the checkpoint's format. Files of another version are not read."""
 _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
-class _File(NamedTuple):
+class _StateFile(NamedTuple):
     """The file of one client's state after one round."""
 
     model: str
@@ -57,20 +58,23 @@ class ClientFiles:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._run = ""
+        """The hash of the run's configuration."""
         self._lock = Lock()  # a thread removes replaced states while the next round writes new ones
-        self._replaced: list[tuple[int, _File]] = []
+        self._replaced: list[tuple[int, _StateFile]] = []
         """Files of replaced states, each with the round that replaced it."""
 
-    def missing(self, versions: Versions) -> str | None:
-        """The name of a file that these versions need and that does not exist."""
-        found = set(self._found())
-        named = (_File(model, client, round) for model, states in versions.items() for client, round in states.items())
-        return next((file.name for file in named if file not in found), None)
+    def first_missing(self, versions: Versions) -> str | None:
+        """The name of the first file that these versions need and that does not exist. None if all exist."""
+        found = set(self._list_files())
+        needed = (
+            _StateFile(model, client, round) for model, states in versions.items() for client, round in states.items()
+        )
+        return next((file.name for file in needed if file not in found), None)
 
     def resume(self, versions: Versions, run: str) -> StatesOnDisk:
         """Return the states with these versions, and remove later ones, which an interrupted run left behind."""
         self._run, self._replaced = run, []
-        for file in self._found():
+        for file in self._list_files():
             current = versions.get(file.model, {}).get(file.client, -1)
             if file.round > current:
                 self._remove(file)
@@ -79,7 +83,7 @@ class ClientFiles:
         return StatesOnDisk(self, versions)
 
     def read(self, model: str, client: int, round: int) -> Tensors:
-        file = _File(model, client, round)
+        file = _StateFile(model, client, round)
         path = self._path / file.name
         try:
             with reporting_os_errors("read", path):
@@ -96,9 +100,9 @@ class ClientFiles:
         """Write the states of a round. `before` has the rounds of the states that they replace."""
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
-        files = {_File(model, client, round): state for client, state in states.items()}
-        write_files({self._path / file.name: (state, self._identity(file)) for file, state in files.items()})
-        replaced = [(round, _File(model, client, before[client])) for client in states if client in before]
+        files = {_StateFile(model, client, round): state for client, state in states.items()}
+        write_tensor_files({self._path / file.name: (state, self._identity(file)) for file, state in files.items()})
+        replaced = [(round, _StateFile(model, client, before[client])) for client in states if client in before]
         with self._lock:
             self._replaced += replaced
 
@@ -110,23 +114,23 @@ class ClientFiles:
         for file in unneeded:
             self._remove(file)
 
-    def _identity(self, file: _File) -> dict[str, object]:
+    def _identity(self, file: _StateFile) -> dict[str, object]:
         return {"run": self._run, **file._asdict()}
 
-    def _found(self) -> list[_File]:
+    def _list_files(self) -> list[_StateFile]:
         with reporting_os_errors("read", self._path):
             names = [path.name for path in self._path.iterdir()] if self._path.is_dir() else []
         matches = (_NAME.fullmatch(name) for name in names)
-        return [_File(unquote(match[1]), int(match[2]), int(match[3])) for match in matches if match]
+        return [_StateFile(unquote(match[1]), int(match[2]), int(match[3])) for match in matches if match]
 
-    def _remove(self, file: _File) -> None:
+    def _remove(self, file: _StateFile) -> None:
         path = self._path / file.name
         with reporting_os_errors("write", path):
             path.unlink(missing_ok=True)
 
 
 class StatesOnDisk:
-    """Client states on disk. Only their rounds are in memory."""
+    """Client states on disk. Memory holds only the rounds after which they were written."""
 
     def __init__(self, files: ClientFiles, versions: Versions) -> None:
         self._files = files
@@ -169,11 +173,11 @@ class Checkpoints:
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
         number, tensors, meta, clients = checkpoint
-        held = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         identity = {"format": _FORMAT, "run": run, "round": number, "meta": dict(meta), "clients": clients}
 
         def write() -> None:
-            write_tensors(self._path / f"round-{number:06d}.safetensors", held, identity)
+            write_tensors(self._path / f"round-{number:06d}.safetensors", copies, identity)
             oldest = self._remove_others(number)
             if clients:
                 self._clients.remove_replaced(oldest)
@@ -194,8 +198,8 @@ class Checkpoints:
             self._thread = None
 
     def newest(self, run: str, rounds: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint of this run. It must be of one of `rounds`, which have rows."""
-        for number, path in sorted(self._found().items(), reverse=True):
+        """Load the newest intact checkpoint of this run. Its round must be one of `rounds`, the rounds with a row."""
+        for number, path in sorted(self._list_files().items(), reverse=True):
             try:
                 return self._read(path, number, run, rounds)
             except Unreadable as error:
@@ -212,7 +216,7 @@ class Checkpoints:
         if number > 0 and number not in rounds:
             raise Unreadable(f"rounds.jsonl has no row of round {number}")
         clients = _with_integers(identity["clients"])
-        if missing := self._clients.missing(clients):
+        if missing := self._clients.first_missing(clients):
             raise Unreadable(f"clients/{missing} is missing")
         return Checkpoint(number, tensors, identity["meta"], clients)
 
@@ -221,14 +225,15 @@ class Checkpoints:
 
         Checkpoints after `newest` were left behind by an interrupted run.
         """
-        found = self._found()
-        kept = sorted(number for number in found if number <= newest)[-_KEPT:]
+        found = self._list_files()
+        kept = sorted(number for number in found if number <= newest)[-_KEPT_CHECKPOINTS:]
         with reporting_os_errors("write", self._path):
             for number in found.keys() - set(kept):
                 found[number].unlink()
         return kept[0]
 
-    def _found(self) -> dict[int, Path]:
+    def _list_files(self) -> dict[int, Path]:
+        """Return the checkpoint files by round."""
         with reporting_os_errors("read", self._path):
             paths = list(self._path.iterdir()) if self._path.is_dir() else []
         matches = ((re.fullmatch(r"round-(\d{6,})\.safetensors", path.name), path) for path in paths)

@@ -1,12 +1,12 @@
 """Write files that survive a killed process, a power cut and a full disk.
 
-A file is written under a temporary name, forced to disk, and renamed. So there is always the old file or the new one,
-never a part of one. The temporary name is fixed, so that the next attempt overwrites an unfinished file. A lock keeps
+A file is written under a temporary name, forced to disk, and renamed. So the old file is replaced by the whole new one
+or stays as it is. The temporary name is fixed, so that the next attempt overwrites an unfinished file. A lock keeps
 other writers out of a folder.
 
-Tensors are stored in safetensors files with a digest. safetensors detects a truncated file, but not a changed byte
-within a tensor; the digest does. Files are read by safetensors. They are written here, because its writer uses a memory
-map, and on a full disk that ends the process with a signal instead of an error.
+Tensors are stored in safetensors files with a digest, which detects a changed byte within a tensor. The safetensors
+library reads the files, but this module writes them. The library's writer uses a memory map, and on a full disk that
+ends the process with a signal instead of an error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _MAX_THREADS = 8
 
 _Item = TypeVar("_Item")
-_Done = TypeVar("_Done")
+_Result = TypeVar("_Result")
 
 
 def temporary(path: Path) -> Path:
@@ -77,12 +77,12 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
             sync(folder)
 
 
-def in_parallel(do: Callable[[_Item], _Done], items: Sequence[_Item]) -> list[_Done]:
-    """Apply `do` to each item, several at a time, because most of the time is spent waiting for the disk."""
+def in_parallel(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
+    """Apply a function to several items at a time, because most of the time is spent waiting for the disk."""
     if len(items) < 2:
-        return [do(item) for item in items]
+        return [function(item) for item in items]
     with ThreadPoolExecutor(min(_MAX_THREADS, len(items))) as pool:
-        return list(pool.map(do, items))
+        return list(pool.map(function, items))
 
 
 def sync(path: Path) -> None:
@@ -106,6 +106,7 @@ def reporting_os_errors(verb: str, path: Path) -> Iterator[None]:
 # -- one writer per folder ---------------------------------------------------------------------------------------------
 
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+"""Errors of file systems that do not support locks."""
 
 
 class FolderLock:
@@ -126,7 +127,7 @@ class FolderLock:
                 raise UserError(f"cannot lock {path}: {error.strerror or error}") from error
             self.warning = f"the file system of {path.parent} does not support locks; do not start the same run twice"
         else:
-            with contextlib.suppress(OSError):  # the note is only for users
+            with contextlib.suppress(OSError):  # the lock works without this text, which is for users
                 path.write_text(f"{os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
 
     def release(self) -> None:
@@ -166,7 +167,7 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""The names of torch's dtypes in safetensors files."""
+"""torch's dtypes, with their names in safetensors files."""
 
 
 class Unreadable(Exception):
@@ -175,11 +176,11 @@ class Unreadable(Exception):
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write tensors, from any device, and the JSON value `meta` atomically."""
-    write_files({path: (tensors, meta)})
+    write_tensor_files({path: (tensors, meta)})
 
 
-def write_files(contents: Mapping[Path, tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
-    """Write several files, each atomically."""
+def write_tensor_files(contents: Mapping[Path, tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> None:
+    """Write several files, each atomically. Each has tensors and the JSON value `meta`."""
     replace_files({path: _writer(tensors, meta) for path, (tensors, meta) in contents.items()})
 
 

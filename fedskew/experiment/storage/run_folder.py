@@ -10,9 +10,9 @@
     predictions.parquet its predictions on the test set, with `save_predictions`
     summary.json        the result, written last
 
-A killed process does no harm, because a round's row is on disk before its checkpoint. To resume, call
-`load_checkpoint`, then `truncate_rounds` with its round, then run the next round. Writing needs a lock, reading does
-not.
+A run can be killed at any time, because a round's row is on disk before its checkpoint. To resume, call
+`load_checkpoint`, then `truncate_rounds` with the checkpoint's round, and then run the next round. Writing needs a
+lock. Reading does not.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from fedskew.experiment.storage.files import (
 
 
 class RoundsFile:
-    """The history of a run, with one JSON row per round, which is forced to disk as the round ends.
+    """The history of a run, with one JSON row per round. A row is forced to disk as its round ends.
 
-    The `round` of each row is larger than that of the previous row. A killed process can damage only the last row. All
-    good rows before it are read.
+    The `round` of each row is larger than that of the previous row. If the process is killed, only the last row can be
+    damaged. All rows before it are read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> tuple[list[RoundRow], str | None]:
-        """Read the good rows. Also returns a warning if rows were skipped, except for an incomplete last one."""
-        good, problem = self._good()
+        """Read the good rows. Also return a warning if rows were skipped, except for an incomplete last one."""
+        good, problem = self._read_good()
         return [row for row, _ in good], problem
 
     def append(self, row: RoundRow) -> None:
@@ -76,7 +76,7 @@ class RoundsFile:
 
     def keep(self, through: int | None = None) -> None:
         """Remove damaged rows and those of rounds after `through`, atomically."""
-        good, _ = self._good()
+        good, _ = self._read_good()
         content = b"".join(line + b"\n" for row, line in good if through is None or row.round <= through)
         if content != self._bytes():
             write_file(self.path, content)
@@ -85,8 +85,11 @@ class RoundsFile:
         with reporting_os_errors("read", self.path):
             return self.path.read_bytes() if self.path.exists() else b""
 
-    def _good(self) -> tuple[list[tuple[RoundRow, bytes]], str | None]:
-        """The rows and their lines, up to the first one that is damaged or out of order."""
+    def _read_good(self) -> tuple[list[tuple[RoundRow, bytes]], str | None]:
+        """Read the rows and their lines, up to the first one that is damaged or out of order.
+
+        Also return a warning if there is such a row.
+        """
         whole = self._bytes().split(b"\n")[:-1]
         good: list[tuple[RoundRow, bytes]] = []
         for line in whole:
@@ -133,11 +136,12 @@ class RunFolder:
         self._lock: FolderLock | None = None
         self._last_round = -1
         self._run = ""
+        """The hash of the run's configuration."""
 
     def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
         """Create the folder, or open it to resume its run. A folder with anything else is refused.
 
-        `repeated_by` tells how to repeat the run, as a comment in config.yaml.
+        `repeated_by` is the command that repeats the run. A comment in config.yaml shows it.
         """
         self._refuse_foreign()
         with reporting_os_errors("write", self.path):
@@ -214,7 +218,7 @@ class RunFolder:
         return value if isinstance(value, dict) else None
 
     def write_about(self, about: Mapping[str, Any]) -> None:
-        """Write about.json, at the start of the run. If the label counts are an array, they get a file of their own."""
+        """Write about.json, at the start of the run. If the label counts are an array, they go to a separate file."""
         self._require_open()
         federation = dict(about["federation"])
         counts = federation.get("label_counts")
@@ -281,10 +285,10 @@ class RunFolder:
         *,
         wait: bool = True,
     ) -> None:
-        """Save the state after a round. Its row must exist. This checkpoint and the previous one are kept.
+        """Save the state after a round. The round's row must exist. This checkpoint and the previous one are kept.
 
-        Without `wait`, it is written while the run continues. If that fails, the next checkpoint, `write_summary` or
-        `close` raises the error.
+        Without `wait`, the checkpoint is written while the run continues. If that fails, the next checkpoint,
+        `write_summary` or `close` raises the error.
         """
         self._require_open()
         if round < 0 or 0 < round != self._last_round:
@@ -294,7 +298,7 @@ class RunFolder:
             self._checkpoints.wait()
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """Load the newest intact checkpoint of this run, or None. A skipped one gives a warning."""
+        """Load the newest intact checkpoint of this run, if there is one. Each skipped checkpoint adds a warning."""
         return self._checkpoints.newest(config_hash(self.config), {row.round for row in self.rounds()}, self._warn)
 
     def require_space(self, needed: int) -> None:
@@ -344,8 +348,8 @@ class RunFolder:
     def _remove_drafts(self) -> None:
         """Remove temporary files that a killed process left behind."""
         with reporting_os_errors("write", self.path):
-            jsons = (self.config_path, self.about_path, self.rounds_path, self.summary_path)
-            for path in (*jsons, self.label_counts_path, self.model_path, self.predictions_path):
+            texts = (self.config_path, self.about_path, self.rounds_path, self.summary_path)
+            for path in (*texts, self.label_counts_path, self.model_path, self.predictions_path):
                 temporary(path).unlink(missing_ok=True)
             for draft in (*self.checkpoint_path.glob(".round-*.tmp"), *self.clients_path.glob(".*.tmp")):
                 draft.unlink()

@@ -52,7 +52,7 @@ class FedskewEngine:
         assert stage is not None
         with arithmetic(self._config.precision):
             if self._server.device.type == "cuda":
-                self._state = self._overlapping.round(stage, self._state)
+                self._state = self._overlapping.run_round(stage, self._state)
                 return
             self._state, row = run_round(self._server, stage, self._state)
             self._recorder.add(row, self._state)
