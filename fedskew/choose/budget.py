@@ -45,10 +45,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class Plan:
-    """How thorough the race is."""
+    """The numbers that decide how thorough a race is."""
 
     settings: int
-    """How many settings are tried besides the defaults: 0 for none, 1 for some, 2 for all. See `make_field`."""
+    """0: methods are tried only with their default settings. 1: other settings are tried with the configured learning
+    rate. 2: other settings are tried with every learning rate."""
     splits: int
     """Splits in each rung before the final."""
     finalists: int
@@ -59,8 +60,8 @@ class Plan:
     def sizes(self, methods: int) -> tuple[int, int]:
         """Return the number of candidates in the second and in the third rung.
 
-        The first rung drops settings and learning rates, but no method: after so few rounds, the order of the methods
-        says little. The second one drops methods, and leaves twice as many candidates as the final has places.
+        The first rung drops settings and learning rates, but no method, because the order of the methods says little
+        after so few rounds. The second one drops methods, and leaves twice as many candidates as the final takes.
         """
         return MAX_PER_METHOD * methods, 2 * (self.finalists + 1)
 
@@ -85,10 +86,10 @@ PLANS = (
     Plan(0, 1, 2, 3),
     Plan(0, 1, 1, 3),
 )
-"""From the most to the least thorough."""
+"""Plans, from the most to the least thorough."""
 
 
-def rungs(rounds: int) -> tuple[int, ...]:
+def rung_ends(rounds: int) -> tuple[int, ...]:
     """Return the rounds at which rungs end: a ninth, a third and all of the rounds. Short runs have fewer rungs."""
     first = max(1, -(-rounds // 9))
     return tuple(dict.fromkeys(min(rounds, r) for r in (first, 3 * first, rounds)))
@@ -103,7 +104,7 @@ class Costs:
 
     @classmethod
     def counted(cls, methods: Sequence[str]) -> Costs:
-        """For a budget in rounds: a round of any method costs 1, and starting a trial costs nothing."""
+        """Make the costs for a budget in rounds: a round of any method costs 1, and starting a trial costs nothing."""
         return cls(dict.fromkeys(methods, 1.0), 0.0)
 
     def trial_cost(self, candidate: Candidate, rounds: int) -> float:
@@ -117,7 +118,7 @@ class Costs:
     def race_cost(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
         """Return the cost of the whole race, including the final."""
         field = make_field(methods, lr, plan.settings)
-        first, *later = rungs(rounds)
+        first, *later = rung_ends(rounds)
         total = plan.splits * sum(self.trial_cost(candidate, first) for candidate in field)
         before = first
         for size, rung in zip(plan.sizes(len(methods))[-len(later) :] if later else (), later, strict=True):
@@ -135,15 +136,15 @@ class Costs:
 
 def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
     """Return the most thorough plan that fits into the budget. Raise `UserError` if none fits."""
-    share = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers
+    cost_per_unit = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers  # workers spend seconds at once
     needed = 0.0
     for plan in PLANS:
-        needed = costs.race_cost(plan, methods, lr, rounds) / share
+        needed = costs.race_cost(plan, methods, lr, rounds) / cost_per_unit
         if needed <= budget.amount:
             return plan
     raise UserError(
         f"budget is {budget.show()}; racing {len(methods)} methods over {rounds} rounds needs about "
-        f"{budget.show(needed)} here: increase --budget, or use fewer --methods or --rounds. Finished trials are kept"
+        f"{budget.show(needed)} here; increase --budget, or use fewer --methods or --rounds (finished trials are kept)"
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedskew.choose.budget import Budget, Costs, choose_plan, rungs
+from fedskew.choose.budget import Budget, Costs, choose_plan, rung_ends
 from fedskew.choose.field import field_methods
 from fedskew.choose.progress import showing_race
 from fedskew.choose.race import Race
@@ -40,12 +40,12 @@ _FEDERATED = (
     "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
     "momentum", "weight_decay", "clip_norm", "average", "augment", "seed",
 )  # fmt: skip
-"""Keys that a federation across machines shares with a simulated run. Each site decides about the others."""
+"""Keys of the chosen configuration that are also written for a federation across machines."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of a race, and the files with which to use it."""
+    """The result of a race, and the configuration files for the chosen method."""
 
     race: RaceRecord
     folder: Path
@@ -116,27 +116,29 @@ def choose(
     progress: bool | None = None,
     **settings: Any,
 ) -> Choice:
-    """Race methods on a federation and choose one.
+    """Race methods on a federation and choose one. `settings` are configuration keys such as `rounds`, listed below.
 
-    `data` is a federation, or anything that `load` takes, which `partition` then splits. `settings` are keys of a
-    configuration, such as `rounds` and `lr`, and override those in `config`. Every seed has its own split by the same
-    rule. The race tries the learning rate, a third of it and three times it. Methods are compared on validation data,
-    which are held out of the clients' training data.
+    data: a federation, or anything that `load` takes, which `partition` then splits.
+    methods: names of methods. By default, a list of 14 is raced. FedAvg always takes part.
+    budget: a time such as `5m`, or a total number of rounds over all runs, such as `2000r`.
+    partition: the rule that splits `data`. The default is the partition of `config`.
+    rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
+    config: a `Config`, whose values the settings override.
+    out: the folder of the race. The same call continues an interrupted race there.
+    workers: the number of processes that run trials. Data that are Python objects are raced in this process only.
+    watcher: an object that receives the progress of the race. It replaces the display.
+    progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
+        False never.
 
-    `budget` is a time such as `5m`, or a total number of rounds over all runs, such as `2000r`. Without `methods`, a
-    default list of methods is raced. FedAvg always takes part. The same call continues an interrupted race in the
-    folder `out`. Several processes (`workers`) run the trials, unless the data are Python objects, which only this
-    process has. `rank_by` decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
-
-    `progress` shows the standings of the race: by default in a notebook or a terminal, with True always, with False
-    never. A `watcher` replaces this display.
+    Methods are compared on validation data, which are held out of the clients' training data. Every seed has another
+    split by the same rule. The race tries the learning rate, a third of it and three times it.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
     if metric not in MEASURES:
-        score = find_metric(rank_by).score is not None
-        reason = "is known only after the last round" if score else "a race does not record"
+        is_score = find_metric(rank_by).score is not None
+        reason = "is known only after the last round" if is_score else "a race does not record"
         raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(MEASURES)}")
     field = field_methods(methods)
     if limit.unit == "rounds":
@@ -197,7 +199,7 @@ def _federation(data: object, partition: Partition | None, config: Config) -> tu
 
 
 def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:
-    """Use a federation object. If its configuration gives the same federation, other processes can make it, too."""
+    """Use a federation object. If a configuration gives the same federation, worker processes can make it."""
     partition = _partition_config(whole.partition)
     dataset = whole.dataset
     described = replace(
@@ -218,7 +220,7 @@ def _partition_config(rule: Mapping[str, object]) -> PartitionConfig:
 
 def _trial_config(base: Config) -> Config:
     """Return the configuration of trials: evaluate every round, and compile only on request, as most runs are short."""
-    every = rungs(base.rounds)[0]
+    every = rung_ends(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
 
@@ -241,7 +243,10 @@ def _locked(folder: Path) -> Any:
 
 
 def _record_so_far(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """Return the record of this race so far. With another budget, methods or metric, a new race reuses all trials."""
+    """Return the record of this race so far, or a new one if the budget, the methods or the metric have changed.
+
+    A new race in the same folder reuses the results of earlier trials.
+    """
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:

@@ -1,10 +1,10 @@
 """The decision after the final, its reasons, and the answer in words.
 
 The finalists are ordered by their means over all splits on which they were trained to the end. This includes the splits
-of the last rung, because there are few splits in all. FedAvg is the choice unless another method is better on the fresh
+of the last rung, because there are few splits in all. FedAvg is chosen unless another method is better on the fresh
 splits by more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
-significance test at 5 % would be the wrong rule for a choice that must be made either way. With few splits it would
-keep FedAvg where others are several points better. The answer reports the test alongside the choice.
+significance test at 5 % would be the wrong rule, because one method must be chosen in any case. With few splits, it
+would choose FedAvg where others are several points better. The answer also reports the test.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedskew.choose.field import BASELINE
 from fedskew.choose.trial import TrialResult
@@ -21,32 +21,41 @@ from fedskew.results.race import Finalist, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
-Result = tuple[Standing, Sequence[float], Sequence[TrialResult]]
-"""A finalist with its scores on the fresh splits, its scores on the earlier splits, and its other measurements."""
+
+class FinalResult(NamedTuple):
+    """The results of one finalist."""
+
+    standing: Standing
+    """Its scores on the fresh splits of the final."""
+    earlier_scores: Sequence[float]
+    """Its scores on the splits of the last rung."""
+    trials: Sequence[TrialResult]
+    """Its trials on the fresh splits, for its costs."""
+
 
 _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, the answer warns. A method that fails on one split in six passes seven splits in a quarter of all
-races."""
+"""With fewer splits, the answer has a warning. A method that fails on one split in six still succeeds on all of seven
+splits in a quarter of all races."""
 
 
-def decide(results: Sequence[Result], rank_by: str) -> dict[str, Any]:
+def decide(results: Sequence[FinalResult], rank_by: str) -> dict[str, Any]:
     """Return the last fields of the race's record: the finalists, the choice and the answer."""
-    baseline, _, costs = next(result for result in results if result[0].method == BASELINE)
-    others = [standing for standing, _, _ in results if standing is not baseline]
+    baseline, _, costs = next(result for result in results if result.standing.method == BASELINE)
+    others = [result.standing for result in results if result.standing is not baseline]
     compared = [paired(standing.scores, baseline.scores) for standing in others]
     corrected = dict(zip((s.label for s in others), holm([d for d in compared if d is not None]), strict=True))
     found = [
-        _finalist(standing, fmean([*standing.scores.values(), *raced]), corrected.get(standing.label), measured, costs)
-        for standing, raced, measured in results
+        _finalist(standing, fmean([*standing.scores.values(), *earlier]), corrected.get(standing.label), trials, costs)
+        for standing, earlier, trials in results
     ]
     final = tuple(sorted(found, key=lambda finalist: -finalist.overall))
     baseline_rank = next(i for i, finalist in enumerate(final) if finalist.standing is baseline)
     better = enumerate(final[:baseline_rank])
     chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
-    splits = len(results[0][0].scores) + len(results[0][1])
+    splits = len(results[0].standing.scores) + len(results[0].earlier_scores)
     return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, splits))}
 
 
@@ -54,14 +63,14 @@ def _finalist(
     standing: Standing,
     overall: float,
     difference: Difference | None,
-    measured: Sequence[TrialResult],
-    baseline: Sequence[TrialResult],
+    trials: Sequence[TrialResult],
+    baseline_trials: Sequence[TrialResult],
 ) -> Finalist:
     entry = combined_entry(standing.method)
 
     def ratio(name: str) -> float:
-        own, base = (fmean(getattr(m, name) for m in found) for found in (measured, baseline))
-        return round(own / base, 3) if base else 1.0
+        cost, baseline_cost = (fmean(getattr(trial, name) for trial in each) for each in (trials, baseline_trials))
+        return round(cost / baseline_cost, 3) if baseline_cost else 1.0
 
     return Finalist(
         standing, overall, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
@@ -133,7 +142,7 @@ def _cost(finalist: Finalist) -> str:
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
-    """Finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
+    """Name the finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
     lines = []
     for finalist in final:
         if finalist is chosen or _is_worse(finalist.standing, chosen.standing):

@@ -1,4 +1,4 @@
-"""The field of a race: methods, the settings to try for each, and learning rates."""
+"""The field of a race: all candidates, which are methods with settings and learning rates."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ DEFAULT_FIELD: dict[str, Sequence[Settings]] = {
 }
 """The methods that are raced by default. Each is tried with its default settings and with these.
 
-They are the methods that were best, or within a point of the best, somewhere in fedskew's maps (RESULTS.md), and the
-usual server rules. Methods that train in stages cannot be raced, because their first rounds train other models.
+They are the usual server rules, and the methods that were best, or within a point of the best, in some setting of
+RESULTS.md. Methods that train in stages cannot be raced, because their first rounds train other models.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)
-"""Every method, FedAvg included, is tried with the configured learning rate times these."""
+"""Every method, including FedAvg, is tried with the configured learning rate times each of these."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candida
     rates = [_rounded(lr * factor) for factor in LR_FACTORS]
     found = [Candidate(method, rate) for method in methods for rate in rates]
     for method in methods if settings else ():
-        tried = rates if settings > 1 else rates[:1]
-        found += [Candidate(method, rate, params) for params in DEFAULT_FIELD.get(method, ()) for rate in tried]
+        tried_rates = rates if settings > 1 else rates[:1]
+        found += [Candidate(method, rate, params) for params in DEFAULT_FIELD.get(method, ()) for rate in tried_rates]
     return found
 
 

@@ -22,7 +22,8 @@ from fedskew.report.race import MAX_ROWS, mean_lead, standings_table
 from fedskew.results.race import RaceRecord, Standing
 
 SECONDS_BETWEEN_LINES = 15.0
-_LISTED = 3
+_MAX_LISTED = 3
+"""The most candidates in a line of a log."""
 
 
 class RaceProgress(RaceWatcher):
@@ -35,6 +36,7 @@ class RaceProgress(RaceWatcher):
         self._running: dict[str, int] = {}
         """The round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
+        """A trial of each candidate and the candidate's scores by seed, by the candidate's key."""
 
     @property
     def seconds(self) -> float:
@@ -70,7 +72,8 @@ class RaceProgress(RaceWatcher):
             scores[trial.seed] = measured.score(self._rank_by, trial.until, last)
         self.show()
 
-    def state(self) -> str:
+    def describe(self) -> str:
+        """Return the progress of the rung in one line."""
         rounds = ", ".join(map(str, list(self._running.values())))
         running = f", others at round {rounds}" if rounds else ""
         return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
@@ -80,7 +83,7 @@ class RaceProgress(RaceWatcher):
 
 
 class _Lines(RaceProgress):
-    """For logs: prints a line when a rung begins and every few seconds, and the best candidates when it ends."""
+    """Prints lines for logs: when a rung begins, every few seconds, and the best candidates when it ends."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)
@@ -93,12 +96,12 @@ class _Lines(RaceProgress):
     def show(self) -> None:
         if self.trials and time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
             self._printed_at = time.monotonic()
-            _notice(self.state())
+            _notice(self.describe())
 
     def on_standings(self, race: RaceRecord) -> None:
         standings = race.rungs[-1].standings
         baseline = next(s for s in standings if s.method == "fedavg")
-        best = ", ".join(_score(standing, baseline) for standing in standings[:_LISTED])
+        best = ", ".join(_score(standing, baseline) for standing in standings[:_MAX_LISTED])
         _notice(f"best after round {race.rungs[-1].rounds}: {best}; fedavg {100 * baseline.mean:.1f} %")
 
 
@@ -109,7 +112,7 @@ def _score(standing: Standing, baseline: Standing) -> str:
 
 
 class _Table(RaceProgress):
-    """For terminals: shows the best candidates of the rung, as results come in."""
+    """Shows the best candidates of the rung in a terminal, as results come in."""
 
     def __init__(self, config: Config, rank_by: str, console: Console) -> None:
         super().__init__(config, rank_by)
@@ -119,11 +122,11 @@ class _Table(RaceProgress):
         self.display.console.print(line, style="dim", markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        return standings_table(self.state(), self.standings)
+        return standings_table(self.describe(), self.standings)
 
 
 class NotebookRace(RaceProgress):
-    """For notebooks: the best candidates of the rung, and when the race has ended, its answer."""
+    """Shows the best candidates of the rung in a notebook, as results come in."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)
@@ -150,15 +153,15 @@ class NotebookRace(RaceProgress):
         ]
         notices = "".join(f"<div>{escape(line)}</div>" for line in self._notices)
         table = html_table(records) if records else ""
-        return f"{bar(self.done, self.trials)}<div>{escape(self.state())}</div>{table}{notices}"
+        return f"{bar(self.done, self.trials)}<div>{escape(self.describe())}</div>{table}{notices}"
 
 
 @contextmanager
 def showing_race(progress: bool | None, config: Config, rank_by: str) -> Iterator[RaceWatcher]:
     """Yield a watcher that shows a race.
 
-    By default (None), it is shown in a notebook, or if standard error is a terminal. True always shows it, and False
-    never.
+    By default (None), the race is shown in a notebook, or if standard error is a terminal. True always shows it, and
+    False never.
     """
     if progress is not None and not isinstance(progress, bool):
         raise UserError(f"progress is {progress!r}; expected True, False or None")

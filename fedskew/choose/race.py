@@ -1,8 +1,8 @@
 """The race: successive halving over rounds, then a final on fresh splits.
 
-Every candidate trains for a ninth of the rounds on the same splits. The two best of each method go on to a third of the
-rounds, and the best of these to the end. The best methods and tuned FedAvg then meet in a final, on splits that no
-earlier decision has used. Runs continue from their checkpoints, so no round is trained twice.
+Every candidate trains for a ninth of the rounds on the same splits. The two best of each method continue to a third of
+the rounds, and the best of these to the end. Each such step is a rung. The best methods and tuned FedAvg then meet in a
+final, on splits that no earlier decision has used. Runs continue from their checkpoints, so no round is trained twice.
 
 Optuna's pruner is not used, because it stops single trials. Here all candidates of a rung are compared on the same
 splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from a budget.
@@ -18,8 +18,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
-from fedskew.choose.budget import MAX_PER_METHOD, PLANNED_SHARE, Budget, Costs, Plan, choose_plan, rungs, shrink_final
-from fedskew.choose.decision import decide
+from fedskew.choose.budget import (
+    MAX_PER_METHOD,
+    PLANNED_SHARE,
+    Budget,
+    Costs,
+    Plan,
+    choose_plan,
+    rung_ends,
+    shrink_final,
+)
+from fedskew.choose.decision import FinalResult, decide
 from fedskew.choose.field import BASELINE, Candidate, make_field
 from fedskew.choose.trial import Trial
 from fedskew.choose.trials import RaceWatcher, Trials
@@ -28,7 +37,7 @@ from fedskew.experiment.config import Config
 from fedskew.results.race import RaceRecord, Rung, Standing, save_race
 
 MAX_SPLITS = 3
-"""The most splits that a rung uses. The final's seeds come after theirs."""
+"""The most splits that a rung uses. The seeds of the final are larger than those of the rungs."""
 
 
 @dataclass
@@ -45,8 +54,8 @@ class Race:
 
     def run(self) -> RaceRecord:
         """Run the race from the start, or from where an earlier session stopped."""
-        self._earlier, self._began = self.trials.seconds, time.monotonic()
-        rounds, methods = rungs(self.base.rounds), self.record.methods
+        self._seconds_before, self._began = self.trials.seconds, time.monotonic()
+        rounds, methods = rung_ends(self.base.rounds), self.record.methods
         if self.budget.unit == "rounds":
             costs = Costs.counted(methods)
             plan = self._plan(costs)
@@ -62,7 +71,7 @@ class Race:
             self._train(heading, field, range(plan.splits), rung)
             ranking = self._rank(self._without_failed(field), range(plan.splits), rung)
             size = sizes[number] if number < len(sizes) else 0
-            kept = keep(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
+            kept = keep_best(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
             self.trials.drop([c for c in field if c not in kept], self._seeds(range(plan.splits)))
             self._record_rung(number, rung, ranking, kept)
             field = kept
@@ -92,7 +101,7 @@ class Race:
     def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
         """Return the plan with a final that still fits into the budget. The first estimates may have been too low."""
         if self.record.final_plan is None:
-            spent = self._earlier + time.monotonic() - self._began
+            spent = self._seconds_before + time.monotonic() - self._began
             left = (
                 math.inf
                 if self.budget.unit == "rounds"
@@ -106,17 +115,17 @@ class Race:
         fresh = range(MAX_SPLITS, MAX_SPLITS + splits)
         names = ", ".join(candidate.method for candidate in field)
         self._train(f"final on {splits} fresh splits: {names}", field, fresh, rounds)
-        raced = range(Plan.from_json(self.record.plan or {}).splits)
+        earlier = range(Plan.from_json(self.record.plan or {}).splits)
         results = [
-            (
+            FinalResult(
                 self._standing(c, scores, True),
-                list(dict(self._rank([c], raced, rounds))[c].values()),
+                list(dict(self._rank([c], earlier, rounds))[c].values()),
                 [self.trials.get(c, seed, rounds) for seed in self._seeds(fresh)],
             )
             for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
         self._save(**decide(results, self.record.rank_by))
-        self._save(seconds=round(self._earlier + time.monotonic() - self._began, 1))
+        self._save(seconds=round(self._seconds_before + time.monotonic() - self._began, 1))
         return self.record
 
     # -- trials and their scores ---------------------------------------------------------------------------
@@ -125,7 +134,7 @@ class Race:
         return [self.base.seed + split for split in splits]
 
     def _without_failed(self, field: Sequence[Candidate]) -> list[Candidate]:
-        """The candidates whose methods have not failed."""
+        """Return the candidates whose methods have not failed."""
         return [candidate for candidate in field if candidate.method not in self.trials.failures]
 
     def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
@@ -138,7 +147,7 @@ class Race:
     def _rank(
         self, field: Sequence[Candidate], splits: Sequence[int], rounds: int
     ) -> list[tuple[Candidate, dict[int, float]]]:
-        """Candidates with their validation scores by seed, the best mean first."""
+        """Return the candidates with their validation scores by seed, the best mean first."""
         last = scored_rounds(self.base, rounds)
         scores = {
             c: {s: self.trials.get(c, s, rounds).score(self.record.rank_by, rounds, last) for s in self._seeds(splits)}
@@ -167,7 +176,7 @@ def scored_rounds(config: Config, rounds: int) -> int:
     return min(config.mean_last, max(1, rounds // 3))
 
 
-def keep(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
+def keep_best(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
     """Return the best `size` candidates, at most two per method, and always two of FedAvg.
 
     If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate,

@@ -1,8 +1,8 @@
-"""One trial: a run of a candidate on one split, up to some round. A later trial of the same run continues there.
+"""One trial: a run of a candidate on one split, up to some round. A later trial can continue the run from there.
 
-An exception pauses the run after the checkpoint of that round. It later resumes like any interrupted run and gives the
-same bits as if it had never stopped. Schedules that depend on the total number of rounds see the full number from the
-start.
+An exception pauses the run after the checkpoint of that round. A later trial resumes it like any interrupted run, with
+the same bits as if it had never stopped. Schedules that depend on the total number of rounds see the full number from
+the start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedskew.results.ranking import METRICS
 from fedskew.workers import Message, Report
 
 SERVE = f"{__name__}:serve"
-"""What a worker process runs."""
+"""The function that a worker process calls for each trial."""
 
 Split = Callable[[Config], Federation]
 """Makes the federation of a run, for the seed in its configuration."""
@@ -73,7 +73,7 @@ class TrialResult:
 
     rounds: int
     curves: Mapping[str, list[tuple[int, float]]]
-    """By the name of the measure: the evaluated rounds and the value after each."""
+    """The evaluated rounds and the value after each, by the name of the metric."""
     seconds: float
     """Wall-clock time of this trial, without earlier trials of the same run."""
     round_seconds: float
@@ -81,11 +81,12 @@ class TrialResult:
     compute: float
     """Local computation per round, as a multiple of a FedAvg round's."""
     bytes: float
-    """Traffic per round."""
+    """Traffic per round, in bytes."""
     diverged: int
+    """Number of updates that were discarded because they were not finite."""
 
     def score(self, rank_by: str, rounds: int, last: int) -> float:
-        """Return the mean over the evaluated rounds among the `last` ones up to `rounds`. Single rounds fluctuate."""
+        """Return the mean over the last `last` of the first `rounds` rounds, because single rounds fluctuate."""
         values = [value for number, value in self.curves[rank_by] if rounds - last < number <= rounds]
         return fmean(values)
 
@@ -103,6 +104,8 @@ class Paused(Exception):
 
 
 class _PauseAt(Callback):
+    """Pauses a run after some round, unless it is the last one, and reports every round."""
+
     def __init__(self, until: int, report: Report) -> None:
         self._until, self._report = until, report
         self.resumed_after = 0
@@ -160,7 +163,7 @@ def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> Trial
 
 
 def _free_gpu_memory() -> None:
-    """Free the memory of a run before the next one needs it. CUDA graphs are in reference cycles."""
+    """Free the memory of a run before the next one needs it. CUDA graphs need `gc`, because they are in cycles."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     gc.collect()

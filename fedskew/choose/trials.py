@@ -17,7 +17,7 @@ from fedskew.results.race import RaceRecord
 from fedskew.workers import Message, PoolWatcher, WorkerPool, describe_error
 
 RUNS = ".runs"
-"""The folder of the runs. Its name hides them from `fedskew report`, because they are tested on validation data."""
+"""The folder of the runs. Its name hides them from `fedskew report`, because they are evaluated on validation data."""
 TRIALS = "trials.jsonl"
 
 
@@ -41,12 +41,15 @@ class RaceWatcher:
 
 
 class Trials:
-    """Runs trials that have no result yet."""
+    """Runs trials, and keeps their results. A trial that has a result is not run again."""
 
     def __init__(
         self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
     ) -> None:
-        """With one worker, trials run in this process, on the federations that `split` makes."""
+        """With one worker, trials run in this process, on the federations that `split` makes.
+
+        `fraction` is the share of the training data that is held out for validation.
+        """
         self._base, self._fraction, self._folder, self._watcher, self._split = base, fraction, folder, watcher, split
         self._workers = workers
         self._pool = WorkerPool(SERVE, workers, folder / "logs") if workers > 1 else None
@@ -118,7 +121,7 @@ class Trials:
         self._watcher.on_round(trial, round)
 
     def _read(self) -> dict[tuple[str, int], TrialResult]:
-        """Read the results of earlier sessions. If one was killed, the last line may be incomplete."""
+        """Read the results of earlier sessions. If a session was killed, its last line may be incomplete."""
         if not self._file.is_file():
             return {}
         with reporting_os_errors("read", self._file):
@@ -135,6 +138,8 @@ class Trials:
 
 
 class _TrialEvents(PoolWatcher):
+    """Passes the events of a worker pool, which numbers its requests, to `Trials`."""
+
     def __init__(self, trials: Trials, todo: Sequence[Trial]) -> None:
         self._trials, self._todo = trials, todo
 

@@ -10,7 +10,7 @@ from fedskew.errors import UserError
 FRACTION = 0.2
 """The largest share of the training data that is held out."""
 MAX_SAMPLES = 5000
-"""More validation samples would cost more time than the reduction in noise is worth."""
+"""The most validation samples. More of them would cost more time than the reduction in noise is worth."""
 _PURPOSE = "validation"
 
 

@@ -82,8 +82,8 @@ for _panel, _modules in _PANELS.items():
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit status."""
-    # Let idle threads sleep: on a busy machine, spinning threads made rounds twenty times slower. OpenMP reads this
-    # once, when torch is loaded.
+    # Idle threads must sleep, because on a busy machine spinning threads can make rounds twenty times slower. OpenMP
+    # reads this variable once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     allow_any_encoding()
     usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # UsageError, of click or of typer's copy of click
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # prevents a traceback at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise flushing at exit fails again
         return BROKEN_PIPE
     return status if isinstance(status, int) else 0
 
@@ -113,6 +113,6 @@ def _usage_message(error: Any) -> str:
     if hasattr(error, "possibilities") and context is not None:
         options = [name for parameter in context.command.params for name in parameter.opts]
         hint = nearest(error.option_name, options)
-        meant = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"
-        return f"unknown option {error.option_name!r}; {meant}"
+        advice = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"
+        return f"unknown option {error.option_name!r}; {advice}"
     return " ".join(str(error.format_message()).split())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedskew.lab.benchmark.run import ShowProgress
 
 _MIN_WIDTH = 140
-"""Characters per line. In a narrower table, numbers would be cut off."""
+"""The least number of characters per line. In a narrower table, numbers would be cut off."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -101,11 +101,11 @@ def _plan(
 
     name = str(choose_device(values.device("device", device)))
     chosen: dict[str, Any] = {
-        "models": _names("model", lists["models"], SETTINGS),
+        "models": _known_names("model", lists["models"], SETTINGS),
         "clients": tuple(values.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
-        "methods": _names("method", lists["methods"], METHODS),
-        "precisions": _names("precision", lists["precisions"], PRECISIONS),
-        "levels": _names("measurement", lists["only"], (*LEVELS, SCALE)),
+        "methods": _known_names("method", lists["methods"], METHODS),
+        "precisions": _known_names("precision", lists["precisions"], PRECISIONS),
+        "levels": _known_names("measurement", lists["only"], (*LEVELS, SCALE)),
         "scale_clients": None if scale_clients is None else values.integer(CLASSES)("scale_clients", scale_clients),
         "budget": None if budget is None else values.real(above=0)("budget", budget),
     }
@@ -124,7 +124,8 @@ def _command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def _names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
+def _known_names(kind: str, text: str | None, choices: Any) -> tuple[str, ...]:
+    """Split a list of names, and refuse a name that is not among the choices."""
     names = tuple(dict.fromkeys(split_names(text)))
     for name in names:
         if name not in choices:

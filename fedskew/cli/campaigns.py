@@ -22,6 +22,7 @@ from fedskew.lab.sweep.records import Outcome
 from fedskew.metrics.summary import mean_std
 
 FAILED = 1
+"""The exit status if a run failed."""
 SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -74,31 +75,34 @@ class JobProgress(Watcher):
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.runs, self.done, self.failed = len(jobs), 0, 0
-        self._total = {job.label: job.config.rounds for job in jobs}
+        self._total_rounds = {job.label: job.config.rounds for job in jobs}
         self._rounds: dict[str, int] = {}
         self._running: set[str] = set()
         self._start = time.monotonic()
 
     @property
     def rounds(self) -> int:
+        """Number of rounds of all runs so far."""
         return sum(self._rounds.values())
 
     @property
-    def total(self) -> int:
-        return sum(self._total.values())
+    def total_rounds(self) -> int:
+        """Number of rounds that all runs will have."""
+        return sum(self._total_rounds.values())
 
     @property
     def seconds(self) -> float:
+        """Seconds since the start."""
         return time.monotonic() - self._start
 
     def on_progress(self, job: Job, done: int, total: int, accuracy: float | None) -> None:  # noqa: ARG002
-        self._total[job.label], self._rounds[job.label] = total, done
+        self._total_rounds[job.label], self._rounds[job.label] = total, done
         self._running.add(job.label)
         self.show()
 
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
         self._running.discard(job.label)
-        self._rounds[job.label] = self._total[job.label]
+        self._rounds[job.label] = self._total_rounds[job.label]
         self.done += 1
         self.failed += outcome.status == "failed"
         self.show_end(job, outcome)
@@ -107,7 +111,8 @@ class JobProgress(Watcher):
     def on_notice(self, line: str) -> None:
         notice(line)
 
-    def state(self) -> str:
+    def describe_runs(self) -> str:
+        """Return the numbers of runs that are done, failed and running, as text."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done}/{self.runs} runs{failed}, {len(self._running)} running"
 
@@ -128,7 +133,7 @@ class _LogLines(JobProgress):
     def show(self) -> None:
         if time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
             self._printed_at = time.monotonic()
-            self._print(f"{self.seconds:.0f} s: {self.state()}, {self.rounds}/{self.total} rounds")
+            self._print(f"{self.seconds:.0f} s: {self.describe_runs()}, {self.rounds}/{self.total_rounds} rounds")
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
         if outcome.status != "stopped" or outcome.record is not None:  # a job that never started gets no line
@@ -148,10 +153,11 @@ class _Bar(JobProgress):
             *columns, TimeElapsedColumn(), TimeRemainingColumn(elapsed_when_finished=True), console=console,
             transient=True,
         )  # fmt: skip
-        self._task = self.display.add_task(self.state(), total=max(1, self.total))
+        self._task = self.display.add_task(self.describe_runs(), total=max(1, self.total_rounds))
 
     def show(self) -> None:
-        self.display.update(self._task, description=self.state(), completed=self.rounds, total=max(1, self.total))
+        total = max(1, self.total_rounds)
+        self.display.update(self._task, description=self.describe_runs(), completed=self.rounds, total=total)
 
     def on_notice(self, line: str) -> None:
         self.display.console.print(line, style="dim", markup=False, soft_wrap=True)

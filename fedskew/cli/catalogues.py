@@ -91,9 +91,9 @@ def _show_methods(entries: list[Entry]) -> None:
     from fedskew.cli.terminal import stdout
     from fedskew.methods.catalogue import UPDATES_REVEAL
 
-    what = Table(title="methods", title_justify="left")
-    what.add_column("method", no_wrap=True)
-    what.add_column("description, paper, parameters (--set method.NAME=VALUE)")
+    methods = Table(title="methods", title_justify="left")
+    methods.add_column("method", no_wrap=True)
+    methods.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
     for heading in ("parts", "sent by clients", "revealed about labels", "extra compute"):
@@ -102,14 +102,14 @@ def _show_methods(entries: list[Entry]) -> None:
         name = Text(entry.name, style="bold")
         for alias in entry.aliases:
             name.append(f"\n{alias}", style="dim")
-        does = Text(entry.summary)
-        does.append(f" {entry.paper}", style="dim")
+        description = Text(entry.summary)
+        description.append(f" {entry.paper}", style="dim")
         if parameters := _parameters(entry, ", ", "="):
-            does.append(f"\n{parameters}", style="cyan")
-        what.add_row(name, does)
+            description.append(f"\n{parameters}", style="cyan")
+        methods.add_row(name, description)
         cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, _revealed(entry), entry.extra_compute)
     console = stdout()
-    console.print(what)
+    console.print(methods)
     console.print(cost)
     console.print(f"{UPDATES_REVEAL}.", style="dim")
 
@@ -186,17 +186,17 @@ def _datasets(
     for heading in ("dataset", "description", "size", "location"):
         table.add_column(heading, no_wrap=heading in ("dataset", "size"), overflow="fold")
     for row in rows:
-        what = Text(row["description"])
-        what.append(f"\nlicence: {row['licence']}", style="dim")
+        description = Text(row["description"])
+        description.append(f"\nlicence: {row['licence']}", style="dim")
         if row["options"]:
-            what.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
+            description.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
         source = "downloaded on first use" if row["downloaded"] else "made by its publisher's scripts"
         where = Text(row["where"] or f"not on this machine; {source}", style="" if row["where"] else "dim")
         if row["bytes"]:
-            where.append(f"\n{_size(row['bytes'])}", style="dim")
+            where.append(f"\n{_format_size(row['bytes'])}", style="dim")
         parts = f"{row['train']} train\n{row['test']} test" if row["test"] else f"{row['train']} samples"
         size = f"{row['classes']} classes\n{parts}"
-        table.add_row(row["name"], what, size, where)
+        table.add_row(row["name"], description, size, where)
     console = stdout()
     console.print(table)
     console.print(
@@ -219,10 +219,9 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
 
     if entry.components:
         parts = [_location(DATASETS[part], data_dir) for part in entry.components]
-        here = all(where for where, _ in parts)
-        return ("in the folders of its parts" if here else None), (
-            sum(size or 0 for _, size in parts) if here else None
-        )
+        if not all(where for where, _ in parts):
+            return None, None
+        return "in the folders of its parts", sum(size or 0 for _, size in parts)
     if entry.published is None:
         return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
     files = find_files(entry.published, data_dir)
@@ -231,7 +230,7 @@ def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, in
     return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
 
 
-def _size(size: int) -> str:
+def _format_size(size: int) -> str:
     return f"{size / 1e6:.0f} MB" if size >= 1e6 else f"{size / 1e3:.0f} kB"
 
 

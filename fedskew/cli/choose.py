@@ -32,7 +32,7 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-@takes_settings(_FLAGS, {"lr": "learning rate to begin with; a third of it and three times it are tried, too"})
+@takes_settings(_FLAGS, {"lr": "first learning rate; the race also tries a third of it and three times it"})
 def _command(
     settings: Settings,
     budget: Annotated[

@@ -1,4 +1,4 @@
-"""Declare commands and their flags. A command's help has examples, and a misspelt name gets a suggestion.
+"""Declare commands and their flags.
 
 Most flags set a configuration key, and take their help and default from it.
 """
@@ -36,7 +36,7 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command. `fedskew --help` shows its docstring's first sentence; its help ends with the examples."""
+    """Register a command. `fedskew --help` shows its docstring's first sentence. Its help ends with the examples."""
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
     summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
@@ -55,9 +55,10 @@ class Flag:
     metavar: str
     panel: str
     help: str = ""
-    parse: bool = False
-    """Parse the text as YAML. If False, the configuration converts the text."""
-    switch: bool = False
+    is_yaml: bool = False
+    """Whether to parse the text as YAML. If not, the configuration converts the text."""
+    is_switch: bool = False
+    """Whether the flag takes no value."""
 
     @property
     def parameter(self) -> str:
@@ -66,16 +67,16 @@ class Flag:
 
     def to_parameter(self, with_default: bool) -> inspect.Parameter:
         """The Typer parameter for this flag."""
-        name, metavar = f"--{self.parameter.replace('_', '-')}", None if self.switch else self.metavar
+        name, metavar = f"--{self.parameter.replace('_', '-')}", None if self.is_switch else self.metavar
         declared = option(name, metavar, self.help or self._key_help(with_default), self.panel)
-        if self.switch:
+        if self.is_switch:
             return _parameter(self.parameter, Annotated[bool, declared], False)
         return _parameter(self.parameter, Annotated[str | None, declared], None)
 
     def _key_help(self, with_default: bool) -> str:
         spec = _PARTITION_KEYS.get(self.key) or KEYS[self.key]
-        shown = with_default and spec.default is not False and spec.default not in (None, ())
-        return f"{spec.metadata['help']} (default: {spec.default})" if shown else str(spec.metadata["help"])
+        shows_default = with_default and spec.default is not False and spec.default not in (None, ())
+        return f"{spec.metadata['help']} (default: {spec.default})" if shows_default else str(spec.metadata["help"])
 
 
 def option(name: str, metavar: str | None, help: str, panel: str | None = None) -> Any:
@@ -92,7 +93,7 @@ _PARTITION_KEYS = {
     "partition" if spec.name == "rule" else f"partition.{spec.name}": spec for spec in fields(PartitionConfig)
 }
 
-_skew = partial(Flag, panel=DATA, parse=True)
+_skew = partial(Flag, panel=DATA, is_yaml=True)
 _training = partial(Flag, panel=TRAINING)
 
 FLAGS: dict[str, Flag] = {
@@ -125,11 +126,11 @@ FLAGS: dict[str, Flag] = {
         _training("weight_decay", "X"),
         _training("seed", "N"),
         _training("eval_every", "N"),
-        _training("eval_local", "", switch=True),
+        _training("eval_local", "", is_switch=True),
         _training("client_test", "X"),
         _training("positive", "CLASS"),
         _training("specificity", "X"),
-        _training("save_predictions", "", switch=True),
+        _training("save_predictions", "", is_switch=True),
         Flag("engine", "NAME", MACHINE),
         Flag("device", "NAME", MACHINE),
         Flag("precision", "NAME", MACHINE),
@@ -195,23 +196,25 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
 
-    A command that reads another kind of file has no `-c`, and its flags show no defaults, because that file sets them.
+    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`, because it reads another
+    kind of file. Its flags then show no defaults, because that file sets them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+        signature = inspect.signature(command, eval_str=True)
+        others = [parameter for parameter in signature.parameters.values() if parameter.name != "settings"]
 
-        def with_flags(**given: Any) -> None:
-            values = {flag: given.pop(flag.parameter) for flag in flags}
-            file, assignments = given.pop("config", None), given.pop("set") or ()
-            command(settings=Settings(file, _values(values, assignments)), **given)
+        def with_flags(**arguments: Any) -> None:
+            values = {flag: arguments.pop(flag.parameter) for flag in flags}
+            file, assignments = arguments.pop("config", None), arguments.pop("set") or ()
+            command(settings=Settings(file, _values(values, assignments)), **arguments)
 
         parameters = [
             *(flag.to_parameter(config_file) for flag in flags),
             *([_parameter("config", _CONFIG, None)] if config_file else []),
             _parameter("set", _SET, None),
-            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
+            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in others),
         ]
         with_flags.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         with_flags.__annotations__ = {p.name: p.annotation for p in parameters}
@@ -243,7 +246,7 @@ def _values(flags: Mapping[Flag, str | bool | None], assignments: Sequence[str])
     values: dict[str, Any] = {}
     for flag, value in flags.items():
         if value is not None and value is not False:
-            values[flag.key] = parse_yaml(str(value), f"--{flag.parameter}") if flag.parse else value
+            values[flag.key] = parse_yaml(str(value), f"--{flag.parameter}") if flag.is_yaml else value
     return values | {_ALIASES.get(key, key): value for key, value in parse_assignments(assignments).items()}
 
 

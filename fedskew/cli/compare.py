@@ -1,4 +1,4 @@
-"""`fedskew compare`: several methods on the same federations."""
+"""`fedskew compare`: run several methods on the same federations, or compare finished runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedskew.errors import UserError
 if TYPE_CHECKING:
     from fedskew.experiment.config import Config
 
-DEFAULT = "fedavg,fedlmd,fedvls"
+DEFAULT_METHODS = "fedavg,fedlmd,fedvls"
 METHOD_PREFIX = "method."
 """The dotted keys of method parameters start with this."""
 
@@ -55,7 +55,7 @@ def _command(
     methods: Annotated[
         list[str] | None,
         option("--methods", "A,B:NAME=VALUE", "methods to compare, or all; a method may be listed with "
-               f"several settings; repeatable (default: {DEFAULT})", TRAINING),
+               f"several settings; repeatable (default: {DEFAULT_METHODS})", TRAINING),
     ] = None,
     seeds: Annotated[
         str | None,
@@ -101,26 +101,26 @@ def _command(
         for line in [*loaded.unreadable, *setting_differences(loaded.runs)]:
             notice(line)
         return
-    comparison = read_comparison(settings, methods, seeds, rank_by)
-    runs = prepare_comparison(comparison.base, comparison.methods, comparison.seeds)
-    done = run_all(runs, Path(out), as_json or quiet, Observers(live, log, comparison.rank_by))
-    print_comparison(done, as_json, format)
+    plan = read_plan(settings, methods, seeds, rank_by)
+    runs = prepare_comparison(plan.base, plan.methods, plan.seeds)
+    comparison = run_all(runs, Path(out), as_json or quiet, Observers(live, log, plan.rank_by))
+    print_comparison(comparison, as_json, format)
 
 
-class Comparison(NamedTuple):
+class ComparisonPlan(NamedTuple):
     """The configurations to compare."""
 
     base: Config
     methods: list[Config]
-    """`base` with each of the methods."""
+    """One configuration per method. Each is `base` with that method."""
     seeds: list[int]
     rank_by: str
 
 
-def read_comparison(
+def read_plan(
     settings: Settings, methods: Sequence[str] | None = None, seeds: str | None = None, rank_by: str | None = None
-) -> Comparison:
-    """Read the file and the flags; flags override the file."""
+) -> ComparisonPlan:
+    """Read the file and the flags, which override the file."""
     from fedskew.experiment.config import Config, with_values
     from fedskew.experiment.config.values import read_yaml
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
@@ -141,8 +141,10 @@ def read_comparison(
         raise UserError("compare takes several methods; expected --methods a,b,c instead of method")
     params = {key: value for key, value in settings.values.items() if key.startswith(METHOD_PREFIX)}
     base = with_values(file_config, {key: value for key, value in settings.values.items() if key not in params})
-    chosen = [with_values(base, {"method": method}) for method in _read_methods(DEFAULT if listed is None else listed)]
-    return Comparison(
+    chosen = [
+        with_values(base, {"method": method}) for method in _read_methods(DEFAULT_METHODS if listed is None else listed)
+    ]
+    return ComparisonPlan(
         base, _refuse_duplicates(_with_parameters(chosen, params)), seed_range(base, seed_count), metric.name
     )
 
@@ -165,21 +167,21 @@ def _read_methods(methods: object) -> Sequence[Any]:
 
 
 def _refuse_duplicates(methods: list[Config]) -> list[Config]:
-    """Return the methods. Refuse one that is listed twice with the same settings: its rows would look the same."""
+    """Return the methods. Refuse one that is listed twice with the same settings, because its rows would look alike."""
     from fedskew.methods import make_method
 
     made = [make_method(config.method, config.method_params) for config in methods]
     for i, method in enumerate(made):
         if any((other.name, other.params) == (method.name, method.params) for other in made[:i]):
             raise UserError(
-                f"method {method.name!r} is listed twice with the same settings; expected each once, or with "
+                f"method {method.name!r} is listed twice with the same settings; expected it once, or with "
                 f"different settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"
             )
     return methods
 
 
 def _with_parameters(methods: list[Config], params: Mapping[str, Any]) -> list[Config]:
-    """Set each parameter on the methods that have it; refuse a parameter that no method has."""
+    """Set each parameter on the methods that have it. Refuse a parameter that no method has."""
     from fedskew.experiment.config import with_values
     from fedskew.methods import make_method
 

@@ -36,7 +36,7 @@ def _command(
     quiet: Quiet = False,
 ) -> None:
     """Compare five methods on 20 clients with few classes each. Repeat the command to show the results again."""
-    from fedskew.cli.compare import read_comparison
+    from fedskew.cli.compare import read_plan
     from fedskew.cli.running import print_comparison, run_all
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.compare import prepare_comparison
@@ -44,10 +44,10 @@ def _command(
     folder = Path(out)
     settings = _write_settings(folder)
     flags = {} if rounds is None else {"rounds": rounds}
-    read = read_comparison(Settings(str(settings), flags), seeds=seeds)
-    runs = prepare_comparison(read.base, read.methods, read.seeds)
+    plan = read_plan(Settings(str(settings), flags), seeds=seeds)
+    runs = prepare_comparison(plan.base, plan.methods, plan.seeds)
     if fresh:
-        _discard(runs, folder)
+        _delete_runs(runs, folder)
     console = stdout()
     if not as_json:
         _introduce(console, runs)
@@ -69,7 +69,7 @@ def _write_settings(folder: Path) -> Path:
     return target
 
 
-def _discard(runs: list[Prepared], folder: Path) -> None:
+def _delete_runs(runs: list[Prepared], folder: Path) -> None:
     """Delete the demo's runs, and nothing else in the folder."""
     from fedskew.experiment.config import run_folder
 
@@ -116,7 +116,7 @@ def _conclude(console: Console, comparison: Comparison, folder: Path, settings: 
 
 
 def _lesson(comparison: Comparison) -> str:
-    """Summarise the table in one or two sentences."""
+    """Say in one or two sentences which methods lost classes."""
     from fedskew.metrics.confusion import lost_classes
 
     lost = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedskew.report.charts.table import Table
 
 MAX_ROWS = 12
-"""Rows that a table shows in the terminal; the page and --json have all of them."""
+"""The most rows of a table in the terminal. The page and --json have all of them."""
 HIDDEN_COLUMNS = ("sends", "numbers from", "source", "paper")
 """Columns that a terminal has no room for."""
 
@@ -52,7 +52,7 @@ def _command(
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip
-    """Measure a federation's label skew, find near settings that fedskew reran, and show what helped there."""
+    """Measure a federation's label skew, find similar settings that fedskew reran, and show what helped there."""
     from fedskew.cli.terminal import notice, print_json
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
     from fedskew.report.writing import page_path
@@ -80,9 +80,9 @@ def _command(
 
 
 def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
-    """The command that measures which method is best here.
+    """Return the command that measures which method is best here.
 
-    If classes differ in size, it ranks by macro F1, because accuracy hides the small ones.
+    If classes differ in size, it ranks by macro F1, because accuracy hides small classes.
     """
     from shlex import quote
 
@@ -100,12 +100,12 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
         flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
         for key, value in given.items():
             words += [flags[key], str(value)] if key in flags else ["--set", f"{key}={value}"]
-    unequal = ["--rank-by", "macro-f1"] if skew.class_ratio > UNEQUAL else []
-    return " ".join([*map(quote, words), *unequal, "--budget", "5m"])
+    ranking = ["--rank-by", "macro-f1"] if skew.class_ratio > UNEQUAL else []
+    return " ".join([*map(quote, words), *ranking, "--budget", "5m"])
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """The label counts, and the configuration, unless the user gave counts without data."""
+    """Return the label counts and the configuration, which is None if the user gave counts without data."""
     from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 FEDERATION = "Federation"
 
 _SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train")
+"""Flags that have no meaning in a federation across machines."""
 _APP_FLAGS = [
     name
     for name, flag in FLAGS.items()
@@ -218,8 +219,8 @@ def _up(
         print_json(summary | {"folder": str(run.path)})
         return
     rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
-    who = describe_participation(summary.get("sites", {}), summary["rounds"])
-    line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}, {who}; "
+    participation = describe_participation(summary.get("sites", {}), summary["rounds"])
+    line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}, {participation}; "
     line += f"run saved in {run.path}"
     stdout().print(line, soft_wrap=True, markup=False)
 
@@ -229,7 +230,7 @@ def _start_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
     from fedskew.cli.terminal import notice
     from fedskew.flower.trial import run_trial
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `with trial` ends them
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `with trial` ends the processes
     logs = trial.folder / "logs"
     try:
         with trial:
@@ -268,7 +269,7 @@ def _site(
     federation = config.federation(contract)
     _show_data(config.name, federation)
     if check is not None:
-        _check(check, config, federation)
+        _check_against_app(check, config, federation)
     if superlink is not None and keys is not None:
         _connect(Path(file), superlink, Path(keys))
 
@@ -281,7 +282,7 @@ def _show_data(name: str, federation: Federation) -> None:
     stdout().print(f"{name}: {federation.sizes[0]} training samples ({by_class})", soft_wrap=True, markup=False)
 
 
-def _check(app: str, site: SiteConfig, federation: Federation) -> None:
+def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> None:
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
@@ -349,7 +350,7 @@ def _approve(
 ) -> None:
     """Show what an app does, and approve it for a site.
 
-    A site with approvals runs no other app, and refuses requests with other settings than the approved ones.
+    A site with approvals runs only approved apps, and refuses requests whose settings were not approved.
     """
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.app_review import describe_app, make_approval

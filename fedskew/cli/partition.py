@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedskew.data import Federation
 
 MAX_CLIENTS = 20
-"""How many clients are listed in full without --all."""
+"""The most clients whose classes are listed without --all."""
 
 
 def add_to(app: typer.Typer) -> None:

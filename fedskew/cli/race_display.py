@@ -23,7 +23,7 @@ class QuietRace(RaceWatcher):
 
 @contextmanager
 def racing(config: Config, rank_by: str, quiet: bool) -> Iterator[RaceWatcher]:
-    """Yield the watcher that suits the stream."""
+    """Yield a watcher that shows the race on stderr, or only its notices if `quiet`."""
     try:
         if quiet:
             yield QuietRace()

@@ -89,14 +89,14 @@ def _figures(
 ) -> None:  # fmt: skip
     """Draw a figure in a paper's layout from runs on disk."""
     from fedskew.cli.terminal import stdout
-    from fedskew.report.figures.catalogue import find
+    from fedskew.report.figures.catalogue import find_figure
     from fedskew.report.writing import write_text
     from fedskew.results import comparisons, load_runs
 
     if listing or name is None:
         _list_figures()
         return
-    entry = find(name)
+    entry = find_figure(name)
     if not runs:
         raise UserError(f"figure {name} needs runs: {entry.needs}; expected run folders after its name")
     target = Path(out or f"{name.replace('/', '-')}.pdf")
@@ -158,7 +158,7 @@ def _live(
 
 
 def _require_runs(paths: list[str]) -> None:
-    """Refuse a folder without runs or races, because the page would wait for ever if it is misspelt."""
+    """Refuse a folder without runs or races. If its name is misspelt, the page would wait for ever."""
     from fedskew.results import find_runs
     from fedskew.results.race import find_races
 

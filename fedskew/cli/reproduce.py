@@ -98,7 +98,7 @@ def _reproduce(
     choice = CellChoice(datasets, splits, conditions, chosen, variant, job_values(settings))
     selections = _selections(plan, Selection(tuple(tables or ()), choice, parse_count("seeds", seeds) or 1))
     if show:
-        _show(selections, plan is not None, settings.values.get("device", "auto"), as_json)
+        _list(selections, plan is not None, settings.values.get("device", "auto"), as_json)
         return
     if not selections[0].tables:
         raise UserError("no table given; expected one such as fedlmd/table3; `fedskew reproduce --list` lists them")
@@ -120,7 +120,7 @@ def _reproduce(
 
 
 def _selections(plan: str | None, given: Selection) -> list[Selection]:
-    """Read the selections of the plan. Without a plan, use the one on the command line."""
+    """Read the selections of the plan. Without a plan, use `given`, the selection on the command line."""
     from fedskew.lab.papers.cells import CellChoice
     from fedskew.lab.papers.selection import Selection, read_plan
 
@@ -144,9 +144,13 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.papers.rerun import collect_rerun, columns, compare_order, rerun_json, rich_table
 
-    reruns = [collect_rerun(cell, range(s.seeds), campaign.known, s.choice) for s in selections for cell in s.cells()]
+    reruns = [
+        collect_rerun(cell, range(selection.seeds), campaign.known, selection.choice)
+        for selection in selections
+        for cell in selection.cells()
+    ]
     if as_json:
-        print_json([rerun_json(one) for one in reruns])
+        print_json([rerun_json(rerun) for rerun in reruns])
         return
     console = stdout()
     for selection in selections:
@@ -158,7 +162,7 @@ def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) 
             console.print(f"order: {ranking}", markup=False, soft_wrap=True)
 
 
-def _show(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
+def _list(selections: Sequence[Selection], is_plan: bool, device: str, as_json: bool) -> None:
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.papers.cells import select_cells, table_cells
     from fedskew.lab.papers.listing import list_cells, list_plan, list_tables

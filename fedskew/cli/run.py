@@ -71,8 +71,8 @@ def _command(
     run_seeds = seed_range(config, seeds)
     if len(run_seeds) > 1:
         runs = prepare_comparison(config, [config], run_seeds)
-        done = run_all(runs, Path(out or RUNS), as_json or quiet, observers)
-        print_comparison(done, as_json)
+        comparison = run_all(runs, Path(out or RUNS), as_json or quiet, observers)
+        print_comparison(comparison, as_json)
         return
     prepared = prepare(config)
     folder = Path(out) if out else run_folder(RUNS, prepared.config)

@@ -31,7 +31,10 @@ from fedskew.results import Comparison, compare_runs
 from fedskew.results.ranking import DEFAULT_METRIC
 
 FolderOf = Callable[[Prepared], Path]
+"""Returns the folder of a run."""
 SECONDS_BETWEEN_LINES = 5.0
+SMOOTHING = 0.8
+"""The weight of earlier rounds in the running mean of seconds per round."""
 
 
 @dataclass
@@ -47,26 +50,24 @@ class RunStatus:
     best: float = 0.0
     worst: str = ""
     seconds_per_round: float = 0.0
-    """Seconds per round; recent rounds count most."""
+    """Mean seconds per round. Recent rounds count most."""
 
     def update(self, row: RoundRow, ahead: int) -> None:
         self.round, self.total = row.round, row.round + ahead
         self.stage = row.stage
         if self.round:
-            self.seconds_per_round = (
-                0.8 * self.seconds_per_round + 0.2 * row.seconds if self.seconds_per_round else row.seconds
-            )
+            before = self.seconds_per_round or row.seconds
+            self.seconds_per_round = SMOOTHING * before + (1 - SMOOTHING) * row.seconds
         if row.is_evaluated:
             self.accuracy = row.accuracy
             self.best = max(self.best, self.accuracy)
-            tested = [(a, name) for a, name in zip(row.required_evaluation.class_accuracy, self.classes, strict=True)
-                      if a is not None]  # fmt: skip
-            lowest, name = min(tested)
+            accuracies = zip(row.required_evaluation.class_accuracy, self.classes, strict=True)
+            lowest, name = min((a, name) for a, name in accuracies if a is not None)
             self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
 
     @property
     def time_left(self) -> str:
-        """The estimated time left; empty if it is unknown or the run has ended."""
+        """The estimated time left. Empty if it is unknown or the run has ended."""
         ahead = self.total - self.round
         return f"{format_duration(self.seconds_per_round * ahead)} left" if self.seconds_per_round and ahead else ""
 
@@ -76,7 +77,7 @@ class RunStatus:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration such as 9.5 s, 42 s, 3:07 or 1:02:03."""
+    """Format a duration as 9.5 s, 42 s, 3:07 or 1:02:03."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -89,7 +90,7 @@ class RunProgress(Callback):
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
         self.status: RunStatus | None = None
-        """The status of the current run; None between runs."""
+        """The status of the current run. None between runs."""
         self._noticed: set[str] = set()
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
@@ -123,13 +124,13 @@ class RunProgress(Callback):
 
 
 def _run_label(config: Config) -> str:
-    """Name a run by its method and seed. Settings of the method that are not its defaults tell its runs apart."""
+    """Name a run by its method, the settings that differ from the method's defaults, and its seed."""
     settings = ", ".join(f"{name}={value}" for name, value in changed_settings(config).items())
     return f"{config.method}{f' ({settings})' if settings else ''} seed {config.seed}"
 
 
 class LogLines(RunProgress):
-    """Prints lines for logs: at the start of a run, after each tenth of it (but not too often), and at its end."""
+    """Prints lines for logs: before the first run, after each tenth of a run (but not too often), and at its end."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -159,7 +160,7 @@ class LogLines(RunProgress):
 
 
 def _describe(prepared: Prepared) -> str:
-    """One line on what a run trains, and how."""
+    """Describe in one line what a run trains, and how."""
     config, clients = prepared.config, prepared.federation.clients
     return (
         f"{config.method} on {config.data}, {clients} client{'s' * (clients != 1)}, {config.model}: "
@@ -233,13 +234,13 @@ def _stopped(round_: int) -> typer.Exit:
 
 
 class Observers(NamedTuple):
-    """What shows or logs a run besides the terminal."""
+    """Where a run is shown or logged besides the terminal."""
 
     live: bool = False
     log: str | None = None
     """Names of tracking tools, comma-separated."""
     rank_by: str = DEFAULT_METRIC
-    """What decides which method is best."""
+    """The metric that decides which method is best."""
 
 
 def run_one(prepared: Prepared, folder: Path, quiet: bool, observers: Observers) -> Result:
@@ -279,7 +280,7 @@ def _set_threads(config: Config) -> None:
 def _callbacks(
     observers: Observers, folder_of: FolderOf, folders: Sequence[Path], quiet: bool
 ) -> Iterator[list[Callback]]:
-    """Yield callbacks that show progress and log to trackers; serve the live report meanwhile if requested."""
+    """Yield callbacks that show progress and log to trackers. Inside the block, serve the live report if requested."""
     trackers: list[Callback] = []
     if observers.log is not None:
         from fedskew.tracking.choice import make_trackers

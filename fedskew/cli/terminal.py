@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-_PLAIN = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
+_SIMILAR = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
+"""An ASCII character for each of the other characters that the program prints."""
 
 
 def allow_any_encoding() -> None:
@@ -24,7 +25,7 @@ def allow_any_encoding() -> None:
 def _replace_by_similar(error: UnicodeError) -> tuple[str | bytes, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    text = error.object[error.start : error.end].translate(_PLAIN)
+    text = error.object[error.start : error.end].translate(_SIMILAR)
     return "".join(c if c.isascii() else "?" for c in text), error.end
 
 

@@ -50,15 +50,15 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
     seeds = len(comparison.methods[0].counted)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
-        shade = colour(method.style)
+        shade = colour(method.index)
         axes.plot(
             rounds,
             100 * accuracies.mean(axis=0),
             label=escape_math(method.label),
             linewidth=1.6,
             color=shade,
-            linestyle=line_style(method.style),
-            marker=symbol(method.style),
+            linestyle=line_style(method.index),
+            marker=symbol(method.index),
             markersize=4,
             markevery=max(1, len(rounds) // 10),
         )
@@ -84,8 +84,8 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
     axes.set_xlabel("class")
     if len(classes) > MAX_NUMBERS:
         return
-    long = max(map(len, classes)) > 3
-    axes.set_xticks(range(len(classes)), labels=[escape_math(name) for name in classes], rotation=45 if long else 0)
+    rotation = 45 if max(map(len, classes)) > 3 else 0  # longer names would overlap
+    axes.set_xticks(range(len(classes)), labels=[escape_math(name) for name in classes], rotation=rotation)
     for (row, column), value in np.ndenumerate(cells):
         if np.isfinite(value):
             shade = text_colour(image, value)

@@ -34,7 +34,7 @@ MAX_SETTINGS = 4
 
 @dataclass(frozen=True)
 class Chapter:
-    """The verdict and the sections of one setting."""
+    """The verdict and the sections of one setting, or of one race of methods."""
 
     title: str
     verdict: Sequence[str]
@@ -51,6 +51,7 @@ class Document:
     summary: Section | None
     """The overview, if there are several settings."""
     problems: Sequence[str]
+    """One line for each run that could not be read."""
 
     @property
     def sections(self) -> list[Section]:
@@ -63,18 +64,18 @@ class Document:
 
 
 def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFAULT_METRIC) -> Document:
-    """Build the report of these runs. Features take a few seconds per method and need the data."""
+    """Build the report of these runs. The section on features takes a few seconds per method and needs the data."""
     found = comparisons(loaded.runs, rank_by)
-    many = len(found) > 1
-    shown = found if len(found) <= MAX_SETTINGS else []
+    has_several = len(found) > 1
+    detailed = found if len(found) <= MAX_SETTINGS else []
     chapters = [_race_chapter(race, i) for i, race in enumerate(loaded.races)]
-    chapters += [_chapter(comparison, i if many else None, with_features) for i, comparison in enumerate(shown)]
-    summary = overview(found) if many else None
-    if summary is not None and not shown:
+    chapters += [_chapter(one, i if has_several else None, with_features) for i, one in enumerate(detailed)]
+    summary = overview(found) if has_several else None
+    if summary is not None and not detailed:
         note = f"{len(found)} settings are too many to show in detail; for details, report on the runs of one setting."
         summary = replace(summary, words=[*summary.words, note])
-    if many:
-        title = f"{sum(len(s.runs) for s in found)} runs in {len(found)} settings"
+    if has_several:
+        title = f"{sum(len(comparison.runs) for comparison in found)} runs in {len(found)} settings"
     else:
         title = setting_name(found[0].config) if found else chapters[0].title
     return Document(title, chapters, summary, loaded.unreadable)
@@ -87,6 +88,7 @@ def _race_chapter(race: RaceRecord, number: int) -> Chapter:
 
 
 def _chapter(comparison: Comparison, number: int | None, with_features: bool) -> Chapter:
+    """Build a chapter. Only chapters of several settings have a number."""
     sections = [
         results(comparison),
         curves(comparison),

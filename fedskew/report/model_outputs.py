@@ -19,9 +19,9 @@ from fedskew.randomness import permutation
 from fedskew.results import Result
 
 Floats = npt.NDArray[np.float64]
-BATCH = 500
+BATCH_SIZE = 500
 DRAWN_SAMPLES = 600
-"""Samples that t-SNE and PCA draw. They are enough to show clusters, and take about two seconds."""
+"""Samples in the charts of t-SNE and PCA. They are enough to show clusters, and t-SNE takes about two seconds."""
 SAMPLES = 2000
 """Samples on which the model is run, for means by class."""
 
@@ -65,8 +65,8 @@ class ModelOutputs:
         shown = self.features[:DRAWN_SAMPLES]
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower
-            places = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
-        return np.asarray(places, np.float64)
+            embedded = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
+        return np.asarray(embedded, np.float64)
 
 
 def model_outputs(run: Result) -> ModelOutputs:
@@ -77,11 +77,11 @@ def model_outputs(run: Result) -> ModelOutputs:
     dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
     samples = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
-    rows = _balanced(dataset)
+    rows = _choose_balanced(dataset)
     features, probabilities = [], []
     with torch.no_grad():
-        for first in range(0, len(rows), BATCH):
-            x = samples.inputs(torch.from_numpy(rows[first : first + BATCH]))
+        for first in range(0, len(rows), BATCH_SIZE):
+            x = samples.inputs(torch.from_numpy(rows[first : first + BATCH_SIZE]))
             hidden = encoder(x)
             logits = head(hidden)
             features.append(hidden.flatten(1).double().numpy())
@@ -97,13 +97,13 @@ def _dataset(name: str, folder: str | None, params: tuple[tuple[str, Any], ...])
     return load(name, folder, **dict(params))
 
 
-def _balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
+def _choose_balanced(dataset: Dataset) -> npt.NDArray[np.int64]:
     """Choose test samples from each class in turn, in the same order for all runs."""
     y = dataset.test.y
     shuffled = permutation(len(y), 0, "report features")
     rank = np.zeros(len(y), np.int64)
     for c in range(len(dataset.classes)):
-        of_class = shuffled[y[shuffled] == c]
-        rank[of_class] = np.arange(len(of_class))
+        class_rows = shuffled[y[shuffled] == c]
+        rank[class_rows] = np.arange(len(class_rows))
     order = np.argsort(rank[shuffled], kind="stable")
     return np.asarray(shuffled[order][:SAMPLES], np.int64)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
 
 SHADES = " ░▒▓█"
+"""A blank for no samples, then darker shades for more samples."""
 ASCII_SHADES = " .:*#"
 COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
 LEVELS = len(SHADES) - 1
@@ -64,8 +65,8 @@ class CountsMap:
         grid = _Grid.arrange(self.counts, self.clients, self.classes)
         shades = ASCII_SHADES if options.ascii_only else SHADES
         yield from grid.render(options.max_width, shades)
-        key = "counts" if grid.writes_counts(options.max_width) else _legend(grid.largest, shades)
-        yield Text(f"blank: none; {key}{self.note}", style="dim")
+        legend = "counts" if grid.writes_counts(options.max_width) else _legend(grid.largest, shades)
+        yield Text(f"blank: none; {legend}{self.note}", style="dim")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,14 +77,15 @@ class _Grid:
     rows: Sequence[str]
     columns: Sequence[str]
     across_kind: str
+    """What the columns are: `client` or `class`."""
 
     @classmethod
     def arrange(cls, counts: IntArray, clients: Sequence[str], classes: Sequence[str]) -> _Grid:
         if len(clients) > len(classes):
             numbered = [f"{c} {name}" if name != str(c) else f"class {c}" for c, name in enumerate(classes)]
             return cls(counts.T, numbered, clients, "client")
-        numbers = all(name == str(k) for k, name in enumerate(clients))
-        return cls(counts, [f"client {k}" for k in clients] if numbers else clients, classes, "class")
+        have_no_names = all(name == str(k) for k, name in enumerate(clients))
+        return cls(counts, [f"client {k}" for k in clients] if have_no_names else clients, classes, "class")
 
     @cached_property
     def largest(self) -> int:
@@ -128,10 +130,10 @@ class _Grid:
             names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
             return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]
         lines, digits = [], len(str(columns.stop - 1))
-        for place in range(digits):
-            marks = "".join(str(c).rjust(digits)[place].ljust(cell) for c in columns)
-            kind = self.across_kind if place == digits - 1 else ""
-            lines.append(Text(kind.ljust(self.margin) + marks, style="bold"))
+        for digit in range(digits):
+            numbers = "".join(str(c).rjust(digits)[digit].ljust(cell) for c in columns)
+            kind = self.across_kind if digit == digits - 1 else ""
+            lines.append(Text(kind.ljust(self.margin) + numbers, style="bold"))
         return lines
 
     def _line(self, row: int, columns: range, cell: int, shades: str) -> Text:
@@ -156,17 +158,17 @@ def _legend(largest: int, shades: str) -> str:
     return ", ".join(f"{shades[level]} up to {tops[level]}" for level in used)
 
 
-def class_table(fed: Federation, most: int | None = None) -> Table:
-    """List each client's samples, domain (if the data has domains), and vacant, minority and majority classes.
+def class_table(fed: Federation, max_clients: int | None = None) -> Table:
+    """List each client's number of samples, its domain if the data have domains, and its classes by kind.
 
-    `most` limits the number of clients listed.
+    A class is vacant, in the minority or in the majority. `max_clients` limits the number of clients listed.
     """
     table = Table(title="majority: more than an even share (samples / classes); minority: at most that; vacant: none")
     table.add_column("client", justify="left" if fed.client_names else "right")
     table.add_column("samples", justify="right")
     for heading in (*(("domain",) if fed.domains else ()), "vacant", "minority", "majority"):
         table.add_column(heading)
-    for k, name in enumerate(fed.client_labels[:most]):
+    for k, name in enumerate(fed.client_labels[:max_clients]):
         groups = (fed.vacant(k), fed.minority(k), fed.majority(k))
         listed = (_listed(group, fed.dataset.classes) for group in groups)
         table.add_row(name, str(fed.sizes[k]), *fed.domains[k : k + 1], *listed)
@@ -177,13 +179,13 @@ def _listed(group: Sequence[int], names: Sequence[str]) -> str:
     """List class names. If there are many classes, list their numbers as ranges."""
     if len(names) <= 20:
         return ", ".join(names[c] for c in group) or "-"
-    runs: list[list[int]] = []
+    ranges: list[list[int]] = []
     for c in group:
-        if runs and c == runs[-1][1] + 1:
-            runs[-1][1] = c
+        if ranges and c == ranges[-1][1] + 1:
+            ranges[-1][1] = c
         else:
-            runs.append([c, c])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"
+            ranges.append([c, c])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges) or "-"
 
 
 def save_map(fed: Federation, path: str | os.PathLike[str]) -> None:
@@ -223,13 +225,13 @@ def _save_picture(fed: Federation, target: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     draw_map(fed, axes)
-    stamp = {"Date": None} if target.suffix.lower() == ".svg" else {}
+    metadata = {"Date": None} if target.suffix.lower() == ".svg" else {}  # without a date, the file is reproducible
     with matplotlib.rc_context({"svg.hashsalt": "fedskew"}):
-        figure.savefig(target, dpi=150, metadata=stamp)
+        figure.savefig(target, dpi=150, metadata=metadata)
 
 
 def draw_map(fed: Federation, axes: Axes) -> None:
-    """Draw the map as in the papers: clients run across, classes up, with bubbles if there are few of them."""
+    """Draw the map as in the papers, with clients across and classes up. Few clients and classes get bubbles."""
     marks: ScalarMappable
     if max(fed.clients, fed.classes) <= BUBBLES_UP_TO:
         client, label = np.nonzero(fed.label_counts)

@@ -16,40 +16,44 @@ MAX_ROWS = 12
 
 
 def final_table(race: RaceRecord) -> Table:
-    """The finalists, the best mean over all splits first; they are compared with FedAvg on the fresh splits."""
+    """List the finalists, the one with the best mean over all splits first.
+
+    Their gain over FedAvg is measured on fresh splits, which the race did not use.
+    """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("method", "lr", "mean %", "gain", "interval", "compute", "traffic", "reveals"):
-        words = heading in ("method", "reveals")  # these may take several lines; numbers may not
+        is_text = heading in ("method", "reveals")  # text may be wrapped, numbers may not
         width = len("nothing") if heading == "reveals" else None
         table.add_column(
-            heading, no_wrap=not words, overflow="fold", min_width=width, justify="left" if words else "right"
+            heading, no_wrap=not is_text, overflow="fold", min_width=width, justify="left" if is_text else "right"
         )
-    for place, one in enumerate(race.final):
-        style = "bold" if place == race.chosen else ""
-        table.add_row(*(Text(cell, style=style) for cell in _cells(one)))
+    for index, finalist in enumerate(race.final):
+        style = "bold" if index == race.chosen else ""
+        table.add_row(*(Text(cell, style=style) for cell in _cells(finalist)))
     if has_intervals(race.final):
         table.caption, table.caption_justify = INTERVAL_NOTE, "left"
     return table
 
 
 def has_intervals(final: Sequence[Finalist]) -> bool:
-    return any(one.difference is not None and one.difference.low is not None for one in final)
+    return any(finalist.difference is not None and finalist.difference.low is not None for finalist in final)
 
 
-def _cells(one: Finalist) -> list[str]:
-    standing, difference = one.standing, one.difference
-    lead, interval = "", ""
+def _cells(finalist: Finalist) -> list[str]:
+    standing, difference = finalist.standing, finalist.difference
+    gain, interval = "", ""
     if difference is not None:
-        lead = signed(difference.mean)
+        gain = signed(difference.mean)
         if difference.low is not None and difference.high is not None:
             interval = f"{signed(difference.low)} to {signed(difference.high)}"
-    costs = [f"×{ratio:.2f}" for ratio in (one.compute, one.traffic)]
-    return [standing.label, f"{standing.lr:g}", f"{100 * one.overall:.1f}", lead, interval, *costs, one.reveals]
+    costs = [f"×{ratio:.2f}" for ratio in (finalist.compute, finalist.traffic)]
+    mean = f"{100 * finalist.overall:.1f}"
+    return [standing.label, f"{standing.lr:g}", mean, gain, interval, *costs, finalist.reveals]
 
 
 def standings_table(title: str, standings: Sequence[Standing]) -> Table:
-    """The best candidates so far, with the difference from the best FedAvg on the same splits."""
+    """List the best candidates so far, with their lead over the best FedAvg candidate on the same splits."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "method", "learning rate", "splits", "mean %", "over FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -58,15 +62,15 @@ def standings_table(title: str, standings: Sequence[Standing]) -> Table:
     if baseline is not None and baseline not in shown:
         shown[-1] = baseline
     for standing in shown:
-        place = str(standings.index(standing) + 1)
+        rank = str(standings.index(standing) + 1)
         lead = "" if baseline is None else mean_lead(standing, baseline)
-        cells = (place, standing.label, f"{standing.lr:g}", str(len(standing.scores)), f"{100 * standing.mean:.1f}")
+        cells = (rank, standing.label, f"{standing.lr:g}", str(len(standing.scores)), f"{100 * standing.mean:.1f}")
         table.add_row(*map(Text, (*cells, lead)), style="bold" if standing is baseline else "")
     return table
 
 
 def mean_lead(standing: Standing, baseline: Standing) -> str:
-    """The mean difference in points over the splits that both have."""
+    """Format the mean difference over the splits that both have, in points. Empty if there is none."""
     common = standing.scores.keys() & baseline.scores.keys()
     if not common or standing is baseline:
         return ""
@@ -74,5 +78,5 @@ def mean_lead(standing: Standing, baseline: Standing) -> str:
 
 
 def signed(share: float) -> str:
-    """A difference in points."""
+    """Format a difference in points, with its sign."""
     return f"{100 * share:+.1f}".replace("-", "−")

@@ -14,14 +14,13 @@ from fedskew.metrics.site_scores import fairness
 from fedskew.results import Comparison, MethodRuns, Result
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
-BAR = 30
+BAR_LENGTH = 30
 MAX_CLASSES = 20
 """The most bars shown. With more classes, those with the lowest accuracy are shown."""
 CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. The ranking metric moves to the front. If it is not one of these, the last of
-them is left out."""
+"""The metrics of the comparison table. The ranking metric comes first, and the table has three metrics in all."""
 COMPARISON_NAME_WIDTH = 12
 """In a narrow terminal, longer method names are wrapped in the comparison table, to leave room for lost classes."""
 
@@ -42,8 +41,8 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
         table.add_row("  best", metric.text(best), f"after round {best_round}")
     table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
     table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
-    tail = curve.mean_last
-    table.add_row("  mean of last", _percent(tail.accuracy), f"rounds {tail.first_round} to {tail.last_round}")
+    mean = curve.mean_last
+    table.add_row("  mean of last", _percent(mean.accuracy), f"rounds {mean.first_round} to {mean.last_round}")
     worst = evaluation.worst_class
     names = [name for name, a in zip(result.classes, result.class_accuracy, strict=True) if a == worst]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -67,7 +66,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
 
 
 def _score_rows(result: Result) -> list[tuple[str, str, str]]:
-    """AUROC and calibration of the final model, as far as they are known."""
+    """List AUROC, calibration and other scores of the final model. Unknown scores are left out."""
     scores = result.scores
     if scores is None:
         return []
@@ -86,19 +85,19 @@ def _score_rows(result: Result) -> list[tuple[str, str, str]]:
 
 def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -> Table:
     """Show one bar per class. If there are many classes, show those with the lowest accuracy."""
-    tested = [(name, a) for name, a in zip(classes, class_accuracy, strict=True) if a is not None]
+    shown = [(name, a) for name, a in zip(classes, class_accuracy, strict=True) if a is not None]
     title = "accuracy by class"
-    if len(tested) > MAX_CLASSES:
-        tested = sorted(tested, key=lambda item: item[1])[:MAX_CLASSES]
+    if len(shown) > MAX_CLASSES:
+        shown = sorted(shown, key=lambda item: item[1])[:MAX_CLASSES]
         title = f"the {MAX_CLASSES} of {len(classes)} classes with the lowest accuracy"
     table = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, a in tested:
-        table.add_row(Text(name[:20]), Text("█" * round(BAR * a), style=colour(a)), _percent(a))
+    for name, a in shown:
+        table.add_row(Text(name[:20]), Text("█" * round(BAR_LENGTH * a), style=colour(a)), _percent(a))
     return table
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Show one row per method, in the given order, and mark the best by the ranking metric, reference bounds aside."""
+    """Show one row per method, in the given order. Mark the best by the ranking metric, apart from reference bounds."""
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
@@ -111,9 +110,9 @@ def comparison_table(comparison: Comparison) -> Table:
     best = comparison.best
     top = None if best is None else comparison.score(best).mean
     for method in methods:
-        marked = best is not None and not method.is_reference_bound and comparison.score(method).mean == top
+        is_best = best is not None and not method.is_reference_bound and comparison.score(method).mean == top
         table.add_row(
-            Text(method.label + (" *" if marked else ""), style="bold" if marked else ""),
+            Text(method.label + (" *" if is_best else ""), style="bold" if is_best else ""),
             *(metric.cell(method.over_seeds(metric.value), 1) for metric in shown),
             _list_lost_classes(method, comparison.classes),
             f"{sum(run.seconds for run in method.runs):.1f} s",
@@ -129,7 +128,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def class_accuracy_table(comparison: Comparison, width: int) -> Table:
-    """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst."""
+    """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst ones."""
     methods, classes = comparison.methods, comparison.classes
     margin = min(CLASS_TABLE_NAME_WIDTH, max(len(method.label) for method in methods)) + 4
     cell = min(9, max(3, *(len(name) for name in classes)))

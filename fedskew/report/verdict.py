@@ -1,4 +1,4 @@
-"""The conclusion in words: which method is best, by how much, whether that is significant, which classes change."""
+"""The conclusion in words: which method is best, by how much, whether that is significant, and which classes change."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fedskew.results.ranking import DEFAULT_METRIC
 from fedskew.results.significance import MAX_SEEDS, MIN_SEEDS, Difference
 
 NOTABLE = 0.01
-"""Smaller differences are not mentioned."""
+"""Smaller changes of a class's accuracy are not mentioned."""
 MUCH = 0.05
-"""A worst class that is better by this is much better."""
+"""A method has a much better worst class if its accuracy is higher by this."""
 MAX_CLASSES = 5
+"""The most classes that a sentence lists."""
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Sentences, the most important ones first."""
+    """Write the conclusion as sentences, the most important ones first."""
     ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
@@ -37,16 +38,16 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def conclusion(comparison: Comparison) -> list[str]:
-    """Which method is best, by how much and whether that is significant; nothing if fewer than two compete."""
+    """Say which method is best, by how much, and whether that is significant. Empty if fewer than two compete."""
     methods, baseline = comparison.competing, comparison.baseline
     if len(methods) < 2:
         return []
     best, second = methods[:2]
     against = {method.label: d for method, d in zip(methods[1:], comparison.differences(), strict=True)}
     lead = against[second.label]
-    equal = lead is not None and lead.is_zero
-    sentences = [*_on_fewer_seeds(comparison), _best(best, second if equal else None, comparison)]
-    sentences += [] if equal else [_lead(second, lead, comparison)]
+    are_equal = lead is not None and lead.is_zero
+    sentences = [*_on_fewer_seeds(comparison), _best(best, second if are_equal else None, comparison)]
+    sentences += [] if are_equal else [_lead(second, lead, comparison)]
     if unproven := [
         method for method in methods[2:] if method is not baseline and _not_significant(against[method.label])
     ]:
@@ -60,19 +61,19 @@ def conclusion(comparison: Comparison) -> list[str]:
 
 
 def _unfinished(comparison: Comparison) -> list[str]:
-    unfinished = [method for method in comparison.methods if len(method.finished) < len(method.runs)]
+    unfinished = [method for method in comparison.methods if len(method.finished_runs) < len(method.runs)]
     if not unfinished:
         return []
-    if not any(method.finished for method in comparison.methods):
+    if not any(method.finished_runs for method in comparison.methods):
         rounds = [run.last_round for method in comparison.methods for run in method.counted]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
-    return [f"Unfinished: {', '.join(map(_standing, unfinished))}; only finished runs count if a method has any."]
+    return [f"Unfinished: {', '.join(map(_progress, unfinished))}; only finished runs count if a method has any."]
 
 
-def _standing(method: MethodRuns) -> str:
+def _progress(method: MethodRuns) -> str:
     rounds = [run.last_round for run in method.counted]
-    far = f", shown after round {_span(rounds)}" if rounds and not method.finished else ""
-    return f"{method.label} ({len(method.finished)} of {len(method.runs)} runs finished{far})"
+    shown = f", shown after round {_span(rounds)}" if rounds and not method.finished_runs else ""
+    return f"{method.label} ({len(method.finished_runs)} of {len(method.runs)} runs finished{shown})"
 
 
 def _span(rounds: Sequence[int]) -> str:
@@ -96,17 +97,16 @@ def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) ->
 
 
 def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    """How the best method changes classes, its weakest class, and its cost."""
+    """Say how the best method changes classes, which class is its weakest, and what it costs."""
     best, baseline, sentences = methods[0], comparison.baseline, []
     if baseline is not None and baseline is not best and baseline.counted:
         sentences += _classes(best, baseline, comparison.classes)
-    return [*sentences, *_weakest(best, comparison, f"{best.label}'s"), *_cost(best, baseline, best.label)]
+    return [*sentences, *_weakest(best, comparison, f"{best.label}'s"), *_cost(best, baseline)]
 
 
 def _on_fewer_seeds(comparison: Comparison) -> list[str]:
     common = comparison.common_seeds
-    have = {len(method.counted) for method in comparison.competing}
-    if len(have) == 1 and have == {len(common)}:
+    if {len(method.counted) for method in comparison.competing} == {len(common)}:
         return []
     if not common:
         return ["The methods have no seed in common, so their order also depends on the seeds."]
@@ -138,7 +138,7 @@ def _over_baseline(
 
 
 def _significance(difference: Difference, comparison: Comparison) -> str:
-    """Whether a difference is significant, and how many seeds would settle it if not."""
+    """Say whether a difference is significant. If not, say how many seeds would settle it."""
     if difference.seeds < MIN_SEEDS:
         seen = "one seed" if difference.seeds == 1 else f"better with {difference.wins} of {difference.seeds} seeds"
         return f" ({seen}); a test needs at least {MIN_SEEDS} seeds: --seeds {MIN_SEEDS}"
@@ -169,7 +169,7 @@ def _seeds_needed(difference: Difference) -> str:
 
 
 def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
-    """A method that serves the rare classes much better than the best one."""
+    """Name a method with a better macro F1 and a much better worst class than the best method."""
     best = methods[0]
     f1, worst = best.macro_f1.mean, best.worst_class.mean
     fairer = [m for m in methods[1:] if m.macro_f1.mean > f1 and m.worst_class.mean >= worst + MUCH]
@@ -185,7 +185,7 @@ def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
-    """Class by class, over the seeds that both methods have."""
+    """Name the classes that change most, over the seeds that both methods have."""
     common = {run.seed for run in best.counted} & {run.seed for run in baseline.counted}
     if not common:
         return []
@@ -209,32 +209,34 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
     return sentences
 
 
-def _weakest(method: MethodRuns, comparison: Comparison, its: str) -> list[str]:
+def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str]:
     mean = method.class_accuracy
     if not np.isfinite(mean).any():
         return []
     worst = int(np.nanargmin(mean))
     lost = [comparison.classes[c] for c in lost_classes(mean)]
-    weakest = f"{its} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
+    weakest = f"{owner} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{weakest}; no class is lost."]
     more = f" and {len(lost) - MAX_CLASSES} more" if len(lost) > MAX_CLASSES else ""
     return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {', '.join(lost[:MAX_CLASSES])}{more}."]
 
 
-def _cost(best: MethodRuns, baseline: MethodRuns | None, it: str) -> list[str]:
-    """The cost relative to FedAvg. Only finished runs count, because an unfinished one costs less."""
-    if baseline is None or baseline is best or not (best.finished and baseline.finished):
+def _cost(best: MethodRuns, baseline: MethodRuns | None) -> list[str]:
+    """Say what the best method costs, relative to FedAvg. Unfinished runs do not count, because they cost less."""
+    if baseline is None or baseline is best or not (best.finished_runs and baseline.finished_runs):
         return []
-    ratios, known = [], False
+    ratios, is_known = [], False
     for key, what in (("compute", "computation"), ("bytes", "communication")):
-        own, its = _mean_cost(best, key), _mean_cost(baseline, key)
-        known |= bool(own and its)
-        if own and its and abs(own / its - 1) >= 0.005:
-            ratios.append(f"{own / its:.2f} times the {what} of {baseline.label}")
+        cost, baseline_cost = _mean_cost(best, key), _mean_cost(baseline, key)
+        if not cost or not baseline_cost:
+            continue
+        is_known = True
+        if abs(cost / baseline_cost - 1) >= 0.005:  # a smaller difference is printed as 1.00
+            ratios.append(f"{cost / baseline_cost:.2f} times the {what} of {baseline.label}")
     if ratios:
-        return [f"{it} costs {' and '.join(ratios)}."]
-    return [f"{it} costs no more than {baseline.label}."] if known else []
+        return [f"{best.label} costs {' and '.join(ratios)}."]
+    return [f"{best.label} costs no more than {baseline.label}."] if is_known else []
 
 
 def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
@@ -259,12 +261,12 @@ def signed(points: float, digits: int = 0) -> str:
 
 def _counts_samples(comparison: Comparison) -> bool:
     """Whether the score is the share of test samples that are predicted correctly."""
-    return comparison.rank_by == DEFAULT_METRIC and not comparison.multi_label
+    return comparison.rank_by == DEFAULT_METRIC and not comparison.is_multi_label
 
 
 def _several_labels(comparison: Comparison) -> list[str]:
     """Warn that rare labels make the accuracy of any model high."""
-    if not comparison.multi_label or comparison.rank_by != DEFAULT_METRIC:
+    if not comparison.is_multi_label or comparison.rank_by != DEFAULT_METRIC:
         return []
     return [
         "Samples have several labels, so accuracy is the share of correct decisions, which is high if labels are rare: "

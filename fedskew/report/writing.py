@@ -42,13 +42,14 @@ def write_report(
 ) -> Report:
     """Write one self-contained HTML page about runs to `path`. `runs` are results, or folders of runs.
 
-    `features` takes a few seconds per method and needs the data. With `figures`, every figure of the page is also saved
-    in that folder, in the given `formats`: `png`, `svg`, `pdf`, or several as in `svg,pdf`. `rank_by` decides
-    which method is best: accuracy, macro-f1, auroc and others (`results.ranking.METRICS`).
+    `features` adds charts of the models' features. They take a few seconds per method and need the data. With
+    `figures`, every figure of the page is also saved in that folder, in the given `formats`: `png`, `svg`, `pdf`, or
+    several as in `svg,pdf`. `rank_by` is the metric that decides which method is best: accuracy, macro-f1, auroc or
+    another one (`results.ranking.METRICS`).
     """
     target, kinds = page_path(path), parse_formats(formats)
-    place = None if figures is None else Path(figures)
-    return write_loaded(load_runs_and_races(_folders(runs)), target, features, place, kinds, rank_by)
+    figures_folder = None if figures is None else Path(figures)
+    return write_loaded(load_runs_and_races(_folders(runs)), target, features, figures_folder, kinds, rank_by)
 
 
 def write_loaded(
@@ -77,10 +78,10 @@ def _folders(runs: Runs | Iterable[Runs]) -> list[str | Path]:
         raise UserError("no runs given; expected run folders, or folders of run folders")
     folders: list[str | Path] = []
     for run in several:
-        place = run.folder if isinstance(run, Result) else run
-        if place is None:
+        folder = run.folder if isinstance(run, Result) else run
+        if folder is None:
             raise UserError("a report needs runs saved in a folder; pass out='runs/NAME' to fedskew.run")
-        folders.append(place)
+        folders.append(folder)
     return folders
 
 
@@ -97,7 +98,7 @@ def _answer(content: Document) -> Iterator[str]:
 
 
 def page_path(out: str | Path) -> Path:
-    """Refuse a file name that does not end in .html, before any run is read."""
+    """Return the path of the page. Refuse a file name that does not end in .html, before any run is read."""
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write a page to {str(out)!r}; expected a file that ends in .html")
@@ -105,7 +106,7 @@ def page_path(out: str | Path) -> Path:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically, and make its folder if necessary."""
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_file(target, text)

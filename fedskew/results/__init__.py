@@ -1,11 +1,11 @@
 """The results of runs, in types that reports, figures, tables, trackers, exports and commands share.
 
 - A round: `RoundRow` (`experiment/round/record.py`). A new metric per round is one field there.
-- A run: `Result` (`experiment/result.py`), just ended or read by `load_run`. Its model is loaded when first used.
+- A run: `Result` (`experiment/result.py`), which `run` returns and `load_run` reads from a folder.
 - Several runs: `load_runs`, which looks for run folders.
 - Methods on the same federations: `Comparison`, with one `MethodRuns` per method. `compare` runs the methods and
-  returns one; `compare_runs` makes one from existing runs. It has the means over seeds, the ranking and the
-  significance of differences. `ranking.py` has the metrics that can decide which method is best.
+  returns a comparison. `compare_runs` makes one from existing runs. A comparison has the means over seeds, the ranking
+  and the significance of differences. `ranking.py` has the metrics that can decide which method is best.
 - A sweep: one `Comparison` per setting, made by `comparisons`.
 """
 

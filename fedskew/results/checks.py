@@ -1,4 +1,4 @@
-"""Check whether finished runs from any folders can be put into one table."""
+"""Check that runs from any folders can be put into one table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 
 
 def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Compare these runs. Refuse any that is unfinished, repeated, or has other classes or seeds than the rest."""
+    """Compare these runs. Refuse unfinished runs, two runs with one seed, and runs with different classes or seeds."""
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
@@ -20,21 +20,23 @@ def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) ->
     comparison = compare_runs(runs, rank_by=rank_by)
     if len(comparison.runs) < len(runs):
         kept = comparison.runs
-        twice = next(run for run in runs if run not in kept)
+        extra = next(run for run in runs if run not in kept)
         raise UserError(
-            f"method {twice.method!r} has two runs with the same seed {twice.seed}; expected one run per seed"
+            f"method {extra.method!r} has two runs with the same seed {extra.seed}; expected one run per seed"
         )
     first = comparison.methods[0]
     expected = [run.seed for run in first.runs]
     for method in comparison.methods:
         seeds = [run.seed for run in method.runs]
         if seeds != expected:
-            raise UserError(f"method {method.label!r} has seeds {seeds}, {first.label!r} {expected}; expected the same")
+            raise UserError(
+                f"method {method.label!r} has seeds {seeds}, but {first.label!r} has {expected}; expected equal seeds"
+            )
     return comparison
 
 
 def setting_differences(runs: Sequence[Result]) -> list[str]:
-    """One line that names the keys, other than method and seed, in which the runs differ. No line if there are none."""
+    """Return a line that names the keys, other than method and seed, in which the runs differ. Empty if none differ."""
     keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
     named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
     return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

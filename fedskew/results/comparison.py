@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 SCORE_KEYS = ("auroc", "auprc", "kappa", "log_loss", "brier", "ece")
-"""Keys of the JSON, of `to_frame` and of sweeps' tables that are names of ranking metrics, in Python's spelling."""
+"""Ranking metrics that the JSON, `to_frame` and the tables of sweeps also show, in Python's spelling."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class MethodRuns:
 
     label: str
     runs: tuple[Result, ...]
-    style: int = 0
-    """Position among the methods; it decides colour and line style in charts."""
+    index: int = 0
+    """Position among the methods of the comparison. Charts take the colour, the line style and their key from it."""
 
     @property
     def method(self) -> str:
@@ -48,24 +48,24 @@ class MethodRuns:
         return is_reference_bound(self.method)
 
     @property
-    def finished(self) -> tuple[Result, ...]:
+    def finished_runs(self) -> tuple[Result, ...]:
         return tuple(run for run in self.runs if run.finished and run.last is not None)
 
     @property
     def counted(self) -> tuple[Result, ...]:
-        """The runs that count in means and tables: the finished ones or, while there are none, all evaluated ones."""
-        return self.finished or tuple(run for run in self.runs if run.last is not None)
+        """The runs that count in means and tables: the finished ones. If there are none yet, all evaluated ones."""
+        return self.finished_runs or tuple(run for run in self.runs if run.last is not None)
 
     @property
     def first(self) -> Result | None:
-        """The run that stands for the method in figures of one run: the lowest seed that counts."""
+        """The run with the lowest seed in `counted`. It stands for the method in figures that show one run."""
         return self.counted[0] if self.counted else None
 
     def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
         return {run.seed: value(run) for run in self.counted}
 
     def over_seeds(self, value: Callable[[Result], float]) -> MeanStd:
-        """Mean and standard deviation over the seeds; NaN if nothing was evaluated yet."""
+        """Mean and standard deviation over the seeds. NaN if nothing was evaluated yet."""
         found = list(self.by_seed(value).values())
         return mean_std(found) if found else MeanStd(np.nan, np.nan)
 
@@ -82,13 +82,14 @@ class MethodRuns:
         return self.over_seeds(lambda run: run.evaluation.worst_class)
 
     def class_accuracies(self, seeds: set[int] | None = None) -> npt.NDArray[np.float64]:
-        """[seeds, classes]; NaN for a class without test samples."""
+        """Accuracies as [seeds, classes]. NaN for a class without test samples."""
         rows = [run.class_accuracy for run in self.counted if seeds is None or run.seed in seeds]
         return np.array([[np.nan if a is None else a for a in row] for row in rows], np.float64)
 
     @property
     def class_accuracy(self) -> npt.NDArray[np.float64]:
-        """[classes], mean over the seeds; NaN for a class without test samples. Empty if nothing was evaluated yet."""
+        """Accuracy by class, as the mean over the seeds. NaN for a class without test samples. Empty if nothing was
+        evaluated yet."""
         rows = self.class_accuracies()
         return np.asarray(rows.mean(axis=0), np.float64) if len(rows) else np.empty(0)
 
@@ -118,7 +119,7 @@ class MethodRuns:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """Methods on the same federations: same data, split and settings, several seeds."""
+    """Methods on the same federations, with the same data, splits and settings, and with several seeds."""
 
     label: str
     methods: tuple[MethodRuns, ...]
@@ -127,7 +128,7 @@ class Comparison:
 
     @property
     def metric(self) -> RankingMetric:
-        """What decides which method is best."""
+        """The metric that decides which method is best."""
         return find_metric(self.rank_by)
 
     def score(self, method: MethodRuns) -> MeanStd:
@@ -147,30 +148,31 @@ class Comparison:
         return next((run.classes for run in self.runs if run.classes), ())
 
     @property
-    def multi_label(self) -> bool:
+    def is_multi_label(self) -> bool:
         """Whether samples have any number of labels, instead of one class."""
         return self.config.task == "multi-label"
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64] | None:
-        """[clients, classes] of the first seed."""
+        """Number of samples, [clients, classes], with the first seed. None if no run has label counts."""
         return next((run.label_counts for run in self.runs if run.label_counts is not None), None)
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """What tables call the clients of the first seed: their names, or else their numbers."""
+        """The names of the first seed's clients, or else their numbers, for tables."""
         return next((run.client_labels for run in self.runs if run.label_counts is not None), ())
 
     @property
     def baseline(self) -> MethodRuns | None:
-        """Plain FedAvg, which the others are compared with."""
+        """Plain FedAvg, with which the other methods are compared. None if it is not among the methods."""
         return next((m for m in self.methods if m.method == "fedavg"), None)
 
     @property
     def ranking(self) -> list[MethodRuns]:
         """The methods with a result, the best first, then the reference bounds.
 
-        They are ranked on the seeds that all of them have or, if there are none, by the means of their own seeds.
+        Methods are ranked on the seeds that all of them have. If there are no such seeds, each method's mean is over
+        all its seeds.
         """
         common, merit = self.common_seeds, self.metric.merit
 
@@ -188,12 +190,12 @@ class Comparison:
 
     @property
     def best(self) -> MethodRuns | None:
-        """The best of `competing`; None if there is none, or nothing to compare it with."""
+        """The first of `competing`. None if it is empty, or if there is only one method."""
         return self.competing[0] if self.competing and len(self.ranking) > 1 else None
 
     @property
     def common_seeds(self) -> set[int]:
-        """The seeds that all evaluated methods share; reference bounds count only if there is nothing else."""
+        """The seeds that all evaluated methods share. Reference bounds count only if there are no other methods."""
         evaluated = [m for m in self.methods if m.counted]
         methods = [m for m in evaluated if not m.is_reference_bound] or evaluated
         seeds = [{run.seed for run in m.counted} for m in methods]
@@ -202,8 +204,8 @@ class Comparison:
     def differences(self) -> list[Difference | None]:
         """The lead of the best method over each of the others in `competing`, corrected for the number of comparisons.
 
-        It is the best minus the other, or the other minus the best if lower values are better. None where two methods
-        share no seed.
+        A lead is the best minus the other, or the other minus the best if lower values are better. It is None for a
+        method that shares no seed with the best one.
         """
         best, *others = [method.by_seed(self.metric.merit) for method in self.competing] or [{}]
         raw = [paired(best, other, self.metric.limit) for other in others]
@@ -222,7 +224,7 @@ class Comparison:
         }
 
     def _differences_json(self) -> list[dict[str, Any]]:
-        """The best method minus each other one. Values are null where there was no significance test."""
+        """The leads of `differences` as JSON. `significant` is null if there was no test."""
         found = zip(self.competing[1:], self.differences(), strict=True)
         return [
             {
@@ -301,7 +303,7 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Put runs side by side, by method and parameters, whatever else they differ in.
+    """Compare runs. Runs with the same method and parameters belong together, whatever else they differ in.
 
     `rank_by` decides which method is best: accuracy, macro-f1, auroc and others (`ranking.METRICS`).
     """
@@ -316,7 +318,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
 
 
 def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[Comparison]:
-    """One comparison per setting: runs that differ in more than method and seed are kept apart."""
+    """Make one comparison per setting. A setting is everything in the configuration except the method and the seed."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
         grouped.setdefault(key_of(_setting_and_method(run.config)[0]), []).append(run)
@@ -328,14 +330,14 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
 
 
 def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:
-    """Order settings by the values that vary: numbers by size, before words."""
+    """Sort settings by the values that vary. Numbers are sorted by size and come before words."""
     values = flat(run.config)
     found = [values.get(key) for key in varied]
     return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, key_of(v)) for v in found]
 
 
 def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
-    """Keep the most advanced run of each seed: the same run twice, say with two engines, must not count twice."""
+    """Keep the most advanced run of each seed. A run that was repeated, perhaps with another engine, counts once."""
     best: dict[int, Result] = {}
     for run in group:
         before = best.get(run.seed)

@@ -1,4 +1,4 @@
-"""Reading runs from their folders: finished, unfinished or damaged, without loading any data if possible."""
+"""Read runs from their folders, whether finished, unfinished or damaged, without loading any data if possible."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.results.model import load_model
 from fedskew.results.race import RaceRecord, find_races, load_race
 
-DEPTH = 3
+MAX_DEPTH = 3
 """Levels below a given folder that are searched for runs."""
 
 
 def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
-    """Read the run in a folder, as far as it got. Its model is loaded when `result.model` is first used.
+    """Read the run in a folder, finished or not. Its model is loaded when `result.model` is first used.
 
-    Pass your module as `model` if the run trained a module of your own that was given as an object.
+    If the run trained a module that you passed as an object, pass the same module as `model`.
     """
     files = RunFolder(folder)
     config, history = files.config, files.rounds()
@@ -44,15 +44,16 @@ def load_run(folder: str | Path, model: nn.Module | None = None) -> Result:
 
 @dataclass(frozen=True)
 class LoadedRuns:
-    """Runs, one line about each folder that could not be read, and races of methods."""
+    """Runs, and races of methods, that were read from folders."""
 
     runs: Sequence[Result]
     unreadable: Sequence[str] = ()
+    """One line for each folder that could not be read."""
     races: Sequence[RaceRecord] = ()
 
 
 def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
-    """Read all runs in these folders; raise only if none can be read."""
+    """Read all runs in these folders. Raise a UserError only if none can be read."""
     runs: list[Result] = []
     unreadable: list[str] = []
     for folder in find_runs(paths):
@@ -66,7 +67,7 @@ def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
 
 
 def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
-    """Like `load_runs`, and also read the races that `fedskew choose` left in these folders or directly below them."""
+    """Read all runs in these folders, and the races that `fedskew choose` saved in them or directly below them."""
     folders = find_races(paths)
     races = [race for folder in folders if (race := load_race(folder)) is not None]
     with_runs = [path for path in paths if not races or _may_have_runs(Path(path))]
@@ -74,14 +75,14 @@ def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
-    """The run folders among these paths and up to three levels below them."""
+    """Find the run folders among these paths and up to three levels below them."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
             raise UserError(
                 f"no run folder {str(path)!r};{_suggestion(path)} expected one that `fedskew run` or `compare` made"
             )
-        inside = [path] if _is_run(path) else _runs_in(path, DEPTH)
+        inside = [path] if _is_run(path) else _runs_in(path, MAX_DEPTH)
         if not inside:
             raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
         found |= dict.fromkeys(inside)
@@ -89,12 +90,12 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _may_have_runs(path: Path) -> bool:
-    """Whether to pass it to `find_runs`: it has runs, or it is not a folder, which `find_runs` reports as an error."""
-    return not path.is_dir() or _is_run(path) or bool(_runs_in(path, DEPTH))
+    """Whether the path has runs. Also true if it is not a folder, because `find_runs` reports that as an error."""
+    return not path.is_dir() or _is_run(path) or bool(_runs_in(path, MAX_DEPTH))
 
 
 def _suggestion(path: Path) -> str:
-    """The existing folder with the most similar name."""
+    """Suggest the existing folder with the most similar name, if one is similar."""
     parent = path.parent
     existing = [inner.name for inner in parent.iterdir() if inner.is_dir()] if parent.is_dir() else []
     close = nearest(path.name, existing)

@@ -1,4 +1,4 @@
-"""The final model of a run, rebuilt from its folder."""
+"""Rebuild the final model of a run from its folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from fedskew.models import MODELS, DataShape, Field, adapted_model, make_model
 from fedskew.models.concatenation import with_encoders
 
 
-def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
-    """The model in float32, on the CPU and in eval mode; `own` is the user's module, if the run was given an object."""
+def load_model(folder: Path, module_object: nn.Module | None = None) -> nn.Module:
+    """Load the model in float32, on the CPU and in eval mode.
+
+    `module_object` is the user's module. It is needed if the run got its model as an object instead of a name.
+    """
     files = RunFolder(folder)
     tensors, meta = files.load_model()
     shape = _data_shape(files)
-    module = _fresh(files.config, shape, folder) if own is None else copy.deepcopy(own)
+    module = _make_model(files.config, shape, folder) if module_object is None else copy.deepcopy(module_object)
     module = with_encoders(adapted_model(module, shape), meta.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, files.model_path)
     module.eval()
@@ -31,16 +34,16 @@ def load_model(folder: Path, own: nn.Module | None = None) -> nn.Module:
 
 def _data_shape(files: RunFolder) -> DataShape:
     federation = (files.about() or {}).get("federation", {})
-    form = recorded_inputs(federation, files.path)
-    fields = tuple(Field(name, tuple(size), whole) for name, size, whole in form.get("fields", ()))
-    return DataShape(tuple(form["shape"]), len(federation["classes"]), form["vocabulary"], fields)
+    inputs = recorded_inputs(federation, files.path)
+    fields = tuple(Field(name, tuple(size), is_whole) for name, size, is_whole in inputs.get("fields", ()))
+    return DataShape(tuple(inputs["shape"]), len(federation["classes"]), inputs["vocabulary"], fields)
 
 
-def _fresh(config: Config, shape: DataShape, folder: Path) -> nn.Module:
+def _make_model(config: Config, shape: DataShape, folder: Path) -> nn.Module:
     if config.model not in MODELS and ":" not in config.model:
         raise UserError(
-            f"the model of {folder} is an object {config.model!r} of your program; pass it as model=, for instance "
-            "fedskew.export.export_run(folder, out, model=the_object)"
+            f"the model of {folder} is an object of your program, of class {config.model!r}; pass it as model=, for "
+            "instance fedskew.export.export_run(folder, out, model=the_object)"
         )
     return make_model(config.model, shape, config.seed)
 

@@ -12,11 +12,11 @@ from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
 
 IGNORED_KEYS = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
-"""Keys that may differ between runs of one experiment."""
+"""Keys that may differ between the runs of one setting."""
 
 
 def flat(config: Config) -> dict[str, Any]:
-    """The configuration under dotted keys, without the keys that may differ within one experiment."""
+    """The configuration under dotted keys, without `IGNORED_KEYS`."""
     values: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
         if isinstance(value, Mapping):
@@ -34,9 +34,9 @@ def varied_keys(configs: Sequence[Config]) -> list[str]:
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """One label per configuration: the method's name, with parameters if the method occurs several times.
+    """Return one label per configuration: the method's name, and the parameters in which it differs from its namesakes.
 
-    If several parameters differ, only those that are not at their defaults are shown.
+    If a method differs in several parameters, a label shows only those that are not at their defaults.
     """
     found = []
     for config in configs:
@@ -53,7 +53,7 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """Default parameters; none for a method that is not in the catalogue."""
+    """The default parameters of a method. Empty for a method that is not in the catalogue."""
     try:
         return make_method(method).params
     except UserError:
@@ -61,7 +61,7 @@ def _defaults(method: str) -> dict[str, object]:
 
 
 def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
-    """The varied keys that name a setting. A partition rule's parameter counts only if it varies within that rule."""
+    """The varied keys that name a setting. A rule parameter is left out if it is constant for each partition rule."""
     kept = []
     for key in varied:
         by_rule: dict[str, set[str]] = {}
@@ -75,14 +75,14 @@ def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
 
 
 def setting_label(config: Config, varied: Sequence[str]) -> str:
-    """The values that distinguish a setting or, if none vary, its data, split and model."""
+    """The values that distinguish a setting from others. If none vary, its data, split and model."""
     if not varied:
         return setting_name(config)
     values = flat(config)
-    apart = [key for key in varied if key in values and key != "partition.rule"]
-    shown = [f"{key.removeprefix('partition.')}={values[key]}" for key in apart]
+    other_keys = [key for key in varied if key in values and key != "partition.rule"]
+    shown = [f"{key.removeprefix('partition.')}={values[key]}" for key in other_keys]
     if "partition.rule" in varied:
-        shown.insert(0, _rule_name(config, without={key.removeprefix("partition.") for key in apart}))
+        shown.insert(0, _rule_name(config, without={key.removeprefix("partition.") for key in other_keys}))
     return ", ".join(shown)
 
 

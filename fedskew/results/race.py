@@ -1,4 +1,7 @@
-"""The record of a race of methods, as `fedskew choose` keeps it in `race.json` and the report reads it."""
+"""The record of a race of methods. `fedskew choose` saves it in `race.json`, and the report reads it.
+
+In a race, candidates are trained for more and more rounds, and after each rung only the best ones continue.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Standing:
     lr: float
     params: Mapping[str, Any]
     scores: Mapping[int, float]
-    """By seed; each seed has its own split."""
+    """Validation score by seed. Each seed has another split."""
     kept: bool
     """Whether the candidate goes on to the next rung."""
 
@@ -38,7 +41,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Rung:
-    """All candidates after some round, the best first."""
+    """All candidates after the same number of rounds, the best first."""
 
     rounds: int
     standings: tuple[Standing, ...]
@@ -46,28 +49,28 @@ class Rung:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A method of the final, compared with tuned FedAvg on the same fresh splits."""
+    """A method in the final, which compares methods with tuned FedAvg on splits that the race did not use."""
 
     standing: Standing
     overall: float
-    """Mean over all splits on which the candidate was trained to the end, those of the race included."""
+    """Mean score over all splits on which the candidate was trained to the end, including those of the race."""
     difference: Difference | None
-    """This method minus tuned FedAvg, corrected by Holm's method; None for FedAvg itself."""
+    """This method minus tuned FedAvg, corrected by Holm's method. None for FedAvg itself."""
     compute: float
     """Local computation, as a multiple of FedAvg's."""
     traffic: float
     """Bytes sent and received, as a multiple of FedAvg's."""
     time_ratio: float
-    """Measured time of a round, as a multiple of FedAvg's. The file has it under the key `seconds`."""
+    """Measured time of a round, as a multiple of FedAvg's. In `race.json`, its key is `seconds`, but it is a ratio."""
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
-    """What a local step costs besides FedAvg's forward and backward pass."""
+    """What a local step costs in addition to FedAvg's forward and backward pass."""
 
 
 @dataclass(frozen=True)
 class RaceRecord:
-    """A race so far. Only a finished one has an answer."""
+    """A race, finished or not. Only a finished race has an answer."""
 
     config: Mapping[str, Any]
     """The federation and the training settings that all candidates share."""
@@ -75,9 +78,9 @@ class RaceRecord:
     rank_by: str
     budget: str
     plan: Mapping[str, int] | None = None
-    """How thorough the race is."""
+    """The numbers of candidates, splits and rounds: the fields of `choose.budget.Plan`."""
     final_plan: Mapping[str, int] | None = None
-    """The plan, with its final reduced to what was left of the budget. None before the final."""
+    """The plan, with its final reduced to the budget that was left. None before the final."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
     """The best over all splits first."""
@@ -134,7 +137,7 @@ def _finalist(content: Mapping[str, Any]) -> Finalist:
 
 
 def load_race(folder: str | Path) -> RaceRecord | None:
-    """Read the race in a folder; None if there is none."""
+    """Read the race in a folder. None if there is none."""
     path = Path(folder) / RACE
     if not path.is_file():
         return None
@@ -147,7 +150,7 @@ def load_race(folder: str | Path) -> RaceRecord | None:
 
 
 def save_race(folder: Path, race: RaceRecord) -> None:
-    """Replace the record in a folder."""
+    """Write the record to a folder, or replace the one that is there."""
     write_file(folder / RACE, json.dumps(race.to_json(), indent=1, allow_nan=False) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""What decides which method is best: `--rank-by` on the command line, `rank_by=` in Python."""
+"""The metrics that can decide which method is best: `--rank-by` on the command line, `rank_by=` in Python."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ DEFAULT_METRIC = "accuracy"
 
 @dataclass(frozen=True)
 class RankingMetric:
-    """A metric of a run. The method with the highest mean over the seeds is best, or the one with the lowest."""
+    """A metric of a run. Methods are ranked by its mean over the seeds."""
 
     name: str
-    """As users write it."""
+    """The name that users write."""
     label: str
     measure: str | None = None
-    """The attribute of an `Evaluation` that has the value, after every evaluated round."""
+    """The attribute of `Evaluation` with the value. Every evaluated round has one."""
     score: str | None = None
-    """The attribute of `Scores` that has the value, only after the last round."""
+    """The attribute of `Scores` with the value. Only the final model has one."""
     lower_is_better: bool = False
     percent: bool = True
-    """Whether it is shown in percent."""
+    """Whether values are shown in percent."""
     limit: float = 1.0
     """The largest possible difference of two values."""
 
     def value(self, run: Result) -> float:
-        """The run's value after its last round; NaN if it has none."""
+        """The run's value after its last round. NaN if it has none."""
         if self.measure is None:
             return _number(getattr(run.scores, self.score or "", None))
         return _number(getattr(run.evaluation, self.measure))
@@ -42,7 +42,7 @@ class RankingMetric:
         return self.sign * self.value(run)
 
     def curve(self, run: Result) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model and the value after each; only the last one for scores."""
+        """The evaluated rounds of the global model and the value after each. For scores, only the last round."""
         if self.measure is None:
             return [(run.last_round, self.value(run))]
         return [(round_, _number(getattr(found, self.measure))) for round_, found in run.evaluations.items()]
@@ -53,7 +53,7 @@ class RankingMetric:
 
     @property
     def best_word(self) -> str:
-        """What the best value is: highest or lowest."""
+        """The word for the best value: highest or lowest."""
         return "lowest" if self.lower_is_better else "highest"
 
     @property
@@ -63,21 +63,21 @@ class RankingMetric:
 
     @property
     def scale(self) -> int:
-        """What values are multiplied by to be shown."""
+        """The factor by which shown values are multiplied."""
         return 100 if self.percent else 1
 
     def text(self, value: float) -> str:
-        """A value with its unit."""
+        """Format a value with its unit."""
         if math.isnan(value):
             return "–"
         return f"{100 * value:.1f} %" if self.percent else f"{value:.3f}"
 
     def cell(self, values: MeanStd, digits: int) -> str:
-        """Mean and deviation without a unit. Values that are not in percent have two more digits."""
+        """Format mean and deviation without a unit. Values that are not in percent get two more digits."""
         return values.in_percent(digits) if self.percent else values.as_numbers(digits + 2)
 
     def amount(self, difference: float) -> str:
-        """The size of a difference."""
+        """Format a difference with its unit."""
         return f"{100 * difference:.1f} points" if self.percent else f"{difference:.3f}"
 
 
@@ -103,7 +103,7 @@ METRICS = {
 
 
 def find_metric(name: str) -> RankingMetric:
-    """The metric of this name, also in Python's spelling, such as macro_f1."""
+    """Find the metric with this name. Python's spelling, such as macro_f1, is also accepted."""
     spelled = str(name).replace("_", "-").lower()
     if spelled not in METRICS:
         raise unknown("ranking metric", str(name), METRICS)
@@ -111,7 +111,7 @@ def find_metric(name: str) -> RankingMetric:
 
 
 def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
-    """The metric of this name. Refuse runs that lack it, except reference bounds, which do not compete."""
+    """Find the metric with this name. Refuse runs without a value, except reference bounds, which are not ranked."""
     metric = find_metric(name)
     for run in runs:
         if run.last is not None and not is_reference_bound(run.method) and math.isnan(metric.value(run)):
@@ -126,4 +126,7 @@ def _reason(run: Result, metric: RankingMetric) -> str:
         return f"{metric.label} is computed when a run is finished"
     if run.sites:
         return "its sites did not report it; rank by accuracy or macro-f1 instead"
-    return f"it has no {metric.label}, like runs of older versions; run it again in another folder, or rank by macro-f1"
+    return (
+        f"it has no {metric.label}, perhaps because an older version ran it; "
+        "run it again in another folder, or rank by macro-f1"
+    )

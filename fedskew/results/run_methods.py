@@ -42,34 +42,36 @@ def compare(
     progress: bool | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run every method with every seed; `settings` are keys of a configuration, for example `rounds` and `lr`.
+    """Run every method with every seed. `settings` are configuration keys such as `rounds` and `lr`, listed below.
 
-    The settings override `config`, whose data, method and seed are ignored.
+    data: a federation, or anything that `load` takes, which `partition` then splits.
+    methods: a list of names such as `fedvls`, names with settings such as `fedvls:distill_weight=0.5`, or objects.
+    seeds: a number of seeds, counted from the federation's seed, or a list of seeds.
+    partition: the rule that splits `data`. The default is the partition of `config`.
+    same_split: whether all seeds use the federation's split. By default, each seed has another split by the same rule.
+    rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
+        auprc, kappa, log-loss, brier or ece.
+    model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
+    config: a `Config`, whose values the settings override. Its data, method and seed are ignored.
+    out: a folder for the runs. A repeated call continues an interrupted comparison there.
+    callbacks: objects that watch all runs, such as `EarlyStopping(patience=10)`.
+    progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
+        True always, False never.
 
-    `data` is a federation, or anything that `load` takes, which `partition` then splits. Each seed has its own split
-    by the same rule, as in `fedskew compare`; `same_split` keeps the federation's split for all seeds. Within a seed,
-    all methods have the same split, initial model, clients and batches.
-
-    `seeds` is a number of seeds, counted from the federation's seed, or a list of seeds. With `out`, each run has its
-    own folder there, and a comparison that was interrupted continues. `rank_by` decides which method is best: accuracy,
-    macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, brier or ece.
-
-    `model` is a model's name or a `torch.nn.Module`, as in `fedskew.run`, and `callbacks` watch all runs. `progress`
-    shows a bar, and in a notebook a live curve: by default in a notebook or a terminal, with True always, with False
-    never.
+    With the same seed, all methods get the same split, initial model, clients and batches.
     """
     metric = find_metric(rank_by)
-    chosen = _methods(methods)
+    parsed = _parse_methods(methods)
     base, first = _first_federation(data, partition, config or Config(), settings)
-    own_model = None if isinstance(model, str) else model
+    model_object = None if isinstance(model, str) else model
     prepared: list[Prepared] = []
-    for seed in _seeds(seeds, first.seed):
+    for seed in _list_seeds(seeds, first.seed):
         split = first if same_split else first.resplit(seed)
-        for method in chosen:
+        for method in parsed:
             values = {"seed": seed, **({"model": model} if isinstance(model, str) else {})}
-            named = isinstance(method, str | Mapping)
-            config = with_values(base, {**values, **({"method": method} if named else {})})
-            prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, own_model))
+            is_named = isinstance(method, str | Mapping)
+            config = with_values(base, {**values, **({"method": method} if is_named else {})})
+            prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, model_object))
     _refuse_repeated(prepared)
     with showing_progress(progress, len(prepared)) as shown:
         results = run_comparison(prepared, out, [*shown, *callbacks])
@@ -96,13 +98,13 @@ def _first_federation(
     return base, federation(dataset, partition or partition_rule(base), 0)
 
 
-def _methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
+def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
     if isinstance(methods, str | Mapping | Method | Part) or not methods:
         raise UserError(f"methods is {methods!r}; expected a list, for example ['fedavg', 'fedvls']")
     return [parse_method(method) if isinstance(method, str) else method for method in methods]
 
 
-def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:
+def _list_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
     listed = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
     if isinstance(seeds, bool) or not listed or len(set(listed)) < len(listed):
         raise UserError(f"seeds is {seeds!r}; expected a number of seeds, at least 1, or a list of different seeds")
@@ -110,12 +112,12 @@ def _seeds(seeds: int | Sequence[int], first: int) -> list[int]:
 
 
 def _refuse_repeated(prepared: Sequence[Prepared]) -> None:
-    """Refuse a method given twice with the same parameters; a table could not tell the two apart."""
+    """Refuse a method that is given twice with the same parameters, because a table could not tell the two apart."""
     configs = [run.config for run in prepared if run.config.seed == prepared[0].config.seed]
     identities = [(config.method, sorted(config.method_params.items(), key=str)) for config in configs]
     for identity in identities:
         if identities.count(identity) > 1:
             raise UserError(
-                f"method {identity[0]!r} is given twice with the same settings; expected each once, or other settings, "
-                f"such as '{identity[0]}:NAME=VALUE'"
+                f"method {identity[0]!r} is given twice with the same settings; expected it once, or with different "
+                f"settings, such as '{identity[0]}:NAME=VALUE'"
             )

@@ -1,9 +1,9 @@
 """Significance of the difference between the best method and each other one, paired over seeds.
 
-For each seed, both methods get the same split, clients and batches, so their results can be subtracted seed by seed.
-Different seeds give independent differences. They are tested with Student's t, which assumes that they are roughly
-normal; a few seeds can neither show nor refute that. With fewer than three seeds nothing is tested. The comparisons
-with the best method are corrected together by Holm's method.
+With the same seed, both methods get the same split, clients and batches. So their results can be subtracted seed by
+seed, and different seeds give independent differences. The differences are tested with Student's t test, which assumes
+that they are roughly normal. A few seeds can neither show nor refute that. With fewer than three seeds nothing is
+tested. The comparisons with the best method are corrected together by Holm's method.
 """
 
 from __future__ import annotations
@@ -13,38 +13,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 LEVEL = 0.05
+"""A difference is significant if its p-value is below this."""
 POWER = 0.8
+"""The probability with which a recommended number of seeds makes a difference significant."""
 MIN_SEEDS = 3
-"""With fewer seeds nothing is tested: an interval from two differences, mean ± 9 standard deviations, says next
-to nothing."""
+"""With fewer seeds nothing is tested. An interval from two differences would be mean ± 9 standard deviations."""
 MAX_SEEDS = 30
 """The most seeds that are ever recommended."""
 INTERVAL_NOTE = "A difference is significant at 5 %, corrected by Holm's method, exactly if its interval excludes 0."
-"""For tables of intervals: with several comparisons, some are wider than a plain 95 % interval."""
+"""A note for tables of intervals. With several comparisons, some intervals are wider than a plain 95 % interval."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """First minus second, over the seeds that both have; in fractions, not percent."""
+    """The first method minus the second, over the seeds that both have. Values are fractions, not percent."""
 
     seeds: int
     mean: float
     wins: int = 0
     """The number of seeds with which the first is better."""
     spread: float | None = None
-    """Sample standard deviation of the differences; None with fewer than three seeds."""
+    """Sample standard deviation of the differences. None with fewer than three seeds."""
     low: float | None = None
     """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0
     exactly if the difference is significant. None if nothing was tested, or if all differences are equal."""
     high: float | None = None
     p: float | None = None
-    """Two-sided; after `holm`, corrected. None if nothing was tested, or if all differences are equal but not 0."""
+    """Two-sided p-value. `holm` corrects it. None if nothing was tested, or if all differences are equal but not 0."""
     comparisons: int = 1
     """The number of comparisons that p is corrected for."""
     divisor: int = 1
-    """Holm's method tests this comparison at the level 5 % divided by this."""
+    """Holm's method divides the level of 5 % by this number for this comparison."""
     limit: float = 1.0
     """The largest possible difference, which bounds the interval."""
 
@@ -63,10 +64,10 @@ class Difference:
 
     @property
     def seeds_to_settle(self) -> int | None:
-        """How many seeds would make the difference significant with a probability of 80 %; always more than now.
+        """The number of seeds that would make the difference significant with a probability of 80 %.
 
-        It assumes that the mean and the spread stay as they are. None if the difference is significant or was not
-        tested, or if it takes more than 30 seeds.
+        It assumes that the mean and the spread stay as they are. It is always more than the present number. None if the
+        difference is significant or was not tested, or if more than 30 seeds would be needed.
         """
         if self.p is None or self.significant or not self.spread or self.is_zero:
             return None
@@ -76,7 +77,7 @@ class Difference:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float], limit: float = 1.0) -> Difference | None:
-    """Compare values by seed; None if the two have no seed in common. `limit` is the largest possible difference."""
+    """Compare values by seed. `limit` is the largest possible difference. None if the two share no seed."""
     common = sorted(first.keys() & second.keys())
     if not common:
         return None
@@ -86,7 +87,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float], limit: float
     if n < MIN_SEEDS:
         return found
     spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    if spread < NO_SPREAD:  # equal up to rounding: chance cannot be estimated
+    if spread < NO_SPREAD:  # the differences are equal, so chance cannot be estimated
         return replace(found, spread=0.0, p=1.0 if found.is_zero else None)
     from scipy.stats import t
 
@@ -116,7 +117,7 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
 
 
 def _with_interval(difference: Difference) -> Difference:
-    """Add the interval at this comparison's level, within the possible differences."""
+    """Add the interval at this comparison's level, limited to the possible differences."""
     if not difference.spread:
         return difference
     from scipy.stats import t

@@ -1,7 +1,7 @@
 """Results as a table for papers and spreadsheets: LaTeX, Markdown or CSV.
 
-In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent, and the best
-value of each column is bold. Reference bounds are never bold. CSV has means and deviations in columns of their own.
+In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent. The best
+value of each column is bold, but reference bounds never are. CSV has means and deviations in separate columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_format(format: str) -> None:
 
 
 def table_text(comparisons: Sequence[Comparison], format: str) -> str:
-    """The table of one or several settings in this format."""
+    """Write the comparisons of one or several settings as a table in this format."""
     check_format(format)
     if not all(comparison.ranking for comparison in comparisons):
         raise UserError("no run has been evaluated yet; expected finished runs for a table")
@@ -38,7 +38,7 @@ def table_text(comparisons: Sequence[Comparison], format: str) -> str:
 
 
 def _metrics(comparisons: Sequence[Comparison], names: Iterable[str]) -> list[RankingMetric]:
-    """The metric that decides which method is best, then the named ones, as far as any run has them."""
+    """The metric that decides which method is best, then the named ones. Metrics that no run has are left out."""
     ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *names))]
     runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted]
     return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
@@ -109,15 +109,15 @@ def _cells(
 def _column(
     comparison: Comparison, metric: RankingMetric, bold: Callable[[str], str], escape: Callable[[str], str]
 ) -> list[str]:
-    """One metric of all methods. Values that print alike are bold together."""
+    """The cells of one metric, with the best value in bold. Several cells are bold if their values print alike."""
     found = [method.over_seeds(metric.value) for method in comparison.ranking]
     merits = [round(metric.sign * metric.scale * value.mean, _digits(metric)) for value in found]
-    rivals = [m for method, m in zip(comparison.ranking, merits, strict=True) if not method.is_reference_bound]
-    top = max((merit for merit in rivals if not math.isnan(merit)), default=math.inf)
+    competing = [m for method, m in zip(comparison.ranking, merits, strict=True) if not method.is_reference_bound]
+    top = max((merit for merit in competing if not math.isnan(merit)), default=math.inf)
     cells = []
     for method, value, merit in zip(comparison.ranking, found, merits, strict=True):
         cell = escape(metric.cell(value, DIGITS))
-        cells.append(bold(cell) if len(rivals) > 1 and not method.is_reference_bound and merit == top else cell)
+        cells.append(bold(cell) if len(competing) > 1 and not method.is_reference_bound and merit == top else cell)
     return cells
 
 

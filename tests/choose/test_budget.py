@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from fedskew.choose.budget import PLANNED_SHARE, PLANS, Budget, Costs, Plan, choose_plan, rungs, shrink_final
+from fedskew.choose.budget import PLANNED_SHARE, PLANS, Budget, Costs, Plan, choose_plan, rung_ends, shrink_final
 from fedskew.errors import UserError
 
 METHODS = ("fedavg", "fedprox", "fedvls")
@@ -30,7 +30,7 @@ def test_another_budget_is_refused(text: str) -> None:
     ("rounds", "expected"), [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (9, (1, 3, 9)), (40, (5, 15, 40)), (60, (7, 21, 60))]
 )
 def test_rungs_are_a_ninth_a_third_and_all_rounds(rounds: int, expected: tuple[int, ...]) -> None:
-    assert rungs(rounds) == expected
+    assert rung_ends(rounds) == expected
 
 
 def test_plans_become_cheaper_from_first_to_last() -> None:

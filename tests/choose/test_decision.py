@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedskew.choose.decision import Result, decide
+from fedskew.choose.decision import FinalResult, decide
 from fedskew.choose.trial import TrialResult
 from fedskew.results.race import Standing
 
 
-def finalist(method: str, scores: Sequence[float], compute: float = 1.0, raced: Sequence[float] = ()) -> Result:
+def finalist(method: str, scores: Sequence[float], compute: float = 1.0, raced: Sequence[float] = ()) -> FinalResult:
     standing = Standing(method, method, 0.1, {}, dict(enumerate(scores)), True)
-    return standing, raced, [TrialResult(9, {}, 1.0, 0.1, compute, 100.0, 0) for _ in scores]
+    return FinalResult(standing, raced, [TrialResult(9, {}, 1.0, 0.1, compute, 100.0, 0) for _ in scores])
 
 
-def chosen(*results: Result) -> tuple[str, str]:
+def chosen(*results: FinalResult) -> tuple[str, str]:
     found = decide(results, "accuracy")
     return found["final"][found["chosen"]].standing.method, " ".join(found["answer"])
 

@@ -14,7 +14,7 @@ import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import choose
 from fedskew.choose.field import Candidate
-from fedskew.choose.race import keep
+from fedskew.choose.race import keep_best
 from fedskew.choose.trial import Trial, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
@@ -147,15 +147,15 @@ def test_a_rung_keeps_the_best_but_few_per_method_and_always_fedavg() -> None:
     ranking = [(Candidate("fedvls", lr), None) for lr in (1.0, 2.0, 3.0)]
     ranking += [(Candidate("fedprox", 1.0), None), (Candidate("fedrs", 1.0), None)]
     ranking += [(Candidate("fedavg", lr), None) for lr in (1.0, 2.0, 3.0)]
-    kept = keep(ranking, 3)
+    kept = keep_best(ranking, 3)
     assert [c.method for c in kept] == ["fedvls", "fedvls", "fedprox", "fedavg", "fedavg"]
     assert sum(c.is_baseline for c in kept) == MAX_PER_METHOD
 
 
 def test_beside_the_highest_learning_rate_a_lower_one_goes_on() -> None:
     high, same, low = Candidate("fedrs", 3.0), Candidate("fedrs", 3.0, {"alpha": 0.5}), Candidate("fedrs", 1.0)
-    assert keep([(high, None), (same, None), (low, None)], 9) == [high, low]
-    assert keep([(low, None), (high, None), (same, None)], 9) == [low, high]
+    assert keep_best([(high, None), (same, None), (low, None)], 9) == [high, low]
+    assert keep_best([(low, None), (high, None), (same, None)], 9) == [low, high]
 
 
 def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(

@@ -81,7 +81,7 @@ def test_a_round_that_depends_on_what_clients_keep_waits_for_it() -> None:
 
 
 def test_the_row_of_a_long_round_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overlap, "_SHORT", 0.0)
+    monkeypatch.setattr(overlap, "_SHORT_ROUND_SECONDS", 0.0)
     assert diary() == [f"{step} {number}" for number in (1, 2, 3) for step in ("plan", "train", "settle", "record")]
 
 

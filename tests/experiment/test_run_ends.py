@@ -96,7 +96,7 @@ def test_what_was_computed_is_recorded_before_a_run_ends(
 def test_an_interrupt_while_a_test_is_waited_for_does_not_cost_the_round(
     short: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overlap, "_SHORT", short)
+    monkeypatch.setattr(overlap, "_SHORT_ROUND_SECONDS", short)
     real, begun, interrupts = TestSet.begin_to_measure, [0], iter([KeyboardInterrupt])
 
     def begin(self: TestSet, model: ModelState, labels: Labels = None) -> Callable[[], RowFields]:

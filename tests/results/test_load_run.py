@@ -111,7 +111,7 @@ def test_notebooks_show_the_numbers_and_escape_names(runs: list[Result]) -> None
 def test_runs_that_do_not_compare_are_refused(runs: list[Result]) -> None:
     with pytest.raises(UserError, match="is not finished; expected finished runs"):
         require_comparable([*runs[1:], replace(runs[0], finished=False)])
-    with pytest.raises(UserError, match=r"method 'pkd' has seeds \[0\], 'fedavg' \[0, 1\]"):
+    with pytest.raises(UserError, match=r"method 'pkd' has seeds \[0\], but 'fedavg' has \[0, 1\]"):
         require_comparable(runs[:3])
     with pytest.raises(UserError, match="method 'fedavg' has two runs with the same seed 0"):
         require_comparable([*runs, replace(runs[0], engine="plain")])

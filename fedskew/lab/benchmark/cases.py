@@ -1,4 +1,4 @@
-"""The cases of a benchmark: federations of random images in the shapes of MNIST and CIFAR-10."""
+"""The cases of a benchmark: runs on random images in the shapes of MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BLOCK_ROWS = 100
 
 @dataclass(frozen=True)
 class Setting:
-    """How papers usually train a model."""
+    """The images, batch size and augmentation with which papers usually train a model."""
 
     shape: tuple[int, int, int]
     batch_size: int
@@ -42,10 +42,10 @@ SETTINGS: dict[str, Setting] = {
     "mobilenetv2": _CIFAR,
     "resnet18": _CIFAR,
 }
-"""The models that are measured."""
+"""The models that can be measured, with their settings."""
 
 METHODS = ("fedavg", "fedvls", "scaffold")
-"""In this order: no extra work, an extra forward pass, and per-client state."""
+"""The measured methods. FedVLS adds a forward pass to FedAvg, and SCAFFOLD adds a state per client."""
 
 PRECISIONS = ("bf16", "tf32", "float32")
 """Number formats, usually from fast to slow."""
@@ -70,7 +70,7 @@ class Case:
 
     model: str
     clients: int
-    """Per round."""
+    """Clients per round."""
     scale: Scale
     device: str
     method: str = "fedavg"
@@ -100,12 +100,12 @@ class Case:
         return self.clients * self.setting.batch_size
 
     def federation(self) -> Federation:
-        share = self.scale.batches * self.setting.batch_size
-        rows = LARGEST_DATASET if self.federation_clients else min(self.clients * share, LARGEST_DATASET)
-        return _federation(self.setting.shape, rows, self.federation_size, share, self.scale.tests, self.sizes)
+        per_client = self.scale.batches * self.setting.batch_size
+        rows = LARGEST_DATASET if self.federation_clients else min(self.clients * per_client, LARGEST_DATASET)
+        return _federation(self.setting.shape, rows, self.federation_size, per_client, self.scale.tests, self.sizes)
 
     def load(self) -> None:
-        """Create the data now, so that they do not add to a contender's memory or time."""
+        """Create the data now, so that they do not add to the measured memory or time."""
         self.federation().label_counts  # noqa: B018 - cached
 
     def fresh_model(self) -> nn.Module:
@@ -132,22 +132,22 @@ class Case:
 
 @lru_cache(maxsize=8)
 def _federation(
-    shape: tuple[int, int, int], rows: int, federation_clients: int, share: int, tests: int, sizes: Sizes
+    shape: tuple[int, int, int], rows: int, federation_clients: int, per_client: int, tests: int, sizes: Sizes
 ) -> Federation:
     dataset = _dataset(shape, rows, tests)
-    dealt = np.arange(federation_clients * share) % rows
-    ends = np.cumsum(_sizes(federation_clients, share, sizes))[:-1]
-    return Federation(dataset, tuple(np.split(dealt, ends)), {"name": "random", "clients": federation_clients}, 0)
+    samples = np.arange(federation_clients * per_client) % rows
+    ends = np.cumsum(_sizes(federation_clients, per_client, sizes))[:-1]
+    return Federation(dataset, tuple(np.split(samples, ends)), {"name": "random", "clients": federation_clients}, 0)
 
 
-def _sizes(federation_clients: int, share: int, sizes: Sizes) -> npt.NDArray[np.int64]:
-    """Samples per client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes, with the same total."""
+def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArray[np.int64]:
+    """Samples of each client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes, with the same total."""
     if sizes == "equal":
-        return np.full(federation_clients, share, np.int64)
+        return np.full(federation_clients, per_client, np.int64)
     weights = np.random.default_rng(0).dirichlet(np.full(federation_clients, 0.1), CLASSES).sum(axis=0)
-    ends = np.round(np.cumsum(weights) / weights.sum() * (federation_clients * (share - 1))).astype(np.int64)
-    each: npt.NDArray[np.int64] = np.diff(ends, prepend=0) + 1
-    return each
+    ends = np.round(np.cumsum(weights) / weights.sum() * (federation_clients * (per_client - 1))).astype(np.int64)
+    unequal: npt.NDArray[np.int64] = np.diff(ends, prepend=0) + 1
+    return unequal
 
 
 @lru_cache(maxsize=4)

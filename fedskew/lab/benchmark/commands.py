@@ -1,4 +1,4 @@
-"""Time commands from their start to their first line of output or to their end, each in a process of its own."""
+"""Time commands from their start to their first line of output or to their end. Each runs in a new process."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Command:
     arguments: tuple[str, ...]
     until: Until
     bound: float | None = None
-    """The most seconds that it may take on a quiet machine."""
+    """The most seconds that the command may take on a quiet machine."""
     name: str = ""
-    """A short name for tables. If empty, the command itself."""
+    """A short name for tables. If it is empty, tables show the command itself."""
     python: tuple[str, ...] = ("-m", "fedskew")
     """What the Python interpreter runs."""
     files: tuple[tuple[str, str], ...] = ()
@@ -88,15 +88,15 @@ def time_commands(
 ) -> list[CommandTime]:
     """Time the commands in turn, several times.
 
-    `warm_up` runs each once before, which fills the caches of Python and the disk.
+    With `warm_up`, each command runs once before, to fill the caches of Python and the disk.
     """
     times: dict[Command, list[tuple[float, float]]] = {command: [] for command in commands}
     for repetition in range(-1 if warm_up else 0, repetitions):
         for command, measured in times.items():
             show(command.text)
-            once = _time_once(command)
+            seconds_and_cpu = _time_once(command)
             if repetition >= 0:
-                measured.append(once)
+                measured.append(seconds_and_cpu)
     return [
         CommandTime(c.text, c.until, tuple(s for s, _ in measured), tuple(cpu for _, cpu in measured), c.bound)
         for c, measured in times.items()

@@ -1,4 +1,4 @@
-"""fedskew's engines as contenders, with whole rounds as in a run, or with local steps only."""
+"""fedskew's engines, prepared to be timed: whole rounds as in a run, or local steps only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedskew.methods import Objective, Tensors
 
 
 class FedskewEngine:
-    """Trains rounds on one of fedskew's engines, without an end."""
+    """Trains any number of rounds on one of fedskew's engines."""
 
     def __init__(self, case: Case, engine: str) -> None:
         self._case = case
@@ -66,7 +66,7 @@ class FedskewEngine:
         It does one step of all clients. If the engine has no separate steps, or too little memory for all clients, it
         trains the epochs of a round.
         """
-        work, engine, precision = self.work(), self._server.engine, self._config.precision
+        work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)
         if step is None:
             step, samples = (
@@ -93,8 +93,8 @@ class FedskewEngine:
     def close(self) -> None:
         self._server.close()
 
-    def work(self) -> RoundWork:
-        """The local training of all participants, from the current model."""
+    def make_work(self) -> RoundWork:
+        """Make the local training of all participants, from the current model."""
         federation, current, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
         state = collect(self._method, lambda part: part.client_state(current.model.params))

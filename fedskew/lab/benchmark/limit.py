@@ -16,7 +16,7 @@ from fedskew.lab.benchmark.arithmetic import autocast, fastest_arithmetic
 from fedskew.lab.benchmark.cases import Case
 from fedskew.methods import Tensors
 
-_WARM_UP = 3
+_WARM_UP_STEPS = 3
 
 
 class Limit:
@@ -70,7 +70,7 @@ class Limit:
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP):
+            for _ in range(_WARM_UP_STEPS):
                 self._step()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         torch.cuda.synchronize(self._device)

@@ -1,6 +1,6 @@
 """The plain loop: one client after another, as tutorials and other frameworks train them.
 
-It uses an ordinary `nn.Module`, `torch.optim.SGD`, `zero_grad`, `backward` and `step`, and nothing from fedskew's
+It uses an ordinary `nn.Module`, `torch.optim.SGD`, `zero_grad`, `backward` and `step`. It trains without fedskew's
 engines. The tuned loop uses the fastest of PyTorch's implementations of SGD instead of the default.
 """
 
@@ -23,7 +23,7 @@ from fedskew.methods.parts import weigh_updates, weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
-"""Steps per call of `LoopSteps`, all of one client, as the time per step does not depend on the number of clients."""
+"""Steps per call of `LoopSteps`. All are of one client, because the time per step does not depend on the others."""
 
 
 class Trainer:
@@ -219,17 +219,17 @@ class LoopRounds:
         method, before = self._trainer.method, {name: sent[name] for name in names}
         if method.weighting is not None:
             updates = weigh_updates(method.weighting, before, updates, self._server_state)
-        params, changed = method.server.aggregate(before, updates, self._server_state)
-        self._server_state |= changed
+        params, next_state = method.server.aggregate(before, updates, self._server_state)
+        self._server_state |= next_state
         self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, updates.weights)})
 
     @torch.no_grad()
     def _evaluate(self) -> float:
         model = self._trainer.model.eval()
-        right = torch.zeros((), dtype=torch.int64, device=self._device)
+        correct = torch.zeros((), dtype=torch.int64, device=self._device)
         for batch in torch.split(torch.arange(len(self._test), device=self._device), _TEST_BATCH):
-            right += (self._trainer.logits(model, self._test.inputs(batch)).argmax(1) == self._test.y[batch]).sum()
-        return float(right) / len(self._test)
+            correct += (self._trainer.logits(model, self._test.inputs(batch)).argmax(1) == self._test.y[batch]).sum()
+        return float(correct) / len(self._test)
 
     def global_model(self) -> Tensors:
         return self._trainer.params()

@@ -29,7 +29,7 @@ class Plan:
     device: str
     models: tuple[str, ...]
     clients: tuple[int, ...]
-    """Per round."""
+    """Clients per round."""
     methods: tuple[str, ...]
     precisions: tuple[str, ...]
     engines: tuple[str, ...]
@@ -37,14 +37,17 @@ class Plan:
     scale: Scale
     length: TimingLength
     budget: float
-    """Seconds."""
+    """Seconds after which no new measurement starts."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
+    """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
+    """Clients per round for the measurements by number of participants."""
     levels: tuple[str, ...] = LEVELS
-    """What to measure: names from `LEVELS`, and `SCALE`."""
+    """What to measure: names from `LEVELS`, or `SCALE`."""
     scale_clients: int = 1_000_000
     """Clients of the federation on which `SCALE` is measured."""
     compiled_limit: bool = True
+    """Whether to compile the step of the practical limit."""
 
     @property
     def kind(self) -> str:
@@ -99,7 +102,7 @@ def quick_plan(device: str) -> Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that are compared with each other, or commands."""
+    """Contenders, whose speed is compared with each other, or commands to time."""
 
     title: str
     contenders: tuple[Contender, ...] = ()
@@ -107,7 +110,8 @@ class Group:
     once: bool = False
     """Run each command once, in order, because they take long."""
     interleaved: bool = True
-    """Time contenders alternately. If False, one after another, because together they would not fit on the device."""
+    """Whether contenders are timed alternately. Large ones are timed one after another, because together they would not
+    fit on the device."""
 
 
 def groups(plan: Plan) -> list[Group]:
@@ -117,17 +121,18 @@ def groups(plan: Plan) -> list[Group]:
 
 
 def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
+    """Yield the groups, each with its rank. Groups with a low rank are more important."""
     first = plan.precisions[0]
     for clients in plan.clients:
         for model in plan.models:
             case = Case(model, clients, plan.scale, plan.device, precision=first)
-            later = 0 if (model, clients) in OVER_LOOP[plan.kind] else 4
+            case_rank = 0 if (model, clients) in OVER_LOOP[plan.kind] else 4  # cases with a target come first
             if "steps" in plan.levels:
                 for method in plan.methods:
-                    yield later if method == "fedavg" else 7, _steps(plan, replace(case, method=method))
+                    yield case_rank if method == "fedavg" else 7, _steps(plan, replace(case, method=method))
             if "rounds" in plan.levels:
                 for precision in plan.precisions:
-                    rank = later + 1 if precision == first else 6
+                    rank = case_rank + 1 if precision == first else 6
                     yield rank, _rounds(plan, replace(case, precision=precision))
     if "federation" in plan.levels:
         yield 2, _federations(plan)
@@ -142,15 +147,16 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
 def _steps(plan: Plan, case: Case) -> Group:
     """Measure local steps only, in every number format."""
     candidates = _fast_candidates(plan, case.model)
-    plain = [
+    cases = [
         replace(case, precision=precision, augmented=False, compiled=precision in candidates)
         for precision in plan.precisions
     ]
-    own = [each for each in plain if each.compiled or case.model not in LARGE]  # others would compile for minutes
-    contenders = [_bare(each, engine, engine) for each in own for engine in plan.engines]
-    contenders += [_loop_steps(each, tuned) for each in plain for tuned in (False, True)]
+    # Compiling a large model takes minutes, so only its fastest formats are measured.
+    engine_cases = [each for each in cases if each.compiled or case.model not in LARGE]
+    contenders = [_bare(each, engine, engine) for each in engine_cases for engine in plan.engines]
+    contenders += [_loop_steps(each, tuned) for each in cases for tuned in (False, True)]
     if case.method == "fedavg":
-        contenders += [_limit(each, plan.compiled_limit) for each in plain if each.precision in candidates]
+        contenders += [_limit(each, plan.compiled_limit) for each in cases if each.precision in candidates]
     return Group(
         f"steps of {case.method} on {case.model}, {case.clients} clients",
         tuple(contenders),
@@ -193,7 +199,10 @@ def _participants(plan: Plan) -> Group:
 
 
 def _scaling_case(plan: Plan) -> Case:
-    """A case with few samples per client, so that 100,000 fit. It is not compiled, as every size would compile anew."""
+    """Make a case with few samples per client, so that 100,000 clients fit.
+
+    It is not compiled, because every size would be compiled anew.
+    """
     scale = replace(plan.scale, batches=2)
     return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)
 
@@ -209,10 +218,15 @@ def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
 
 def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contender:
     def make() -> Ready:
-        own = FedskewEngine(case, engine)
-        call, samples = own.bare_steps()
+        fedskew = FedskewEngine(case, engine)
+        call, samples = fedskew.bare_steps()
         return Ready(
-            call, lambda: samples, lambda: name if name == BARE else own.name, own.close, own.threads, own.notices
+            call,
+            lambda: samples,
+            lambda: name if name == BARE else fedskew.name,
+            fedskew.close,
+            fedskew.threads,
+            fedskew.notices,
         )
 
     return Contender(case, level, f"{engine} {BARE}: {_describe(case)}", make, engine)
@@ -220,8 +234,15 @@ def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contend
 
 def _engine_rounds(case: Case, engine: str, level: Level = "rounds") -> Contender:
     def make() -> Ready:
-        own = FedskewEngine(case, engine)
-        return Ready(own.round, lambda: own.visits, lambda: own.name, own.close, own.threads, own.notices)
+        fedskew = FedskewEngine(case, engine)
+        return Ready(
+            fedskew.round,
+            lambda: fedskew.visits,
+            lambda: fedskew.name,
+            fedskew.close,
+            fedskew.threads,
+            fedskew.notices,
+        )
 
     return Contender(case, level, f"{engine} rounds: {_describe(case)}", make, engine)
 
@@ -247,6 +268,6 @@ def _reference(case: Case, level: Level, name: str, make: Callable[[], LoopSteps
 
 
 def _describe(case: Case) -> str:
-    many = f" of {case.federation_clients:,}" if case.federation_clients else ""
-    uneven = ", unequal sizes" if case.sizes == "unequal" else ""
-    return f"{case.method} on {case.model}, {case.clients}{many} clients, {case.precision}{uneven}"
+    of_all = f" of {case.federation_clients:,}" if case.federation_clients else ""
+    sizes = ", unequal sizes" if case.sizes == "unequal" else ""
+    return f"{case.method} on {case.model}, {case.clients}{of_all} clients, {case.precision}{sizes}"

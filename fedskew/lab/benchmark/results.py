@@ -23,19 +23,21 @@ SCALE = "scale"
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `bare steps` are an engine's local steps, timed with its whole rounds."""
 NOT_OURS = (LOOP, TUNED_LOOP, LIMIT)
+"""Contenders that do not use fedskew's engines."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One contender on one case."""
+    """The measured speed of one contender on one case."""
 
     level: Level
     contender: str
     """One of the names above, or an engine's name."""
     model: str
     clients: int
-    """Per round."""
+    """Clients per round."""
     federation: int
+    """Clients in the federation."""
     batch_size: int
     method: str
     precision: str
@@ -43,7 +45,7 @@ class Measurement:
     samples: int
     """Samples trained on per call."""
     seconds: tuple[float, ...]
-    """Seconds per call, the mean of each repetition."""
+    """Mean seconds per call, one value per repetition."""
     memory: int | None
     """Peak memory in bytes, minus the memory in use before."""
     asked: str = ""
@@ -117,7 +119,7 @@ class Results:
     notices: list[str] = field(default_factory=list)
     """Notices of engines that deviated from the request."""
     left_out: list[str] = field(default_factory=list)
-    """Groups that were skipped for lack of time."""
+    """Titles of groups that were skipped for lack of time."""
     seconds: float = 0.0
     """Duration of the whole benchmark."""
 

@@ -1,6 +1,6 @@
-"""Measure a run on a federation of very many clients, whose data stay on disk: seconds per step and peak memory.
+"""Measure a run on a federation of very many clients, whose data stay on disk: seconds per phase and peak memory.
 
-The run is in a process of its own, because a process remembers the most memory that it ever used.
+The run has a new process, because the peak memory of a process includes everything that it did before.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.lab.benchmark.cases import CLASSES
 
 PHASES = ("import", "load", "partition", "start", "rounds", "end")
-HOST_MEMORY = 16e9
-"""Bytes of host memory that a run of a million clients may use at most."""
+MAX_HOST_MEMORY = 16e9
+"""The most bytes of host memory that a run of a million clients may use."""
 _BLOCK = 1_000_000
 """Rows that are drawn and written together."""
 
@@ -42,10 +42,12 @@ class ScaleCase:
     precision: str
     clients: int = 1_000_000
     samples: int = 50
-    """Per client."""
+    """Samples per client."""
     participants: int = 1_000
+    """Clients per round."""
     rounds: int = 10
     tests: int = 10_000
+    """Test samples."""
 
     @property
     def dtype(self) -> type[np.generic]:
@@ -60,7 +62,7 @@ class ScaleCase:
 
 
 def scale_case(device: str, clients: int) -> ScaleCase:
-    """The case for a device: a small dense network on a CPU, and a convolutional network on a GPU.
+    """Make the case for a device: a small dense network on a CPU, and a convolutional network on a GPU.
 
     One client in 1,000 takes part in each round, but at least 10 do.
     """
@@ -72,7 +74,7 @@ def scale_case(device: str, clients: int) -> ScaleCase:
 
 @dataclass(frozen=True)
 class ScaleMeasurement:
-    """What a run took, from the import of fedskew to its last file."""
+    """The time and memory of a run, from the import of fedskew to the run's last file."""
 
     case: ScaleCase
     engine: str
@@ -133,8 +135,8 @@ def write_data(case: ScaleCase, folder: Path) -> None:
             header = {"descr": descr, "fortran_order": False, "shape": (rows, *case.shape)}
             np.lib.format.write_array_header_1_0(file, header)
             for start in range(0, rows, _BLOCK):
-                some = y[start : start + _BLOCK]
-                _as_stored(centres[some] + noise[: len(some)], case).tofile(file)
+                labels = y[start : start + _BLOCK]
+                _as_stored(centres[labels] + noise[: len(labels)], case).tofile(file)
 
 
 def _as_stored(values: npt.NDArray[np.float32], case: ScaleCase) -> npt.NDArray[np.generic]:
@@ -172,7 +174,7 @@ class _Phases(Callback):
 def _peak_memory() -> int:
     """The peak memory of this process in bytes.
 
-    On Linux, `getrusage` also counts the parent's memory at the fork, so the kernel's mark is read instead.
+    On Linux, `getrusage` also counts the parent's memory at the fork, so the kernel's high-water mark is read instead.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
@@ -182,7 +184,7 @@ def _peak_memory() -> int:
 
 
 def main() -> None:
-    """Run the case in `sys.argv`, which also has the time at which the process was started. Print JSON."""
+    """Run a case and print the measurement as JSON. The arguments are the folder, the case and the start time."""
     begun = time.perf_counter() - (time.time() - float(sys.argv[3]))
     folder, case = Path(sys.argv[1]), json.loads(sys.argv[2])
     case = ScaleCase(**case | {"shape": tuple(case["shape"])})

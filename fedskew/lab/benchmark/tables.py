@@ -16,24 +16,24 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. The first columns hold names, the others numbers."""
+    """A table of texts. The first columns have names, the others numbers."""
 
     title: str
     headings: Row
     rows: tuple[Row, ...]
     names: int = 1
-    """Number of columns that are not numbers."""
+    """Number of columns with names."""
 
     def rich(self) -> RichTable:
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-        for place, heading in enumerate(self.headings):
-            table.add_column(heading, justify="left" if place < self.names else "right", no_wrap=True)
+        for column, heading in enumerate(self.headings):
+            table.add_column(heading, justify="left" if column < self.names else "right", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
         return table
 
     def markdown(self) -> str:
-        rule = ["---" if place < self.names else "---:" for place in range(len(self.headings))]
+        rule = ["---" if column < self.names else "---:" for column in range(len(self.headings))]
         lines = [f"| {' | '.join(row)} |" for row in (self.headings, rule, *self.rows)]
         return "\n".join((f"## {self.title}", "", *lines, ""))
 
@@ -54,7 +54,7 @@ def tables(results: Results) -> list[Table]:
 
 
 def markdown(results: Results) -> str:
-    """A benchmark as a Markdown page."""
+    """Write a benchmark as a Markdown page."""
     about = [f"- {name}: {value}" for name, value in (*results.machine.items(), *results.versions.items())]
     head = [f"# Benchmark on {results.machine.get('gpu') or results.machine.get('cpu')}", ""]
     head += [f"`{results.command}`, {results.date}, {results.seconds:.0f} s", "", *about, ""]
@@ -65,7 +65,7 @@ def markdown(results: Results) -> str:
 
 
 def remarks(results: Results) -> list[str]:
-    """The engines' notices, and the measurements that are missing, with the reason."""
+    """List the engines' notices, and the measurements that are missing, with the reason."""
     lines = list(dict.fromkeys(results.notices))
     lines += [f"not measured: {failure.label}: {failure.reason}" for failure in results.failures]
     return lines + [f"not measured: {title}: time was up" for title in results.left_out]
@@ -142,16 +142,14 @@ def _growth(results: Results, level: Level, title: str) -> Table:
         )
         for m in measured
     ]  # fmt: skip
-    what = f"{title} ({measured[0].model}, {measured[0].precision})" if measured else title
+    full_title = f"{title} ({measured[0].model}, {measured[0].precision})" if measured else title
     headings = ("engine", "federation", "participants", "ms per round", "±", "ms per participant", "memory")
-    return Table(what, headings, tuple(rows))
+    return Table(full_title, headings, tuple(rows))
 
 
 def _commands(results: Results) -> Table:
     rows = [(c.command, c.until, f"{c.time:.2f}", f"{c.cpu_time:.2f}") for c in results.commands]
-    return Table(
-        "Commands: seconds from the start of the process", ("command", "until its", "s", "CPU s"), tuple(rows), 2
-    )
+    return Table("Commands: seconds from the start of the process", ("command", "until", "s", "CPU s"), tuple(rows), 2)
 
 
 def _scale(results: Results) -> Table:

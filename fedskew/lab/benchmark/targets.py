@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fedskew.lab.benchmark.results import BARE, LIMIT, LOOP, NOT_OURS, TUNED_LOOP, Level, Measurement, Results, fastest
-from fedskew.lab.benchmark.scale import HOST_MEMORY
+from fedskew.lab.benchmark.scale import MAX_HOST_MEMORY
 from fedskew.lab.benchmark.whole_runs import (
     FIRST,
     FIRST_ROUND,
@@ -31,7 +31,7 @@ class StepsRow:
     loop: Measurement | None
     limit: Measurement | None
     same_format: tuple[tuple[str, float], ...] = ()
-    """Number formats, and fedskew's speed relative to the plain loop in that format."""
+    """Each number format with fedskew's speed relative to the loop in that format."""
 
     @property
     def over_loop(self) -> float | None:
@@ -66,7 +66,7 @@ class RoundsRow:
 
 
 def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]:
-    """One row per model, number of clients and method.
+    """Make one row per model, number of clients and method.
 
     On a GPU, the loop is the faster of the plain and the tuned one. On a CPU, it is the plain one, and fedskew is
     represented by the engine that `auto` chooses.
@@ -77,14 +77,14 @@ def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]
     for model, clients, batch_size, method in dict.fromkeys(
         (m.model, m.clients, m.batch_size, m.method) for m in steps
     ):
-        here = [m for m in steps if (m.model, m.clients, m.method) == (model, clients, method)]
-        ours = [m for m in here if m.contender not in NOT_OURS]
-        considered = [m for m in ours if m.asked == "auto"] or ours
-        references = [m for m in here if m.contender in loops]
+        case = [m for m in steps if (m.model, m.clients, m.method) == (model, clients, method)]
+        ours = [m for m in case if m.contender not in NOT_OURS]
+        ours = [m for m in ours if m.asked == "auto"] or ours
+        references = [m for m in case if m.contender in loops]
         loop = fastest(references)
-        limit = fastest([m for m in here if m.contender == LIMIT])
-        same_format = _same_format_ratios(considered, references)
-        rows.append(StepsRow(model, clients, batch_size, method, fastest(considered), loop, limit, same_format))
+        limit = fastest([m for m in case if m.contender == LIMIT])
+        same_format = _same_format_ratios(ours, references)
+        rows.append(StepsRow(model, clients, batch_size, method, fastest(ours), loop, limit, same_format))
     return rows
 
 
@@ -98,7 +98,7 @@ def _same_format_ratios(ours: Sequence[Measurement], loops: Sequence[Measurement
 
 
 def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:
-    """One row per measurement of fedskew's whole rounds."""
+    """Make one row per measurement of fedskew's whole rounds."""
     rounds = _at("rounds", measurements)
     return [_rounds_row(m, rounds) for m in rounds if m.contender not in (*NOT_OURS, BARE)]
 
@@ -143,15 +143,15 @@ def _at(level: Level, measurements: Sequence[Measurement]) -> list[Measurement]:
     return [m for m in measurements if m.level == level]
 
 
-def _speed_ratio(a: Measurement | None, b: Measurement | None) -> float | None:
-    return a.rate / b.rate if a and b else None
+def _speed_ratio(measured: Measurement | None, reference: Measurement | None) -> float | None:
+    return measured.rate / reference.rate if measured and reference else None
 
 
 OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
-"""Least speed relative to the plain loop, by model and clients per round."""
+"""The least speed relative to the loop, by model and clients per round."""
 OF_LIMIT = {
     "cuda": {
         ("cnn", 10): 0.60,
@@ -161,19 +161,19 @@ OF_LIMIT = {
         ("dnn", 10): 0.50,
     },
 }
-"""Least speed relative to the practical limit."""
+"""The least speed relative to the practical limit, by model and clients per round."""
 ROUND_OF_STEPS = {"dnn": 0.6}
-"""On a GPU: least speed of whole rounds relative to bare steps, for models whose rounds take milliseconds."""
+"""The least speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
 OTHER_ROUND_OF_STEPS = 0.8
-"""The same for other models."""
+"""The least speed of whole rounds relative to bare steps on a GPU, for other models."""
 UNEQUAL_ROUND_OF_STEPS = 0.75
-"""The same for clients with unequal numbers of samples."""
+"""The least speed of whole rounds relative to bare steps on a GPU, if clients have unequal numbers of samples."""
 FEDVLS_OVER_FEDAVG = 1.45
-"""On a GPU: largest time of a FedVLS round relative to FedAvg."""
+"""The longest time of a FedVLS round relative to FedAvg, on a GPU."""
 FEDERATION_GROWTH = 0.10
-"""Largest relative change from the smallest federation to the largest."""
+"""The largest relative change of time or memory between federations of different sizes."""
 COST_GROWTH = 1.10
-"""Largest `last_cost_ratio`. It is 1 if the time grows linearly; the rest allows for noise."""
+"""The largest `last_cost_ratio`. It is 1 if the time grows linearly, and the rest allows for noise."""
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ def _steps(results: Results) -> Iterator[Target]:
     for row in steps_rows(results.measurements, results.kind):
         if row.method != "fedavg":
             continue
-        where, name = (row.model, row.clients), f"{row.model}, {row.clients} × {row.batch_size}"
-        bound = OVER_LOOP.get(results.kind, {}).get(where)
+        key, name = (row.model, row.clients), f"{row.model}, {row.clients} × {row.batch_size}"
+        bound = OVER_LOOP.get(results.kind, {}).get(key)
         if bound is not None and row.over_loop is not None:
             yield Target(f"{name}: steps / plain loop", row.over_loop, bound)
-        bound = OF_LIMIT.get(results.kind, {}).get(where)
+        bound = OF_LIMIT.get(results.kind, {}).get(key)
         if bound is not None and row.share_of_limit is not None:
             yield Target(f"{name}: steps / limit", row.share_of_limit, bound)
 
@@ -260,4 +260,4 @@ def _growth(results: Results) -> Iterator[Target]:
 
 def _scale(results: Results) -> Iterator[Target]:
     for m in results.scale:
-        yield Target(f"{m.case.clients:,} clients: peak host memory, GB", m.memory / 1e9, HOST_MEMORY / 1e9, False)
+        yield Target(f"{m.case.clients:,} clients: peak host memory, GB", m.memory / 1e9, MAX_HOST_MEMORY / 1e9, False)

@@ -14,7 +14,7 @@ from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
 MAX_LISTED = 12
-"""At most this many values are listed in a description."""
+"""The most values that a description lists."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Lines(Chart):
     lines: Sequence[Line]
     y_range: tuple[float, float] | None = None
     thin: bool = False
-    """Draw thin curves without a legend, if there are many."""
+    """Whether to draw thin curves without a legend, because there are many."""
 
     def alt(self) -> str:
         ends = []
@@ -64,7 +64,7 @@ class Lines(Chart):
             if known:
                 (x0, y0), (x1, y1) = known[0], known[-1]
                 ends.append(f"{line.name} goes from {y0:.4g} at {x0:g} to {y1:.4g} at {x1:g}")
-        return f"Line chart: {self.y_label} over {self.x_label}. {_some(ends)}."
+        return f"Line chart: {self.y_label} over {self.x_label}. {_join_some(ends)}."
 
     def table(self) -> Table:
         has_bands = any(line.low is not None for line in self.lines)
@@ -79,7 +79,7 @@ class Lines(Chart):
 
 @dataclass(frozen=True)
 class BarSeries:
-    """One bar in every category."""
+    """The bars of one series: one bar in every category."""
 
     name: str
     values: Values
@@ -102,16 +102,16 @@ class Bars(Chart):
         parts = []
         for one in self.series:
             pairs = [f"{c} {v:.4g}" for c, v in zip(self.categories, one.values, strict=True) if v is not None]
-            parts.append(f"{one.name}: {_some(pairs, ', ')}")
-        return f"Bar chart: {self.value_label} by {self.category_label}. {_some(parts)}."
+            parts.append(f"{one.name}: {_join_some(pairs, ', ')}")
+        return f"Bar chart: {self.value_label} by {self.category_label}. {_join_some(parts)}."
 
     def table(self) -> Table:
-        spread = any(one.errors is not None for one in self.series)
+        has_errors = any(one.errors is not None for one in self.series)
         columns, body = [self.category_label], [list(self.categories)]
         for one in self.series:
             columns.append(one.name)
             body.append(list(one.values))  # type: ignore[arg-type]
-            if spread:
+            if has_errors:
                 columns.append(f"± {one.name}")
                 body.append(list(one.errors or [None] * len(self.categories)))  # type: ignore[arg-type]
         return Table(self.key, self.title, columns, list(zip(*body, strict=True)))
@@ -145,14 +145,12 @@ class Heat(Chart):
             for c, value in enumerate(row)
             if value is not None
         ]
-        what = f"Heat map of {len(self.rows)} × {len(self.columns)}: {self.value_label} by {self.row_label} and "
+        subject = f"{self.value_label} by {self.row_label} and {self.column_label}"
+        text = f"Heat map of {len(self.rows)} × {len(self.columns)}: {subject}"
         if not cells:
-            return f"{what}{self.column_label}; empty."
+            return f"{text}; empty."
         (low, *at_low), (high, *at_high) = min(cells), max(cells)
-        return (
-            f"{what}{self.column_label}. Lowest {low:.4g} at {', '.join(at_low)}; "
-            f"highest {high:.4g} at {', '.join(at_high)}."
-        )
+        return f"{text}. Lowest {low:.4g} at {', '.join(at_low)}; highest {high:.4g} at {', '.join(at_high)}."
 
     def table(self) -> Table:
         heading = f"{self.row_label} \\ {self.column_label}"
@@ -178,7 +176,7 @@ class Points(Chart):
 
     def alt(self) -> str:
         sizes = [f"{cloud.name} {len(cloud.x)}" for cloud in self.clouds]
-        return f"Scatter plot of {sum(len(c.x) for c in self.clouds)} samples by class: {_some(sizes, ', ')}."
+        return f"Scatter plot of {sum(len(c.x) for c in self.clouds)} samples by class: {_join_some(sizes, ', ')}."
 
     def table(self) -> Table:
         rows: list[list[Cell]] = [[c.name, x, y] for c in self.clouds for x, y in zip(c.x, c.y, strict=True)]
@@ -187,7 +185,7 @@ class Points(Chart):
 
 @dataclass(frozen=True)
 class Figure:
-    """Charts that belong together, in one block of the page and in one file."""
+    """Charts that belong together. They share a block of the page, and a file if the figure is saved."""
 
     key: str
     caption: str
@@ -197,6 +195,6 @@ class Figure:
     """Whether the figure takes the full page width even with a single column."""
 
 
-def _some(parts: Sequence[str], join: str = "; ") -> str:
+def _join_some(parts: Sequence[str], join: str = "; ") -> str:
     more = f"{join}and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
     return join.join(parts[:MAX_LISTED]) + more

@@ -1,4 +1,4 @@
-"""Draw charts for papers: at column width, with text as text, and distinguishable without colour."""
+"""Draw charts for papers. They fit a column, their text stays text, and series can be told apart without colour."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 COLUMN, PAGE = 3.5, 7.2
 """Widths in inches of one column and of the page in a two-column paper."""
 FORMATS = ("png", "svg", "pdf")
+MAX_MARKERS = 25
+"""Curves with more points have no markers."""
+MAX_NUMBERED_CELLS = 400
+"""In a heat map with more cells, numbers would be too small to read."""
 STYLE: Any = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -61,8 +65,8 @@ def save_figure(figure: Figure, target: Path) -> None:
     columns = min(figure.columns, len(figure.charts))
     with matplotlib.rc_context(STYLE):
         width = PAGE if columns > 1 or figure.wide else COLUMN
-        each = [_height(chart) + legend_height(chart, width / columns) for chart in figure.charts]
-        heights = [max(each[first : first + columns]) for first in range(0, len(each), columns)]
+        of_panels = [_height(chart) + legend_height(chart, width / columns) for chart in figure.charts]
+        heights = [max(of_panels[first : first + columns]) for first in range(0, len(of_panels), columns)]
         picture = Picture(figsize=(width, sum(heights)), layout="constrained")
         FigureCanvasAgg(picture)
         ratios = {"height_ratios": heights}
@@ -75,14 +79,14 @@ def save_figure(figure: Figure, target: Path) -> None:
         add_legends(picture, figure, list(panels[: len(figure.charts)]))
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            stamp = {} if target.suffix.lower() == ".png" else _no_date(target.suffix.lower())
-            picture.savefig(target, dpi=300, metadata=stamp)
+            metadata = {} if target.suffix.lower() == ".png" else _no_date(target.suffix.lower())
+            picture.savefig(target, dpi=300, metadata=metadata)
         except OSError as error:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def parse_formats(text: str, others: Iterable[str] = ()) -> list[str]:
-    """Parse a list of file formats such as `svg,pdf`; `others` are further formats to suggest to the user."""
+    """Parse a list of file formats such as `svg,pdf`. `others` are further formats to suggest to the user."""
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
@@ -96,6 +100,7 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 
 def _height(chart: Chart) -> float:
+    """Height of a panel in inches. Many rows and long names, which are slanted, need more."""
     if isinstance(chart, Heat):
         return max(1.9, min(5.0, 1.2 + 0.16 * len(chart.rows)))
     longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0
@@ -111,14 +116,14 @@ def draw(chart: Chart, axes: Axes) -> None:  # noqa: ARG001
 @draw.register
 def _(chart: Lines, axes: Any) -> None:
     for line in chart.lines:
-        few = len(line.x) <= 25 and not chart.thin
+        has_markers = len(line.x) <= MAX_MARKERS and not chart.thin
         axes.plot(
             line.x,
             _numbers(line.y),
             label=escape_math(line.name),
             color=colour(line.style),
             linestyle=line_style(line.style),
-            marker=symbol(line.style) if few else None,
+            marker=symbol(line.style) if has_markers else None,
             markersize=3,
             linewidth=0.6 if chart.thin else None,
         )
@@ -136,16 +141,16 @@ def _(chart: Lines, axes: Any) -> None:
 
 @draw.register
 def _(chart: Bars, axes: Any) -> None:
-    places = np.arange(len(chart.categories))
-    wide = 0.8 if chart.stacked else 0.8 / max(1, len(chart.series))
-    bottom = np.zeros(len(places))
+    positions = np.arange(len(chart.categories))
+    bar_width = 0.8 if chart.stacked else 0.8 / max(1, len(chart.series))  # a fifth is left between categories
+    bottom = np.zeros(len(positions))
     for i, one in enumerate(chart.series):
         values = np.nan_to_num(_numbers(one.values))
-        shift = 0.0 if chart.stacked else (i - (len(chart.series) - 1) / 2) * wide
+        shift = 0.0 if chart.stacked else (i - (len(chart.series) - 1) / 2) * bar_width
         axes.bar(
-            places + shift,
+            positions + shift,
             values,
-            wide,
+            bar_width,
             bottom=bottom if chart.stacked else None,
             yerr=None if one.errors is None else np.nan_to_num(_numbers(one.errors)),
             error_kw={"linewidth": 0.6},
@@ -168,8 +173,8 @@ def _(chart: Heat, axes: Any) -> None:
     if chart.bubbles:
         row, column = np.nonzero(np.ma.filled(cells, 0))
         values = np.asarray(cells[row, column], np.float64)
-        across = max(cells.shape)
-        area = min(130.0, 40_000 / across**2) * values / values.max(initial=1) + 1
+        # In square points. The largest bubble must not cover its neighbours.
+        area = min(130.0, 40_000 / max(cells.shape) ** 2) * values / values.max(initial=1) + 1
         marks = axes.scatter(column, row, s=area, c=values, cmap=f"{AMOUNT}_r", vmin=0)
         axes.set_xlim(-0.7, cells.shape[1] - 0.3)
         axes.set_ylim(cells.shape[0] - 0.3, -0.7)
@@ -179,7 +184,7 @@ def _(chart: Heat, axes: Any) -> None:
     label_axis(axes, "y", chart.rows)
     label_axis(axes, "x", chart.columns)
     _label_axes(axes, chart.column_label, chart.row_label)
-    if chart.show_numbers and cells.size <= 400:
+    if chart.show_numbers and cells.size <= MAX_NUMBERED_CELLS:
         for (r, c), value in np.ndenumerate(np.ma.filled(cells, np.nan)):
             if np.isfinite(value):
                 axes.text(c, r, f"{value:.0f}", ha="center", va="center", fontsize=5, color=text_colour(marks, value))
@@ -187,8 +192,8 @@ def _(chart: Heat, axes: Any) -> None:
 
 def _colours(chart: Heat, cells: Any) -> dict[str, Any]:
     if chart.scale == "difference":
-        most = float(np.abs(cells).max()) or 1.0
-        return {"cmap": DIFFERENCE, "vmin": -most, "vmax": most}
+        largest = float(np.abs(cells).max()) or 1.0
+        return {"cmap": DIFFERENCE, "vmin": -largest, "vmax": largest}
     if chart.scale == "share":
         return {"cmap": AMOUNT, "vmin": 0, "vmax": 100}
     return {"cmap": f"{AMOUNT}_r", "vmin": 0, "vmax": chart.top}

@@ -1,8 +1,8 @@
 """Colours that colour-blind readers can distinguish, on white and on black. Series also differ in dash and marker.
 
-The first four are Okabe and Ito's. A search found the others. All ten differ by at least 16 in CIELAB for normal sight
-and for protanopia, deuteranopia and tritanopia (simulated as in Machado et al., 2009). Each has a contrast of at least
-3 to both backgrounds.
+The first four are Okabe and Ito's. A search found the others. Any two of the ten differ by at least 16 in CIELAB, for
+normal sight and for protanopia, deuteranopia and tritanopia (simulated as in Machado et al., 2009). Each has a contrast
+of at least 3 to both backgrounds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ HATCHES = ("", "/", ".", "\\", "x")
 LIGHT, DARK = "#ffffff", "#14171c"
 """The page's backgrounds."""
 AMOUNT, DIFFERENCE = "viridis", "RdBu"
+"""The colour maps of matplotlib for amounts and for differences around zero."""
 
 
 def colour(style: int) -> str:
@@ -21,12 +22,12 @@ def colour(style: int) -> str:
 
 
 def dash(style: int) -> str:
-    """After all colours were used once, each gets another dash."""
+    """The dash of a line. When the colours repeat, each is combined with another dash."""
     return DASHES[(style + style // len(COLOURS)) % len(DASHES)]
 
 
 def marker(style: int) -> str:
-    """After all colours were used once, each gets another marker."""
+    """The marker of a point. When the colours repeat, each is combined with another marker."""
     return MARKERS[(style + 3 * (style // len(COLOURS))) % len(MARKERS)]
 
 

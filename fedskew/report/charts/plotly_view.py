@@ -38,10 +38,10 @@ def _(chart: Lines) -> Json:
 
 
 def _curve(line: Line, thin: bool) -> Json:
-    few = len(line.x) <= MAX_MARKERS and not thin
+    has_markers = len(line.x) <= MAX_MARKERS and not thin
     return {
         "type": "scatter",
-        "mode": "lines+markers" if few else "lines",
+        "mode": "lines+markers" if has_markers else "lines",
         "name": line.name,
         "meta": line.name,
         "legendgroup": line.name,
@@ -49,7 +49,7 @@ def _curve(line: Line, thin: bool) -> Json:
         "y": list(line.y),
         "line": {"color": colour(line.style), "dash": dash(line.style), "width": 1 if thin else 2},
         "marker": {"symbol": marker(line.style), "size": 6, "color": colour(line.style)},
-        "hovertemplate": "%{y:.2f}" if not thin else f"{_safe(line.name)}: %{{y:.2f}}<extra></extra>",
+        "hovertemplate": "%{y:.2f}" if not thin else f"{_escape_html(line.name)}: %{{y:.2f}}<extra></extra>",
     }
 
 
@@ -81,10 +81,10 @@ def _(chart: Bars) -> Json:
             "type": "bar",
             "name": one.name,
             "meta": one.name,
-            "x": [_safe(c) for c in chart.categories],
+            "x": [_escape_html(c) for c in chart.categories],
             "y": list(one.values),
             "marker": {"color": colour(one.style), "pattern": {"shape": hatch(one.style), "fgcolor": "#ffffff"}},
-            "hovertemplate": f"%{{x}}<br>{_safe(one.name)}: %{{y:.2f}}<extra></extra>",
+            "hovertemplate": f"%{{x}}<br>{_escape_html(one.name)}: %{{y:.2f}}<extra></extra>",
         }
         if one.errors is not None:
             bar["error_y"] = {
@@ -114,7 +114,7 @@ _SCALES: dict[str, Json] = {
 @plotly.register
 def _(chart: Heat) -> Json:
     layout = _layout(chart.column_label, chart.row_label)
-    rows, columns = [_safe(r) for r in chart.rows], [_safe(c) for c in chart.columns]
+    rows, columns = [_escape_html(r) for r in chart.rows], [_escape_html(c) for c in chart.columns]
     for axis, names in (("xaxis", columns), ("yaxis", rows)):
         layout[axis] |= {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
         if len(names) <= 20:
@@ -129,8 +129,8 @@ def _(chart: Heat) -> Json:
         "z": [list(row) for row in chart.values],
         "hoverongaps": False,
         "colorbar": {"thickness": 10, "title": {"text": chart.value_label, "side": "right"}},
-        "hovertemplate": f"{_safe(chart.row_label)} %{{y}}<br>{_safe(chart.column_label)} %{{x}}"
-        f"<br>{_safe(chart.value_label)}: %{{z:.4~g}}<extra></extra>",
+        "hovertemplate": f"{_escape_html(chart.row_label)} %{{y}}<br>{_escape_html(chart.column_label)} %{{x}}"
+        f"<br>{_escape_html(chart.value_label)}: %{{z:.4~g}}<extra></extra>",
         **_SCALES[chart.scale],
     }
     if chart.scale == "amount":  # Plotly takes zmin only with zmax
@@ -144,14 +144,14 @@ def _(chart: Heat) -> Json:
 def _bubbles(chart: Heat, rows: list[str], columns: list[str]) -> Json:
     cells = [(r, c, v) for r, row in enumerate(chart.values) for c, v in enumerate(row) if v]
     largest = max((v for *_, v in cells), default=1.0)
-    across = max(len(rows), len(columns))
+    widest = min(24.0, 520 / max(len(rows), len(columns)))  # in pixels, so that bubbles do not overlap
     return {
         "type": "scatter",
         "mode": "markers",
         "x": [columns[c] for _, c, _ in cells],
         "y": [rows[r] for r, *_ in cells],
         "marker": {
-            "size": [max(3.0, min(24.0, 520 / across) * (v / largest) ** 0.5) for *_, v in cells],
+            "size": [max(3.0, widest * (v / largest) ** 0.5) for *_, v in cells],
             "color": [v for *_, v in cells],
             "colorscale": "Viridis",
             "reversescale": True,
@@ -160,8 +160,8 @@ def _bubbles(chart: Heat, rows: list[str], columns: list[str]) -> Json:
             "colorbar": {"thickness": 10, "title": {"text": chart.value_label, "side": "right"}},
         },
         "customdata": [v for *_, v in cells],
-        "hovertemplate": f"{_safe(chart.row_label)} %{{y}}<br>{_safe(chart.column_label)} %{{x}}"
-        f"<br>{_safe(chart.value_label)}: %{{customdata}}<extra></extra>",
+        "hovertemplate": f"{_escape_html(chart.row_label)} %{{y}}<br>{_escape_html(chart.column_label)} %{{x}}"
+        f"<br>{_escape_html(chart.value_label)}: %{{customdata}}<extra></extra>",
     }
 
 
@@ -175,7 +175,7 @@ def _(chart: Points) -> Json:
             "x": list(cloud.x),
             "y": list(cloud.y),
             "marker": {"color": colour(cloud.style), "symbol": marker(cloud.style), "size": 5, "opacity": 0.75},
-            "hovertemplate": f"{_safe(cloud.name)}<extra></extra>",
+            "hovertemplate": f"{_escape_html(cloud.name)}<extra></extra>",
         }
         for cloud in chart.clouds
     ]
@@ -187,11 +187,11 @@ def _(chart: Points) -> Json:
 
 def _layout(x: str, y: str) -> Json:
     def axis(label: str) -> Json:
-        return {"title": {"text": _safe(label), "standoff": 8}, "automargin": True}
+        return {"title": {"text": _escape_html(label), "standoff": 8}, "automargin": True}
 
     return {"xaxis": axis(x), "yaxis": axis(y)}
 
 
-def _safe(text: str) -> str:
+def _escape_html(text: str) -> str:
     """Escape HTML, which Plotly interprets in texts."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -12,7 +12,7 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows. None is an empty cell."""
+    """Columns and rows. None is an empty cell, and `key` names the table's file."""
 
     key: str
     caption: str

@@ -1,1 +1,1 @@
-"""The papers' figures, drawn from your own runs."""
+"""The papers' figures, drawn from a user's runs."""

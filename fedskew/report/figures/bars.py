@@ -16,24 +16,24 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 
 def local_update(comparisons: Sequence[Comparison]) -> Figure:
-    """Compare the global model with the first client's update in the last evaluated round, a panel for each method."""
+    """Compare the global model with the first client's update in the last evaluated round. Each method has a panel."""
     panels: list[Chart] = []
     for comparison in comparisons:
         for method in with_local_models(comparison):
             run, row = last_local_row(method)
-            one = (row.local or [])[0]
+            first_client = (row.local or [])[0]
             series = [
                 BarSeries("initial global model", [percent(a) for a in row.local_before or ()], style=0),
-                BarSeries("updated local model", [percent(a) for a in one["class_accuracy"]], style=1),
+                BarSeries("updated local model", [percent(a) for a in first_client["class_accuracy"]], style=1),
             ]
-            aggregated = run.evaluations[row.model_round].accuracy
+            aggregated = f"{100 * run.evaluations[row.model_round].accuracy:.1f}\N{NO-BREAK SPACE}%"
             title = add_setting(
-                f"{method.label}, client {one['client']}; aggregated {100 * aggregated:.1f}\N{NO-BREAK SPACE}%",
+                f"{method.label}, client {first_client['client']}; aggregated {aggregated}",
                 comparison,
                 comparisons,
             )
             panels.append(
-                Bars(f"update-{method.style}", title, "class", "accuracy %", comparison.classes, series, (0, 100))
+                Bars(f"update-{method.index}", title, "class", "accuracy %", comparison.classes, series, (0, 100))
             )
     return Figure("local-update", "Accuracy by class before and after a local update", panels, min(2, len(panels)))
 
@@ -45,9 +45,9 @@ def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
         methods = with_local_models(comparison)
         for method in methods:
             last_local_row(method)  # raises a UserError if the method's local models were not evaluated
-        after = [BarSeries(method.label, class_means_after(method), style=method.style) for method in methods]
+        after = [BarSeries(method.label, class_means_after(method), style=method.index) for method in methods]
         aggregated = [
-            BarSeries(method.label, _class_percentages(method), style=method.style)
+            BarSeries(method.label, _class_percentages(method), style=method.index)
             for method in comparison.methods
             if method.counted
         ]
@@ -94,24 +94,24 @@ def last_local_row(method: MethodRuns) -> tuple[Result, RoundRow]:
 
 def by_setting(comparisons: Sequence[Comparison]) -> Figure:
     """Compare the methods in every setting."""
-    labels = list(dict.fromkeys(method.label for s in comparisons for method in s.methods))
+    labels = list(dict.fromkeys(method.label for comparison in comparisons for method in comparison.methods))
     series = [
-        BarSeries(label, [_accuracy(s, label) for s in comparisons], [_spread(s, label) for s in comparisons], i)
+        BarSeries(label, [_accuracy(c, label) for c in comparisons], [_spread(c, label) for c in comparisons], i)
         for i, label in enumerate(labels)
     ]
-    names = [s.label for s in comparisons]
+    names = [comparison.label for comparison in comparisons]
     chart = Bars("by-setting", "accuracy by setting", "setting", "accuracy %", names, series, (0, 100))
     return Figure("by-setting", "Methods under several splits", [chart], wide=True)
 
 
 def by_part(comparisons: Sequence[Comparison]) -> Figure:
-    """Show an ablation, with a bar per variant of a method and a panel per setting."""
+    """Show an ablation, which leaves out parts of a method. Each variant has a bar, and each setting a panel."""
     panels = []
     for i, comparison in enumerate(comparisons):
         labels = [method.label for method in comparison.methods]
         values = [_accuracy(comparison, label) for label in labels]
-        one = BarSeries("accuracy", values, [_spread(comparison, label) for label in labels])
-        panels.append(Bars(f"part-{i}", comparison.label, "variant", "accuracy %", labels, [one]))
+        series = BarSeries("accuracy", values, [_spread(comparison, label) for label in labels])
+        panels.append(Bars(f"part-{i}", comparison.label, "variant", "accuracy %", labels, [series]))
     return Figure("ablation", "What each part contributes", panels, min(2, len(panels)))
 
 
@@ -136,9 +136,9 @@ def around_mean(comparisons: Sequence[Comparison]) -> Figure:
             values = [number(100 * v) for v in by_class - np.nanmean(by_class)]
             gap = 100 * (np.nanmax(by_class) - np.nanmin(by_class))
             title = add_setting(f"{method.label}, Δ {gap:.1f}", comparison, comparisons)
-            series = [BarSeries(method.label, values, style=method.style)]
+            series = [BarSeries(method.label, values, style=method.index)]
             panels.append(
-                Bars(f"around-{i}-{method.style}", title, "class", "accuracy − mean", comparison.classes, series)
+                Bars(f"around-{i}-{method.index}", title, "class", "accuracy − mean", comparison.classes, series)
             )
     return Figure(
         "around-mean",

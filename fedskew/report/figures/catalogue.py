@@ -81,7 +81,7 @@ _ENTRIES = (
 FIGURES: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
-def find(name: str) -> Entry:
+def find_figure(name: str) -> Entry:
     if name not in FIGURES:
         raise unknown("figure", name, FIGURES)
     return FIGURES[name]

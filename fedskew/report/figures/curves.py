@@ -17,20 +17,23 @@ from fedskew.report.sections.experts import activations, activations_by_expert
 from fedskew.report.sections.section import Point, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
+_DEFAULT_THRESHOLD = 2.0
+"""PKD's default `group_threshold`."""
+
 
 def accuracy_by_setting(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a panel per setting and a curve per method."""
     panels = [
-        Lines(f"accuracy-{i}", s.label, "round", "accuracy %", lines(s.methods, accuracy))
-        for i, s in enumerate(comparisons)
+        Lines(f"accuracy-{i}", comparison.label, "round", "accuracy %", lines(comparison.methods, accuracy))
+        for i, comparison in enumerate(comparisons)
     ]
     return Figure("accuracy", "Accuracy over the rounds", panels, min(3, len(panels)))
 
 
 def worst_by_setting(comparisons: Sequence[Comparison]) -> Figure:
     panels = [
-        Lines(f"worst-{i}", s.label, "round", "worst class, accuracy %", lines(s.methods, worst_class))
-        for i, s in enumerate(comparisons)
+        Lines(f"worst-{i}", one.label, "round", "worst class, accuracy %", lines(one.methods, worst_class))
+        for i, one in enumerate(comparisons)
     ]
     return Figure("worst", "The worst class over the rounds", panels, min(3, len(panels)))
 
@@ -68,19 +71,20 @@ def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
                 Line(comparison.classes[c], sorted(run.evaluations), _class_curve(run, c), style=c) for c in _group(run)
             ]
             title = add_setting(method.label, comparison, comparisons)
-            panels.append(Lines(f"group-{method.style}", title, "round", "accuracy %", drawn, (0, 100)))
+            panels.append(Lines(f"group-{method.index}", title, "round", "accuracy %", drawn, (0, 100)))
     return Figure("group", "Accuracy of confusable classes over the rounds", panels, min(2, len(panels)))
 
 
 def _group(run: Result) -> list[int]:
-    """PKD's first group. For other methods, the group that PKD would find in the last confusion matrix."""
+    """PKD's first group. For other methods, the first group that PKD's default threshold gives for the last
+    confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])
     require_single_label(run)
     assert run.last is not None
     counts = run.last.confusion.astype(np.float64)
-    groups = weak_groups(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), 2.0)
+    groups = weak_groups(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), _DEFAULT_THRESHOLD)
     return list(groups[0])
 
 
@@ -89,7 +93,7 @@ def _class_curve(run: Result, c: int) -> list[float | None]:
 
 
 def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw P(predicted j | class i) over the rounds, a curve for every pair of different classes."""
+    """Draw how often samples of class i are predicted as class j, over the rounds, a curve for every pair i ≠ j."""
     panels = []
     for comparison in comparisons:
         for method in comparison.methods:
@@ -101,7 +105,7 @@ def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
                      [number(v, 2) for v in shares[:, i, j]], style=i)
                 for i in range(shares.shape[1]) for j in range(shares.shape[2]) if i != j
             ]  # fmt: skip
-            key, title = f"flow-{method.style}", add_setting(method.label, comparison, comparisons)
+            key, title = f"flow-{method.index}", add_setting(method.label, comparison, comparisons)
             panels.append(Lines(key, title, "round", "predicted as another class, %", drawn, thin=True))
     return Figure("flow", "How often each class is predicted as each other class", panels, min(2, len(panels)))
 
@@ -159,7 +163,7 @@ def _over_compute(method: MethodRuns, all_stages: bool) -> Line:
                 spent[row.model_round] = total
     rounds = sorted(run.evaluations)
     accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
-    return Line(method.label, [round(spent[t], 4) for t in rounds], accuracies, style=method.style)
+    return Line(method.label, [round(spent[t], 4) for t in rounds], accuracies, style=method.index)
 
 
 def _first_run(method: MethodRuns) -> Result:

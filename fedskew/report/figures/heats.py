@@ -41,8 +41,8 @@ def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
     panels: list[Heat] = []
     for comparison in comparisons:
         runs = [(m, run) for m in comparison.methods if (run := m.first) is not None and shown_rounds(run)]
-        held = sampled_labels(runs[0][1], comparison) if runs else None
-        found = [*([held] if held else []), *(predicted(method, run, comparison) for method, run in runs)]
+        labels = sampled_labels(runs[0][1], comparison) if runs else None
+        found = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
         panels += [replace(panel, title=add_setting(panel.title, comparison, comparisons)) for panel in found]
     if not panels:
         raise UserError("no round has been evaluated yet; expected runs with an evaluated round")
@@ -56,18 +56,19 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
         for method in with_local_models(comparison):
             run, row = last_local_row(method)
             require_single_label(run)
-            one = (row.local or [])[0]
-            if "confusion" not in one:
+            first_client = (row.local or [])[0]
+            if "confusion" not in first_client:
                 raise UserError(
                     f"{method.label}: confusion matrices of local models exist only after the last round of a finished "
                     "run"
                 )
-            counts = np.array(one["confusion"], np.float64)
+            counts = np.array(first_client["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            client = (comparison.client_labels or tuple(map(str, range(one["client"] + 1))))[one["client"]]
+            number_of_client = first_client["client"]
+            client = comparison.client_labels[number_of_client] if comparison.client_labels else number_of_client
             title = add_setting(f"{method.label}, client {client}", comparison, comparisons)
-            panels.append(Heat(f"local-confusion-{method.style}", title, "true class", "predicted class", "%",
+            panels.append(Heat(f"local-confusion-{method.index}", title, "true class", "predicted class", "%",
                                comparison.classes, comparison.classes, cells, "share"))  # fmt: skip
     return Figure("local-confusion", "Confusion of a local model on the test set", panels, min(2, len(panels)))
 
@@ -76,7 +77,7 @@ def embeddings(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a t-SNE of the features of each method's model."""
     panels = [
         cloud_chart(
-            f"tsne-{method.style}",
+            f"tsne-{method.index}",
             add_setting(method.label, comparison, comparisons),
             outputs.tsne,
             outputs,
@@ -102,7 +103,7 @@ def model_internals(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _outputs(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
-    """The outputs of each method's first run. Raises a UserError if it has no model."""
+    """Yield each method with its comparison and the outputs of its first run. Raise a UserError without a model."""
     for comparison in comparisons:
         for method in comparison.methods:
             run = method.first

@@ -1,4 +1,4 @@
-"""Figures over the varied keys: curves over one key, grids over two."""
+"""Accuracy over the configuration keys that vary between runs: curves over one key, grids over two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import flat
 
 MAX_LINES = 12
-"""At most this many curves per panel."""
+"""The most curves in a panel."""
 
 
 def over_keys(comparisons: Sequence[Comparison]) -> Figure:
@@ -25,13 +25,13 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
-    """Draw accuracy over each varied numeric key, a curve per method and per value of the other keys."""
+    """Draw accuracy over each numeric key that varies, a curve per method and per value of the other keys."""
     points = _points(comparisons)
     return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
 def grid(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw a heat map over the first two varied numeric keys, a panel per method."""
+    """Draw a heat map over the first two numeric keys that vary, a panel per method."""
     points = _points(comparisons)
     keys = _numeric(points)
     if len(keys) < 2:
@@ -39,10 +39,10 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
     down, across = keys[:2]
     panels = []
     for i, name in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
-        own = [(values, method) for values, method in points if values["method.name"] == name]
-        rows, columns = (sorted({values[key] for values, _ in own if key in values}) for key in (down, across))
+        of_method = [(values, method) for values, method in points if values["method.name"] == name]
+        rows, columns = (sorted({values[key] for values, _ in of_method if key in values}) for key in (down, across))
         cells = [
-            [_mean([method for v, method in own if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
+            [_mean([method for v, method in of_method if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
             for r in rows
         ]
         rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))
@@ -54,6 +54,7 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
 
 
 Point = tuple[dict[str, Any], MethodRuns]
+"""The configuration under dotted keys, and the runs that used it."""
 
 
 def _points(comparisons: Sequence[Comparison]) -> list[Point]:
@@ -97,10 +98,12 @@ def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
         found += [100 * a for a in method.by_seed(lambda run: run.accuracy).values()]
     drawn = []
-    for i, (name, at) in enumerate(list(curves.items())[:MAX_LINES]):
-        x = sorted(at)
-        drawn.append(Line(name, x, [number(mean_std(at[v]).mean) for v in x],
-                          [number(min(at[v])) for v in x], [number(max(at[v])) for v in x], i))  # fmt: skip
+    for i, (name, accuracies) in enumerate(list(curves.items())[:MAX_LINES]):
+        x = sorted(accuracies)
+        by_x = [accuracies[value] for value in x]
+        means = [number(mean_std(found).mean) for found in by_x]
+        lows, highs = [number(min(found)) for found in by_x], [number(max(found)) for found in by_x]
+        drawn.append(Line(name, x, means, lows, highs, i))
     return Lines(f"over-{_short(key)}", f"over {_short(key)}", _short(key), "accuracy %", drawn)
 
 

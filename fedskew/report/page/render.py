@@ -1,7 +1,7 @@
-"""Render a document as one self-contained HTML file.
+"""Render a report as one self-contained HTML file.
 
-Plotly and the charts are compressed with gzip, which browsers can decompress. Uncompressed, Plotly alone has five
-megabytes.
+The Plotly library and the charts are compressed with gzip, which browsers can decompress. Uncompressed, the library
+alone has five megabytes.
 """
 
 from __future__ import annotations

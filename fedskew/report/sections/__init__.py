@@ -1,1 +1,1 @@
-"""The sections of a report. Each is a function of a setting's runs."""
+"""The sections of a report. Each module has a function that builds one section from a `Comparison`."""

@@ -23,7 +23,7 @@ def _problems(run: Result) -> list[str]:
     if not run.history:
         problems.append("no round was recorded")
     elif not run.finished:
-        problems.append(f"unfinished, stopped after round {run.history[-1].round}; repeat its command to resume")
+        problems.append(f"unfinished: it stopped after round {run.history[-1].round}; repeat its command to resume")
     if not run.about:
         problems.append("about.json is missing, so command, versions and machine are unknown")
     return problems

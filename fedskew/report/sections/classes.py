@@ -10,6 +10,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 20
 """With more classes than this, a heat map replaces the bars."""
 MAX_PANELS = 12
+"""The most methods with a panel over the rounds."""
 
 
 def classes(comparison: Comparison) -> Section:
@@ -17,12 +18,11 @@ def classes(comparison: Comparison) -> Section:
     if not methods:
         return Section("classes", "Classes", missing=["no run has been evaluated yet"])
     figures = [Figure("by-class", _caption(methods), [_last_round(comparison, methods)])]
-    if (baseline := comparison.baseline) in methods and len(methods) > 1 and baseline is not None:
+    baseline = comparison.baseline
+    if baseline is not None and baseline in methods and len(methods) > 1:
         gains = _gains(comparison, baseline, [method for method in methods if method is not baseline])
         figures.append(Figure("gains", f"Change compared with {baseline.label}, in points", [gains]))
-    panels = [
-        p for method in methods[:MAX_PANELS] if (run := method.first) for p in [_over_rounds(method, run, comparison)]
-    ]
+    panels = [_over_rounds(method, run, comparison) for method in methods[:MAX_PANELS] if (run := method.first)]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
 
@@ -31,7 +31,7 @@ def _last_round(comparison: Comparison, methods: list[MethodRuns]) -> Chart:
     means = [_mean(method) for method in methods]
     if len(comparison.classes) <= MAX_BARS:
         series = [
-            BarSeries(method.label, m, _deviation(method), method.style)
+            BarSeries(method.label, m, _deviation(method), method.index)
             for method, m in zip(methods, means, strict=True)
         ]
         return Bars("by-class", "accuracy by class", "class", "accuracy %", comparison.classes, series, (0, 100))
@@ -77,5 +77,5 @@ def _over_rounds(method: MethodRuns, run: Result, comparison: Comparison) -> Hea
     rounds = sorted(run.evaluations)
     shares = zip(*(run.evaluations[t].class_accuracy for t in rounds), strict=True)
     cells = [[None if a is None else number(100 * a, 1) for a in row] for row in shares]
-    key, title = f"class-rounds-{method.style}", f"{method.label}, seed {run.seed}"
+    key, title = f"class-rounds-{method.index}", f"{method.label}, seed {run.seed}"
     return Heat(key, title, "class", "round", "accuracy %", comparison.classes, list(map(str, rounds)), cells, "share")

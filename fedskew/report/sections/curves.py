@@ -29,8 +29,8 @@ def curves(comparison: Comparison) -> Section:
     ]
     if costs:
         figures.append(Figure("costs", "Accuracy over cost", costs, 2))
-    trained = [row for run in comparison.runs for row in run.history if row.round]
-    if trained and not any(row.bytes for row in trained):
+    rows = [row for run in comparison.runs for row in run.history if row.round]
+    if rows and not any(row.bytes for row in rows):
         missing.append(
             "communication: an earlier version of fedskew made these runs and did not count bytes; repeat them"
         )
@@ -61,19 +61,22 @@ def loss(run: Result) -> Iterator[Point]:
 
 
 def cost(run: Result, key: str) -> dict[int, float]:
-    """The total cost up to each evaluated round, including stages that train other models."""
+    """The total cost up to each evaluated round, including stages that train other models.
+
+    `key` is `bytes`, for megabytes, or `compute`, for computation in units of a FedAvg round.
+    """
     spent = [row.bytes_moved / 1e6 if key == "bytes" else row.compute for row in run.history]
     sums = {row.round: total for row, total in zip(run.history, accumulate(spent), strict=True)}
     return {row.model_round: sums[row.round] for row in run.evaluated}
 
 
 def _by_cost(method: MethodRuns, key: str) -> Line | None:
-    """Mean accuracy against mean cost, a point per round. Both are means over the seeds, because their costs differ."""
+    """Mean accuracy against mean cost, with a point per round. The cost is a mean, because it differs between seeds."""
     line = mean_line(method, accuracy)
     if line is None:
         return None
     costs = [cost(run, key) for run in method.counted]
-    places = [sum(c[int(t)] for c in costs) / len(costs) for t in line.x]
-    if not any(places):
+    means = [sum(c[int(t)] for c in costs) / len(costs) for t in line.x]
+    if not any(means):
         return None
-    return Line(line.name, [round(x, 4) for x in places], line.y, line.low, line.high, line.style)
+    return Line(line.name, [round(x, 4) for x in means], line.y, line.low, line.high, line.style)

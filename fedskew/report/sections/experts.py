@@ -16,18 +16,18 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
 MAX_PANELS = 6
-"""At most this many methods get their own panels."""
+"""The most methods with panels."""
 MAX_NAMES = 4
-"""At most this many class names describe an expert in a legend."""
+"""The most class names that describe an expert in a legend."""
 WORDS = (
     "After the warm-up, PKD groups the classes that the global model confuses on training samples. It trains "
-    "an expert per group. The expert teaches the samples whose label and wrong prediction are both in "
-    "its group."
+    "an expert per group. The expert teaches samples that the global model predicts wrongly, if their class and the "
+    "predicted class are both in its group."
 )
 
 
 def experts(comparison: Comparison) -> Section | None:
-    """Build the section. Returns None if no method has experts."""
+    """Build the section. Return None if no method has experts."""
     methods = [
         method
         for method in comparison.methods
@@ -38,10 +38,10 @@ def experts(comparison: Comparison) -> Section | None:
     first = [(method, run) for method in methods[:MAX_PANELS] if (run := method.first)]
     figures = [
         *_as_figure("similarity", "Mutual probability of classes on training samples, after the warm-up",
-                 [similarity(method, run, comparison) for method, run in first if survey(run) is not None]),
+                 [similarity_chart(method, run, comparison) for method, run in first if survey(run) is not None]),
         *_as_figure("warm-confusion", "How often classes were confused on the test set, after the warm-up",
                  [chart for method, run in first
-                  if survey(run) is None and (chart := _confused(method, run, comparison))]),
+                  if survey(run) is None and (chart := _confusion_chart(method, run, comparison))]),
         *_activation_figures(methods, first, comparison),
     ]  # fmt: skip
     words = [WORDS, *(f"{method.label}, seed {run.seed}: {line}" for method, run in first if (line := _threshold(run)))]
@@ -62,8 +62,9 @@ def _table(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
     for method in methods:
         for run in method.runs:
             for i, group in enumerate(groups(run)):
-                alike, taught = _mean_similarity(group, survey(run)), _share(_distilling(run), f"expert {i}")
-                rows.append([method.label, run.seed, i, ", ".join(comparison.classes[k] for k in group), alike, taught])
+                similarity, taught = _mean_similarity(group, survey(run)), _share(_distilling(run), f"expert {i}")
+                names = ", ".join(comparison.classes[k] for k in group)
+                rows.append([method.label, run.seed, i, names, similarity, taught])
     columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
     return Table("groups", "Groups of weak classes", columns, rows)
 
@@ -72,24 +73,24 @@ def _as_figure(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:
     return [Figure(key, caption, charts, 2)] if charts else []
 
 
-def similarity(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
+def similarity_chart(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     """Draw the mutual probabilities that determine the groups."""
     probability = survey(run)
     assert probability is not None
     title = f"{method.label}, seed {run.seed}"
     mutual = 100 * mutual_probability(probability)
-    return _pairs(f"similarity-{method.style}", title, "mutual probability, %", mutual, comparison)
+    return _pairs(f"similarity-{method.index}", title, "mutual probability, %", mutual, comparison)
 
 
-def _confused(method: MethodRuns, run: Result, comparison: Comparison) -> Heat | None:
-    """Draw the mutual confusion, for runs without recorded mutual probabilities."""
+def _confusion_chart(method: MethodRuns, run: Result, comparison: Comparison) -> Heat | None:
+    """Draw the mutual confusion on the test set, for runs without recorded mutual probabilities."""
     warm = [row for row in run.evaluated if row.stage == "warm-up"]
     if not warm:
         return None
     counts = warm[-1].required_evaluation.confusion.astype(np.float64)
     mutual = 100 * mutual_probability(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)))
     title = f"{method.label}, seed {run.seed}"
-    return _pairs(f"warm-confusion-{method.style}", title, "mutual confusion, %", mutual, comparison)
+    return _pairs(f"warm-confusion-{method.index}", title, "mutual confusion, %", mutual, comparison)
 
 
 def _pairs(key: str, title: str, what: str, mutual: Floats, comparison: Comparison) -> Heat:
@@ -115,7 +116,7 @@ def activations(run: Result) -> Iterator[Point]:
 
 
 def activations_by_expert(method: MethodRuns, run: Result, comparison: Comparison) -> Lines | None:
-    """Draw a curve per expert. Returns None if the run did not record which expert taught."""
+    """Draw a curve per expert. Return None if the run did not record which expert taught."""
     rows = [row for row in _distilling(run) if "expert 0" in row.tally]
     if not rows:
         return None
@@ -124,7 +125,7 @@ def activations_by_expert(method: MethodRuns, run: Result, comparison: Compariso
         Line(_expert_name(i, group, comparison), rounds, [_share([row], f"expert {i}") for row in rows], style=i)
         for i, group in enumerate(groups(run))
     ]
-    key, title = f"activations-{method.style}", f"each expert of {method.label}, seed {run.seed}"
+    key, title = f"activations-{method.index}", f"each expert of {method.label}, seed {run.seed}"
     return Lines(key, title, "round", "% of sample visits", drawn)
 
 
@@ -134,19 +135,19 @@ def _expert_name(expert: int, group: Sequence[int], comparison: Comparison) -> s
 
 
 def _missing(method: MethodRuns) -> Iterator[str]:
-    """Say what the runs did not record."""
-    lacking = {
+    """Name what the runs did not record."""
+    unrecorded = {
         "the mutual probabilities": [run for run in method.runs if _notes(run).get("groups") and survey(run) is None],
         "how often each expert taught": [
             run for run in method.runs if any("expert 0" not in row.tally for row in _distilling(run))
         ],
     }
-    for what, runs in lacking.items():
+    for what, runs in unrecorded.items():
         if runs:
             yield f"{method.label}, {_seeds(runs)}: {what}: not recorded by the version that made the run; repeat it"
-    silent = [run for run in method.runs if _has_distilled(run) and not _distilling(run)]
-    if silent:
-        yield f"{method.label}, {_seeds(silent)}: how often experts taught: the sites do not share it"
+    unshared = [run for run in method.runs if _has_distilled(run) and not _distilling(run)]
+    if unshared:
+        yield f"{method.label}, {_seeds(unshared)}: how often experts taught: the sites do not share it"
 
 
 def _seeds(runs: Sequence[Result]) -> str:
@@ -154,7 +155,10 @@ def _seeds(runs: Sequence[Result]) -> str:
 
 
 def survey(run: Result) -> Floats | None:
-    """Mean predictions [C, C] on training samples of each class, after the warm-up, if recorded for any pair."""
+    """The mean predicted probabilities [C, C] on training samples of each class, after the warm-up.
+
+    None if they were not recorded, or are not finite for any pair of classes.
+    """
     found = next((row.survey for row in run.history if row.survey), None)
     if found is None:
         return None
@@ -164,7 +168,7 @@ def survey(run: Result) -> Floats | None:
 
 
 def groups(run: Result) -> list[list[int]]:
-    """The groups that PKD found. Without any, those of the configuration."""
+    """The groups that PKD found. If it found none, those in the configuration."""
     return _notes(run).get("groups") or list(run.config.method_params.get("groups") or [])
 
 

@@ -10,8 +10,9 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
 MAX_CLASSES = 20
-"""Only this many classes are drawn, because colours for more could not be distinguished."""
+"""The most classes that are drawn. More colours could not be told apart."""
 MAX_PANELS = 6
+"""The most methods that are drawn."""
 
 
 def features(comparison: Comparison) -> Section:
@@ -28,16 +29,16 @@ def features(comparison: Comparison) -> Section:
             missing.append(f"{method.label}: {error}")
             continue
         title = f"{method.label}, seed {run.seed}"
-        for kind, places in (("tsne", outputs.tsne), ("pca", outputs.pca)):
-            clouds[kind].append(cloud_chart(f"{kind}-{method.style}", title, places, outputs, comparison))
+        for kind, points in (("tsne", outputs.tsne), ("pca", outputs.pca)):
+            clouds[kind].append(cloud_chart(f"{kind}-{method.index}", title, points, outputs, comparison))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)
-    left_out = len(comparison.methods) - MAX_PANELS
-    if left_out > 0:
-        missing.append(f"{left_out} more methods; only the first {MAX_PANELS} are drawn")
+    more = len(comparison.methods) - MAX_PANELS
+    if more > 0:
+        missing.append(f"{more} more methods; only the first {MAX_PANELS} are drawn")
     words = [
-        f"Inputs of the last layer for {DRAWN_SAMPLES} test samples, which are the same for all methods. t-SNE "
-        "preserves neighbourhoods, not distances. PCA shows the two directions of largest variance."
+        f"The features are the inputs of the last layer for {DRAWN_SAMPLES} test samples, the same for all methods. "
+        "t-SNE preserves neighbourhoods, not distances. PCA shows the two directions of largest variance."
     ]
     figures = [
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),
@@ -46,19 +47,19 @@ def features(comparison: Comparison) -> Section:
     return Section("features", "Features", words, figures, missing=missing)
 
 
-def cloud_chart(key: str, title: str, places: Floats, outputs: ModelOutputs, comparison: Comparison) -> Points:
-    labels = outputs.labels[: len(places)]
+def cloud_chart(key: str, title: str, points: Floats, outputs: ModelOutputs, comparison: Comparison) -> Points:
+    labels = outputs.labels[: len(points)]
     clouds = []
     for c, name in enumerate(comparison.classes[:MAX_CLASSES]):
-        of_class = places[labels == c]
-        x, y = ([round(v, 2) for v in column] for column in of_class.T.tolist())
+        class_points = points[labels == c]
+        x, y = ([round(v, 2) for v in column] for column in class_points.T.tolist())
         clouds.append(Cloud(name, x, y, c))
     return Points(key, title, clouds)
 
 
 def distance_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
     cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(comparison.classes))]
-    key = f"distances-{method.style}"
+    key = f"distances-{method.index}"
     return Heat(
         key, method.label, "class", "class", "distance of features", comparison.classes, comparison.classes, cells
     )
@@ -66,7 +67,7 @@ def distance_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Compar
 
 def probability_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
     cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(comparison.classes))]
-    key, label = f"probabilities-{method.style}", method.label
+    key, label = f"probabilities-{method.index}", method.label
     return Heat(
         key, label, "true class", "class", "mean probability, %", comparison.classes, comparison.classes, cells, "share"
     )

@@ -12,8 +12,9 @@ from fedskew.results import Comparison
 
 Counts = npt.NDArray[np.int64]
 BUBBLES_UP_TO = 30
+"""The map shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 MAX_CLIENTS = 1000
-"""Clients that are drawn and listed. A browser cannot show a million."""
+"""The most clients that are drawn and listed. A browser cannot show a million."""
 
 
 def federation(comparison: Comparison) -> Section:
@@ -30,19 +31,19 @@ def federation(comparison: Comparison) -> Section:
     groups = class_groups(counts)
     words = [
         f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
-        "A class is vacant on a client without samples of it, a minority class if it has at most an even share of the "
-        "client's samples, and a majority class if it has more.",
+        "A class is vacant on a client that has no samples of it. Otherwise it is a majority class if it has more than "
+        "an even share of the client's samples, and a minority class if not.",
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
     if len(counts) > MAX_CLIENTS:
         words.append(f"The figures and the table show the first {MAX_CLIENTS} clients.")
     clients = comparison.client_labels[:MAX_CLIENTS]
-    shares = [
+    series = [
         BarSeries(name, [int(v) for v in groups[name][:MAX_CLIENTS]], style=i)
         for i, name in enumerate(("majority", "minority", "vacant"))
     ]
-    kinds = Bars("class-kinds", "classes by kind", "client", "classes", clients, shares, stacked=True)
+    kinds = Bars("class-kinds", "classes by kind", "client", "classes", clients, series, stacked=True)
     figures = [
         Figure(
             "map",

@@ -22,7 +22,7 @@ def local(comparison: Comparison) -> Section:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
     words = [
         "Each client's model is evaluated before and after its local training. Under label skew it forgets the classes "
-        "of which the client has no samples (vacant) or few (minority). A method for label skew retains them.",
+        "of which the client has no samples (vacant) or few (minority). A good method for label skew retains them.",
         "The first two figures show means over the clients of the last evaluated round and over the seeds.",
     ]
     figures = [
@@ -67,20 +67,20 @@ def _kinds(methods: list[MethodRuns]) -> Bars:
                 ]
                 known = [v for v in found if v is not None]
                 values.append(percent(float(np.mean(known))) if known else None)
-        series.append(BarSeries(method.label, values, style=method.style))
+        series.append(BarSeries(method.label, values, style=method.index))
     categories = [f"{kind}, {when}" for when in ("before", "after") for kind in KINDS]
     return Bars("kinds", "by kind of class", "kind of class", "accuracy %", categories, series, (0, 100))
 
 
 def _by_class(comparison: Comparison, methods: list[MethodRuns]) -> list[Bars]:
-    sides = (
+    moments = (
         ("before", "models before their update", _class_means_before),
         ("after", "local models after their update", class_means_after),
     )
     return [
         Bars(f"local-class-{when}", title, "class", "accuracy %", comparison.classes,
-             [BarSeries(method.label, accuracies(method), style=method.style) for method in methods], (0, 100))
-        for when, title, accuracies in sides
+             [BarSeries(method.label, accuracies(method), style=method.index) for method in methods], (0, 100))
+        for when, title, accuracies in moments
     ]  # fmt: skip
 
 

@@ -15,13 +15,18 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Counts = npt.NDArray[np.int64]
 MAX_ROUNDS = 100
+"""The most rounds that are drawn."""
 MAX_PANELS = 12
-MAX_WITH_NUMBERS = 10
+"""The most methods that are drawn."""
+MAX_NUMBERED_CLASSES = 10
+"""With more classes, the cells of a confusion matrix show no numbers."""
 
 
 def confusion(comparison: Comparison) -> Section:
-    if comparison.multi_label:
-        return Section("confusion", "Confusion", missing=["samples have several labels, so no class is confused"])
+    if comparison.is_multi_label:
+        return Section(
+            "confusion", "Confusion", missing=["samples have several labels, so there is no confusion matrix"]
+        )
     panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
@@ -33,7 +38,7 @@ def confusion_chart(method: MethodRuns, comparison: Comparison) -> Heat:
     matrices = [_shares(run.last.confusion) for run in method.counted if run.last is not None]
     cells = [[number(v, 1) for v in row] for row in np.mean(matrices, axis=0)]
     return Heat(
-        f"confusion-{method.style}",
+        f"confusion-{method.index}",
         method.label,
         "true class",
         "predicted class",
@@ -42,12 +47,12 @@ def confusion_chart(method: MethodRuns, comparison: Comparison) -> Heat:
         comparison.classes,
         cells,
         "share",
-        show_numbers=len(comparison.classes) <= MAX_WITH_NUMBERS,
+        show_numbers=len(comparison.classes) <= MAX_NUMBERED_CLASSES,
     )
 
 
 def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Divide by row sums, in percent. A row without samples becomes NaN."""
+    """Divide each row by its sum, in percent. A row without samples becomes NaN."""
     totals = counts.sum(axis=1, keepdims=True).astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = np.divide(
         100.0 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0
@@ -93,16 +98,16 @@ def sampled_labels(run: Result, comparison: Comparison) -> Heat | None:
     rows = [row for row in run.history if row.clients and row.is_global][:MAX_ROUNDS]
     if counts is None or not rows:
         return None
-    held = np.array([counts[row.clients].sum(axis=0) for row in rows])
+    labels = np.array([counts[row.clients].sum(axis=0) for row in rows])
     names = [str(row.model_round) for row in rows]
-    return _by_round("sampled-labels", "labels of the sampled clients", comparison, names, held)
+    return _by_round("sampled-labels", "labels of the sampled clients", comparison, names, labels)
 
 
 def predicted(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     rounds = shown_rounds(run)
-    predictions_made = np.array([run.evaluations[t].predictions for t in rounds])
-    key = f"predictions-{method.style}"
-    return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), predictions_made)
+    counts = np.array([run.evaluations[t].predictions for t in rounds])
+    key = f"predictions-{method.index}"
+    return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), counts)
 
 
 def shown_rounds(run: Result) -> list[int]:

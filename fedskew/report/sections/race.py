@@ -1,4 +1,4 @@
-"""A race of methods: the final, and how the candidates did on the way."""
+"""A race of methods: the final, and the candidates of every rung before it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedskew.results.significance import INTERVAL_NOTE
 
 
 def race_section(race: RaceRecord) -> Section:
-    """The final with costs, a curve per method over the rungs, and every candidate of every rung."""
+    """Build the section: the final with costs, a curve per method, and all candidates of each rung."""
     metric = find_metric(race.rank_by).label
     words = [
-        f"{len(race.methods)} methods were raced on validation data, held out of the training data. Means are of "
-        f"{metric} in percent, over the last rounds and the splits. The test set was not used.",
+        f"{len(race.methods)} methods were raced on validation data, held out of the training data. The tables show "
+        f"{metric} in percent, as a mean over the last rounds and the splits. The test set was not used.",
     ]
     if not race.finished:
         words.append("The race is not finished; repeat its command to continue it.")
@@ -35,14 +35,15 @@ def _final(final: Sequence[Finalist]) -> Table:
     columns = ["method", "learning rate", "all splits %", "fresh splits", "mean of fresh splits %",
                "gain over FedAvg, points", "interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
                "time per round (FedAvg: 1)", "reveals"]  # fmt: skip
-    return Table("race-final", "The final", columns, [_final_row(one) for one in final])
+    return Table("race-final", "The final", columns, [_final_row(finalist) for finalist in final])
 
 
-def _final_row(one: Finalist) -> list[Cell]:
-    standing, d = one.standing, one.difference
-    tested = [None] * 4 if d is None else [_points(d.mean), _points(d.low), _points(d.high), number(d.p, 4)]
-    mean = [_points(one.overall), len(standing.scores), _points(standing.mean)]
-    return [standing.label, standing.lr, *mean, *tested, one.compute, one.traffic, one.time_ratio, one.reveals]
+def _final_row(finalist: Finalist) -> list[Cell]:
+    standing, d = finalist.standing, finalist.difference
+    gain = [None] * 4 if d is None else [_points(d.mean), _points(d.low), _points(d.high), number(d.p, 4)]
+    means = [_points(finalist.overall), len(standing.scores), _points(standing.mean)]
+    costs = [finalist.compute, finalist.traffic, finalist.time_ratio]
+    return [standing.label, standing.lr, *means, *gain, *costs, finalist.reveals]
 
 
 def _points(share: float | None) -> float | None:
@@ -53,15 +54,15 @@ def _rung(rung: Rung) -> Table:
     rows: list[list[Cell]] = [
         [s.label, s.lr, len(s.scores), _points(s.mean), "yes" if s.kept else "no"] for s in rung.standings
     ]
-    columns = ["method", "learning rate", "splits", "mean %", "went on"]
+    columns = ["method", "learning rate", "splits", "mean %", "continued"]
     return Table(f"race-{rung.rounds}", f"After round {rung.rounds}", columns, rows)
 
 
 def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
-    """One line per method, as far as the method went."""
+    """Draw one line per method, up to the last rung that it reached."""
     points: dict[str, dict[int, float]] = {}
     for rung in rungs:
-        for method, best in _best(rung.standings).items():
+        for method, best in _best_by_method(rung.standings).items():
             points.setdefault(method, {})[rung.rounds] = best.mean
     # Colours repeat after a few lines, so FedAvg and the methods that went furthest come first.
     ordered = sorted(points, key=lambda method: (method != "fedavg", -len(points[method])))
@@ -72,7 +73,8 @@ def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
     return Lines("race-curves", "Best candidate of each method", "round", f"validation {metric} %", lines)
 
 
-def _best(standings: Sequence[Standing]) -> dict[str, Standing]:
+def _best_by_method(standings: Sequence[Standing]) -> dict[str, Standing]:
+    """The first standing of each method, which is its best, because standings are sorted."""
     best: dict[str, Standing] = {}
     for standing in standings:
         best.setdefault(standing.method, standing)

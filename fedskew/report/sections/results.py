@@ -50,7 +50,7 @@ def _few_seeds_note(seeds: int) -> list[str]:
 
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
-    """One row per method, with the numbers that at least one of them has."""
+    """List the methods, one per row, with the metrics that at least one of them has."""
     found = {m.heading: [m.cell(c.over_seeds(m.value), 2) for c in ranking] for m in METRICS.values()}
     found |= {name: [c.over_seeds(value).in_percent(2) for c in ranking] for name, value in _IN_PERCENT.items()}
     shown = {name: cells for name, cells in found.items() if set(cells) != {"–"}}

@@ -27,7 +27,7 @@ COLUMNS = {
 
 
 def scores(comparison: Comparison) -> Section:
-    methods = [c for c in comparison.methods if _scores(c)]
+    methods = [method for method in comparison.methods if _scores(method)]
     title = "Probabilities and calibration"
     if not methods:
         return Section("scores", title, missing=[MISSING])
@@ -37,18 +37,18 @@ def scores(comparison: Comparison) -> Section:
     tables = [_summary(methods)]
     if len(methods) * len(comparison.classes) <= MAX_ROWS:
         tables.append(_by_class(methods, comparison))
-    missing = [f"{c.label}: {MISSING}" for c in comparison.methods if c not in methods]
+    missing = [f"{method.label}: {MISSING}" for method in comparison.methods if method not in methods]
     return Section("scores", title, _words(methods, comparison), figures, tables, missing=missing)
 
 
 def _scores(method: MethodRuns) -> list[Scores]:
-    """The scores of the method's runs. Runs of older versions have AUROC only and do not count."""
+    """The scores of the method's runs. Runs of older versions are left out, because they have only AUROC."""
     return [run.scores for run in method.counted if run.scores is not None and run.scores.classes]
 
 
 def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     first = _scores(methods[0])[0]
-    if comparison.multi_label:
+    if comparison.is_multi_label:
         what = "Each label is scored by itself, and the first table has the means over the labels."
         binned = "the probability of each label with how often the sample has it"
     elif first.positive is None:
@@ -62,7 +62,7 @@ def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
         f"The reliability diagram compares {binned}. The calibration error is the mean distance from the diagonal, "
         "weighted by samples. Lower is better for Brier score, log loss and calibration error.",
     ]
-    if errors := [one.auroc_error for c in methods for one in _scores(c) if one.auroc_error]:
+    if errors := [one.auroc_error for method in methods for one in _scores(method) if one.auroc_error]:
         bound = f"The error of AUROC is at most {max(errors):.1g}."
         words.append(f"AUROC and AUPRC come from the sum of the sites' histograms. {bound}")
     return words
@@ -79,12 +79,12 @@ def reliability_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> 
             if p is not None and f is not None
         ]
         x, y = [round(p, 2) for p, _ in points], [number(f) for _, f in points]
-        lines.append(Line(method.label, x, y, style=method.style))
+        lines.append(Line(method.label, x, y, style=method.index))
     return Lines("reliability", "reliability", "predicted probability, %", "observed frequency, %", lines, (0, 100))
 
 
 def _pooled(diagrams: Sequence[Reliability]) -> Reliability:
-    """Join the diagrams of several seeds."""
+    """Combine the diagrams of several seeds into one."""
     sums = np.zeros((3, len(diagrams[0].samples)))
     for one in diagrams:
         samples = np.array(one.samples, np.float64)
@@ -94,8 +94,8 @@ def _pooled(diagrams: Sequence[Reliability]) -> Reliability:
 
 
 def _by_class_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Heat:
-    rows = [[percent(_class_mean(c, k, "auroc")) for k in range(len(comparison.classes))] for c in methods]
-    labels = [c.label for c in methods]
+    rows = [[percent(_class_mean(method, k, "auroc")) for k in range(len(comparison.classes))] for method in methods]
+    labels = [method.label for method in methods]
     return Heat("auroc", "AUROC by class", "method", "class", "AUROC, %", labels, comparison.classes, rows, "share")
 
 
@@ -113,10 +113,10 @@ def _summary(methods: Sequence[MethodRuns]) -> Table:
         "calibration error": "calibration_error",
     }
     rows: list[list[Cell]] = []
-    for c in methods:
-        found = [[getattr(one, name) for one in _scores(c)] for name in named.values()]
-        losses = [run.evaluation.log_loss for run in c.counted]
-        rows.append([c.label, len(_scores(c)), *map(_mean, found), _mean(losses)])
+    for method in methods:
+        found = [[getattr(one, name) for one in _scores(method)] for name in named.values()]
+        losses = [run.evaluation.log_loss for run in method.counted]
+        rows.append([method.label, len(_scores(method)), *map(_mean, found), _mean(losses)])
     return Table("scores", "Scores after the last round", ["method", "seeds", *named, "log loss"], rows)
 
 
@@ -133,8 +133,8 @@ def _by_class(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
         "its threshold": "threshold",
     }
     rows: list[list[Cell]] = [
-        [c.label, name, *(number(_class_mean(c, k, attribute), 3) for attribute in named.values())]
-        for c in methods
+        [method.label, name, *(number(_class_mean(method, k, attribute), 3) for attribute in named.values())]
+        for method in methods
         for k, name in enumerate(comparison.classes)
     ]
     return Table("scores-by-class", "Each class against the rest", ["method", "class", *named], rows)

@@ -10,6 +10,7 @@ from fedskew.report.charts.table import Table, number
 from fedskew.results import MethodRuns, Result
 
 Point = tuple[float, float | None]
+"""A round and the value after it. None if the value is unknown."""
 
 
 @dataclass(frozen=True)
@@ -33,25 +34,25 @@ def percent(share: float | None) -> float | None:
 
 
 def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """The mean over the method's runs, at points that all of them have, with a band from the lowest to the highest."""
+    """The mean over the method's runs, for the rounds that all of them have, with a band from lowest to highest."""
     curves = [c for run in method.counted if (c := dict(curve(run)))]
     if not curves:
         return None
-    places = sorted(set.intersection(*(set(c) for c in curves)))
-    columns = [[c[x] for c in curves] for x in places]
+    rounds = sorted(set.intersection(*(set(c) for c in curves)))
+    columns = [[c[x] for c in curves] for x in rounds]
     known = [[v for v in column if v is not None] for column in columns]
     mean = [number(sum(v) / len(v), 3) if v else None for v in known]
     if len(curves) == 1:
-        return Line(method.label, places, mean, style=method.style)
+        return Line(method.label, rounds, mean, style=method.index)
     low = [number(min(v), 3) if v else None for v in known]
     high = [number(max(v), 3) if v else None for v in known]
-    return Line(method.label, places, mean, low, high, method.style)
+    return Line(method.label, rounds, mean, low, high, method.index)
 
 
 def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
-    """One line per method, the mean of its finished runs, or of all runs while none is finished.
+    """Draw one line per method: the mean of its finished runs, or of all runs if none is finished.
 
-    If some runs are finished, each unfinished one gets its own line.
+    If only some runs are finished, each unfinished run gets another line.
     """
     found: list[Line | None] = []
     for method in methods:
@@ -59,5 +60,5 @@ def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Poin
         for run in method.runs:
             if run not in method.counted and (points := dict(curve(run))):
                 name = f"{method.label}, seed {run.seed}, unfinished"
-                found.append(Line(name, list(points), list(points.values()), style=method.style))
+                found.append(Line(name, list(points), list(points.values()), style=method.index))
     return [line for line in found if line is not None and len(line.x)]

@@ -1,4 +1,4 @@
-"""Results by site: the global model on each site's own test samples, before and after local training, and fairness."""
+"""Results by site: accuracy and scores on each site's test samples, and how equal the sites are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 30
 """With more sites, the bars are left out."""
 MAX_ROWS = 400
+"""The most rows in the table of scores."""
 WORDS = (
     "Each site holds out a part of its own data. The final model is tested on it, and every site counts once, whatever "
     "its size. The worst decile is the mean of the worst tenth of the sites.",
@@ -23,7 +24,7 @@ WORDS = (
 
 
 def sites(comparison: Comparison) -> Section | None:
-    """Build the section. Returns None if no run has results by site."""
+    """Build the section. Return None if no run has results by site."""
     methods = [m for m in comparison.methods if any(site_accuracies(run) for run in m.counted)]
     if not methods:
         return None
@@ -68,7 +69,7 @@ def _bars(first: Sequence[tuple[MethodRuns, Result]], names: Sequence[str]) -> B
     series = []
     for method, run in first:
         found = site_accuracies(run)
-        series.append(BarSeries(method.label, [percent(found.get(name)) for name in names], style=method.style))
+        series.append(BarSeries(method.label, [percent(found.get(name)) for name in names], style=method.index))
     return Bars("site-accuracy", "accuracy by site", "site", "accuracy %", names, series, (0, 100))
 
 
@@ -92,14 +93,14 @@ def _fairness_rows(
 
 
 def _local_tables(methods: Sequence[MethodRuns]) -> list[Table]:
-    """Mean accuracy of the last evaluated round's participants on their own samples, before and after training."""
+    """Make a table of the last evaluated round's participants, before and after training, if there are results."""
     rows: list[list[Cell]] = []
     for method in methods:
         for run in method.counted:
-            tested = [row.client_tests for row in run.evaluated if "after" in (row.client_tests or {})]
-            if not tested:
+            tests = [row.client_tests for row in run.evaluated if "after" in (row.client_tests or {})]
+            if not tests:
                 continue
-            found = [fairness(_by_name(run, (tested[-1] or {})[when])) for when in ("before", "after")]
+            found = [fairness(_by_name(run, (tests[-1] or {})[when])) for when in ("before", "after")]
             if found[0] is not None and found[1] is not None:
                 values = [percent(v) for one in found if one is not None for v in (one.mean, one.worst)]
                 rows.append([method.label, run.seed, found[0].sites, *values])
