@@ -15,7 +15,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import with_values
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.matplotlib_view import save_figure
-from fedskew.report.figures.catalogue import FIGURES, find
+from fedskew.report.figures.catalogue import FIGURES, find_figure
 from fedskew.results import Comparison, comparisons, load_run, load_runs
 
 SWEEPS = [name for name, entry in FIGURES.items() if entry.draw.__module__.endswith("sweeps")]
@@ -29,14 +29,14 @@ def real(comparison: Path) -> list[Comparison]:
 
 @pytest.mark.parametrize("name", FROM_ANY_RUNS)
 def test_a_figure_is_drawn_from_real_runs(name: str, real: list[Comparison]) -> None:
-    figure = find(name).draw(real)
+    figure = find_figure(name).draw(real)
     assert figure.charts
     assert all(chart.table().rows for chart in figure.charts)
 
 
 @pytest.mark.parametrize("name", only(["fedlmd/2", "fedvls/9", "pkd/5"], FROM_ANY_RUNS))  # heat maps, bars and lines
 def test_a_figure_from_real_runs_is_saved(name: str, real: list[Comparison], tmp_path: Path) -> None:
-    save_figure(find(name).draw(real), tmp_path / "figure.png")
+    save_figure(find_figure(name).draw(real), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5000
 
 
@@ -53,7 +53,7 @@ def test_every_figure_that_the_facts_list_is_there() -> None:
 def test_a_sweep_over_one_number_is_a_curve_for_each_method() -> None:
     weights = (0.05, 0.1, 0.5)
     runs = [made_up("fedvls", s, [w, 0.5], **{"method.distill_weight": w}) for w in weights for s in (0, 1)]
-    (chart,) = find("fedvls/lambda").draw(comparisons(runs)).charts
+    (chart,) = find_figure("fedvls/lambda").draw(comparisons(runs)).charts
     assert isinstance(chart, Lines)
     (line,) = chart.lines
     assert list(line.x) == list(weights)
@@ -65,7 +65,7 @@ def test_a_sweep_over_two_numbers_is_a_grid() -> None:
         made_up("fedlmd", 0, [t / 10, b / 10], **{"method.temperature": float(t), "method.beta": float(b)})
         for t in (1, 3) for b in (2, 4, 8)
     ]  # fmt: skip
-    (chart,) = find("fedlmd/9").draw(comparisons(runs)).charts
+    (chart,) = find_figure("fedlmd/9").draw(comparisons(runs)).charts
     assert isinstance(chart, Heat)
     assert (chart.rows, chart.columns) == (["1", "3"], ["2", "4", "8"])
     assert chart.values[1][2] == pytest.approx(100 * (0.3 + 0.8) / 2)
@@ -75,21 +75,21 @@ def test_variants_and_rules_with_long_names_leave_room_for_their_bars(tmp_path: 
     """Matplotlib warns, which is an error here, where names squeeze a panel to nothing."""
     parts = [made_up("fedvls", s, [0.5, 0.5], **{f"method.{part}_weight": 0.0})
              for part in ("distill", "suppress") for s in (0, 1)]  # fmt: skip
-    save_figure(find("fedvls/ablation").draw(comparisons(parts)), tmp_path / "parts.png")
+    save_figure(find_figure("fedvls/ablation").draw(comparisons(parts)), tmp_path / "parts.png")
     rules = [made_up("fedavg", 0, [0.5, 0.5], partition=f"fedgr-{rule}") for rule in ("label", "quantity", "double")]
-    save_figure(find("fedgr/2").draw(comparisons(rules)), tmp_path / "rules.png")
+    save_figure(find_figure("fedgr/2").draw(comparisons(rules)), tmp_path / "rules.png")
 
 
 def test_best_and_worst_are_of_a_method_where_there_is_one() -> None:
     runs = [made_up("centralised", 0, [1.0, 0.9]), made_up("fedavg", 0, [0.9, 0.2])]
-    (chart,) = find("pkd/4").draw(comparisons(runs)).charts
+    (chart,) = find_figure("pkd/4").draw(comparisons(runs)).charts
     assert isinstance(chart, Lines)
     assert (chart.title, [line.y[-1] for line in chart.lines]) == ("fedavg", [90, 20])
 
 
 def test_panels_name_their_setting_where_there_are_several() -> None:
     runs = [made_up("fedavg", 0, [0.5, 0.5], lr=lr) for lr in (0.2, 0.1)]
-    assert [chart.title for chart in find("pkd/6").draw(comparisons(runs)).charts] == [
+    assert [chart.title for chart in find_figure("pkd/6").draw(comparisons(runs)).charts] == [
         "lr=0.1: fedavg",
         "lr=0.2: fedavg",
     ]
@@ -105,28 +105,28 @@ def test_half_a_round_is_no_tick(tmp_path: Path) -> None:
 
 def test_local_figures_want_local_tests() -> None:
     with pytest.raises(UserError, match="--eval-local"):
-        find("fedvls/1").draw(comparisons([made_up("fedavg", 0, [0.5, 0.5])]))
+        find_figure("fedvls/1").draw(comparisons([made_up("fedavg", 0, [0.5, 0.5])]))
 
 
 @pytest.mark.parametrize("name", ["fedvls/1", "fedvls/2", "fedvls/9"])
 def test_local_figures_leave_bounds_out(name: str, comparison: Path) -> None:
     runs = [load_run(comparison / "fedavg-0"), load_run(comparison / "fedvls-0")]
     bound = replace(runs[0], config=with_values(runs[0].config, {"method": "centralised"}), history=[])
-    alone = find(name).draw(comparisons(runs)).charts
-    assert find(name).draw(comparisons([*runs, bound])).charts == alone
+    alone = find_figure(name).draw(comparisons(runs)).charts
+    assert find_figure(name).draw(comparisons([*runs, bound])).charts == alone
     with pytest.raises(UserError, match="centralised is a reference bound"):
-        find(name).draw(comparisons([bound]))
+        find_figure(name).draw(comparisons([bound]))
 
 
 def test_sweep_figures_want_a_sweep() -> None:
     with pytest.raises(UserError, match="expected runs of a sweep"):
-        find("fedgr/4").draw(comparisons([made_up("fedgr", 0, [0.5, 0.5])]))
+        find_figure("fedgr/4").draw(comparisons([made_up("fedgr", 0, [0.5, 0.5])]))
     with pytest.raises(UserError, match="expected at least two"):
-        find("fedlmd/9").draw(comparisons([made_up("fedlmd", 0, [0.5, 0.5])]))
+        find_figure("fedlmd/9").draw(comparisons([made_up("fedlmd", 0, [0.5, 0.5])]))
 
 
 def test_the_local_matrix_is_that_of_the_last_round(real: list[Comparison], comparison: Path) -> None:
-    (fedavg, *_) = find("fedvls/2").draw(real).charts
+    (fedavg, *_) = find_figure("fedvls/2").draw(real).charts
     assert isinstance(fedavg, Heat)
     assert all(sum(v for v in row if v) == pytest.approx(100, abs=1) for row in fedavg.values)
 
