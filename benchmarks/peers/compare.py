@@ -27,7 +27,7 @@ from work import PRECISIONS, SIZES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-LONG_RUN = 180.0
+LONG_RUN = 60.0
 """Seconds above which a run is not repeated."""
 
 
@@ -86,6 +86,9 @@ def _read_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--precisions", metavar="A,B", help="default: float32, or all on a GPU")
     parser.add_argument("--peers", metavar="A,B", help="default: all")
+    parser.add_argument(
+        "--skip", metavar="PEER:FORMAT", action="append", default=[], help="leave out a peer in one number format"
+    )
     parser.add_argument("--python", metavar="NAME=PATH", action="append", default=[], help="a peer's interpreter")
     parser.add_argument("--out", metavar="FILE", help="write FILE.json and FILE.md")
     parser.add_argument("--render", metavar="FILE.json", help="print the table of an earlier comparison")
@@ -95,6 +98,7 @@ def _read_flags(arguments: Sequence[str] | None) -> argparse.Namespace:
     flags.peers = (flags.peers or ",".join(peer.key for peer in PEERS)).split(",")
     flags.python = dict(pair.split("=", 1) for pair in flags.python if "=" in pair)
     _check(parser, "--precisions", flags.precisions, PRECISIONS)
+    _check(parser, "--skip", flags.skip, [f"{peer.key}:{precision}" for peer in PEERS for precision in PRECISIONS])
     _check(parser, "--peers", [*flags.peers, *flags.python], [peer.key for peer in PEERS])
     return flags
 
@@ -144,7 +148,7 @@ def _measure_all(flags: argparse.Namespace, interpreters: Mapping[Peer, str], co
     for repeat in range(flags.repeats):
         for precision in flags.precisions:
             for peer, python in interpreters.items():
-                if (peer, precision) in done:
+                if (peer, precision) in done or f"{peer.key}:{precision}" in flags.skip:
                     continue
                 print(f"{repeat + 1}/{flags.repeats} {peer.name}, {precision}", file=sys.stderr, flush=True)
                 command = [
