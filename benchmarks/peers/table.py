@@ -72,7 +72,7 @@ def markdown(comparison: Comparison) -> str:
         f"[peers/README.md](peers/README.md).{_load(comparison)}",
         "",
         f"The runs are interleaved. Each figure is the lowest of {repeats} runs, or of fewer if one took more than "
-        "three minutes. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
+        "a minute. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
         "fastest format by fedskew's fastest. Values above 1 mean that fedskew is better.",
         "",
         *_table(comparison),
