@@ -14,8 +14,9 @@ demo: $(VENV)/.ready
 	$(RUN) fedskew demo
 
 # A worker takes one file after another, longest first (tests/conftest.py), so that a file's fixtures are made once.
-test: tests := pytest -n 2 --dist loadfile --no-loadscope-reorder
-test-all: tests := pytest -n 2 --dist worksteal -m "slow or not slow"
+# There is one worker more than cores, because tests of real federations and clusters mostly wait.
+test: tests := pytest -n 3 --dist loadfile --no-loadscope-reorder
+test-all: tests := pytest -n 3 --dist worksteal -m "slow or not slow"
 
 # mypy uses one core for half a minute, so it runs beside the tests. Its result follows theirs.
 test test-all: style

@@ -26,25 +26,35 @@ settings.load_profile("fedskew")
 
 LONGEST_FIRST = (
     "flower/test_real_processes.py",
-    "flower/test_refused_connections.py",
-    "lab/sweep/test_ray_pool.py",
     "choose/test_race.py",
+    "test_docs.py",
+    "lab/sweep/test_ray_pool.py",
     "engine/test_engine_agreement.py",
     "engine/stacked/test_slots.py",
-    "lab/sweep/test_pool.py",
-    "report/test_every_moment.py",
-    "engine/parallel/test_pool_engine.py",
-    "test_docs.py",
-    "lab/papers/test_results_page.py",
-    "flower/test_sites_equal_simulation.py",
-    "flower/test_what_leaves_a_site.py",
+    "flower/test_refused_connections.py",
     "test_examples.py",
-    "cli/test_kill_and_resume.py",
+    "export/test_exported_models.py",
+    "test_peers.py",
+    "engine/parallel/test_pool_engine.py",
+    "experiment/round/test_run_state.py",
+    "lab/sweep/test_pool.py",
+    "losses/test_loss_properties.py",
     "cli/test_help_examples.py",
-    "cli/test_compare_command.py",
+    "flower/test_worker.py",
+    "report/test_every_moment.py",
+    "experiment/test_overlapping_rounds.py",
+    "live/test_live_page.py",
+    "export/test_export_run.py",
+    "test_architecture.py",
+    "lab/papers/test_results_page.py",
+    "methods/test_hook_results.py",
     "report/page/test_report_browser.py",
+    "test_notebook.py",
+    "experiment/test_real_text.py",
+    "cli/test_sweep_command.py",
+    "test_workers.py",
 )
-"""The files that take longest. They start first, so that none runs alone at the end."""
+"""The files that take longest, so that none runs alone at the end. Those that wait run beside those that compute."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

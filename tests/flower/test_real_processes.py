@@ -17,6 +17,7 @@ import torch
 from real_federation import MISBEHAVING, NAMES, PATIENCE, Real, plan, processes, until, worker_of
 from safetensors.torch import load_file
 
+from fedskew.cli import main
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
@@ -48,16 +49,18 @@ class Return:
         return "SuperNode ID" in self._local.nodes[self._site].output()
 
 
-def test_a_federation_comes_to_the_simulated_model(tmp_path: Path) -> None:
+def test_a_federation_comes_to_the_simulated_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For two methods, one after the other on the same sites; the workers stay warm, and end with their sites."""
     sites = NAMES[:2]
     real = Real(tmp_path, sites)
     workers: list[list[int]] = []
     with real.local as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
         local.start()
         for method in ("scaffold", "fedgr"):
             config = real.config(method)
-            assert federate_run(real, real.app(method, config)).returncode == 0
+            assert main(federate_run_command(real.app(method, config))) == 0
             _assert_as_simulated(real, method, config)
             workers.append([pid for name in sites for pid in worker_of(local.site_file(name))])
         _assert_other_settings_are_refused(real)
@@ -75,23 +78,22 @@ def memory(*processes: int) -> float:
     return sum(int(re.findall(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)[0]) for text in rolled_up) / 1024
 
 
-def federate_run(real: Real, app: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedskew", "federate", "run", str(app), "--connection", "federation"]
-    return subprocess.run(
-        command, env=os.environ | real.local.environment, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+def federate_run_command(app: Path) -> list[str]:
+    return ["federate", "run", str(app), "--connection", "federation"]
 
 
 def _assert_other_settings_are_refused(real: Real) -> None:
     """`federate run` shows the reason, and Flower marks the run as failed; the reason stays in the run's folder."""
     folder = real.run_folder("fedgr")
-    refused = federate_run(real, real.app("other", real.config("fedgr", lr=0.3), folder=str(folder)))
+    command = federate_run_command(real.app("other", real.config("fedgr", lr=0.3), folder=str(folder)))
+    refused = subprocess.run(
+        [sys.executable, "-m", "fedskew", *command], capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
     reason = f"{folder} holds a run with another configuration (it differs in lr)"
     assert refused.returncode == 2
     assert f"error: {reason}" in refused.stderr
     listed = subprocess.run(
         [str(Path(sys.executable).parent / "flwr"), "list", "federation", "--format", "json"],
-        env=os.environ | real.local.environment,
         capture_output=True,
         text=True,
         check=True,

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+from method_cases import slow
 
 import fedskew as fs
 from fedskew.methods import METHODS
@@ -61,7 +62,7 @@ def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         fs.methods().to_frame()
 
 
-@pytest.mark.parametrize("first", ["fs.methods()", "import fedskew.methods", "from fedskew.methods import pack"])
+@pytest.mark.parametrize("first", ["fs.methods()", *slow("import fedskew.methods", "from fedskew.methods import pack")])
 def test_the_function_and_the_package_share_a_name(first: str) -> None:
     script = f"import fedskew as fs\n{first}\nimport fedskew.methods as package\n"
     script += "assert len(fs.methods()) == len(package.METHODS) == len(fs.methods.METHODS)"
