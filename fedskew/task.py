@@ -30,8 +30,11 @@ class Task(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return FedAvg's loss of one client's batch, the mean over the rows that are not padding."""
+    def loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return FedAvg's loss of one client's batch, the mean over the rows that are not padding.
+
+        `weights`, [C], are the weights of the classes, or of the labels' positives.
+        """
 
     @abstractmethod
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -75,8 +78,8 @@ class SingleLabel(Task):
 
     name = "single-label"
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return negative_log_likelihood(logits.log_softmax(dim=-1), y)
+    def loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        return negative_log_likelihood(logits.log_softmax(dim=-1), y, weights)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1)
@@ -115,10 +118,11 @@ class MultiLabel(Task):
 
     name = "multi-label"
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The binary cross entropy, averaged over the labels and the rows."""
-        real = y != IGNORE
-        terms = F.binary_cross_entropy_with_logits(logits, y.clamp(min=0).to(logits.dtype), reduction="none")
+    def loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The binary cross entropy, averaged over the labels and the rows. `weights` is torch's `pos_weight`."""
+        real, has_label = y != IGNORE, y.clamp(min=0).to(logits.dtype)
+        pos_weight = None if weights is None else weights.to(logits.dtype)
+        terms = F.binary_cross_entropy_with_logits(logits, has_label, reduction="none", pos_weight=pos_weight)
         return torch.where(real, terms, 0.0).sum() / real.sum().clamp(min=1)
 
     def probabilities(self, logits: Tensor) -> Tensor:
@@ -203,7 +207,16 @@ def target_mask(logits: Tensor, targets: Tensor) -> Tensor:
     return classes == class_index(targets).unsqueeze(-1)
 
 
-def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor) -> Tensor:
-    """Average −log p_y over the batch."""
+def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Average −w_y·log p_y over the batch. Without `weights`, every w_y is 1."""
     picked = log_probabilities.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
-    return batch_mean(-picked, targets)
+    return batch_mean(weigh(-picked, targets, weights), targets)
+
+
+def weigh(per_sample: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Multiply each row by the weight of its class. The mean is then over rows, not over weights, as in scikit-learn.
+
+    PyTorch divides by the sum of the batch's weights instead. Then a batch of one class has its plain loss, whatever
+    the class's weight, and a client that has only rare classes would not count more.
+    """
+    return per_sample if weights is None else weights.to(per_sample.dtype)[class_index(targets)] * per_sample

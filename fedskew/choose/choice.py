@@ -38,7 +38,7 @@ RUN_FILE, FEDERATION_FILE = "chosen.yaml", "federation.yaml"
 DEFAULT_BUDGET = "5m"
 _FEDERATED = (
     "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
-    "momentum", "weight_decay", "clip_norm", "average", "augment", "seed",
+    "momentum", "weight_decay", "clip_norm", "class_weights", "batches", "average", "augment", "seed",
 )  # fmt: skip
 """Keys of the chosen configuration that are also written for a federation across machines."""
 
@@ -166,7 +166,9 @@ def _race(
     for note in federation.notes:
         watcher.on_notice(note)
     fraction = validation_fraction(int(federation.sizes.sum()))
-    prepare(base, hold_out(federation, fraction, base.seed))  # refuses wrong settings before any folder is made
+    # Preparing refuses wrong settings before any folder is made.
+    prepared = prepare(base, hold_out(federation, fraction, base.seed))
+    base = replace(base, class_weights=prepared.config.class_weights)  # instead of the path of a file
     folder = Path(out) if out else Path("runs") / _name(base, field)
     with _locked(folder):
         record = _record_so_far(folder, base, field, metric, budget)

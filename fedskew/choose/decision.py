@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedskew.choose.field import BASELINE
 from fedskew.choose.trial import TrialResult
 from fedskew.methods import combined_entry
+from fedskew.methods.class_weights import entries_with_weights, revealed_labels
 from fedskew.results.race import Finalist, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
@@ -41,14 +42,24 @@ _ENOUGH_SPLITS = 8
 splits in a quarter of all races."""
 
 
-def decide(results: Sequence[FinalResult], rank_by: str) -> dict[str, Any]:
-    """Return the last fields of the race's record: the finalists, the choice and the answer."""
+def decide(results: Sequence[FinalResult], rank_by: str, class_weights: object = None) -> dict[str, Any]:
+    """Return the last fields of the race's record: the finalists, the choice and the answer.
+
+    `class_weights` is the setting of all runs. It can reveal label counts.
+    """
     baseline, _, costs = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
     compared = [paired(standing.scores, baseline.scores) for standing in others]
     corrected = dict(zip((s.label for s in others), holm([d for d in compared if d is not None]), strict=True))
     found = [
-        _finalist(standing, fmean([*standing.scores.values(), *earlier]), corrected.get(standing.label), trials, costs)
+        _finalist(
+            standing,
+            fmean([*standing.scores.values(), *earlier]),
+            corrected.get(standing.label),
+            trials,
+            costs,
+            revealed_labels(entries_with_weights(standing.method, class_weights)),
+        )
         for standing, earlier, trials in results
     ]
     final = tuple(sorted(found, key=lambda finalist: -finalist.overall))
@@ -65,6 +76,7 @@ def _finalist(
     difference: Difference | None,
     trials: Sequence[TrialResult],
     baseline_trials: Sequence[TrialResult],
+    reveals: str,
 ) -> Finalist:
     entry = combined_entry(standing.method)
 
@@ -73,7 +85,7 @@ def _finalist(
         return round(cost / baseline_cost, 3) if baseline_cost else 1.0
 
     return Finalist(
-        standing, overall, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), entry.reveals,
+        standing, overall, difference, ratio("compute"), ratio("bytes"), ratio("round_seconds"), reveals,
         entry.extra_compute,
     )  # fmt: skip
 

@@ -124,7 +124,7 @@ class Race:
             )
             for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
-        self._save(**decide(results, self.record.rank_by))
+        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights")))
         self._save(seconds=round(self._seconds_before + time.monotonic() - self._began, 1))
         return self.record
 

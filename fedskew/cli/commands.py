@@ -124,6 +124,8 @@ FLAGS: dict[str, Flag] = {
         _training("optimizer", "NAME"),
         _training("momentum", "X"),
         _training("weight_decay", "X"),
+        _training("class_weights", "KIND|FILE"),
+        _training("batches", "KIND"),
         _training("seed", "N"),
         _training("eval_every", "N"),
         _training("eval_local", "", is_switch=True),

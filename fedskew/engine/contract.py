@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
 from fedskew.methods.hook_results import undeclared_state, unknown_companion
@@ -48,6 +49,8 @@ class LocalTraining:
     clip_norm: float | None = None
     optimizer: str = "sgd"
     """The name of the local optimiser."""
+    batches: str = "shuffled"
+    """How batches are drawn: `shuffled`, or `balanced` over the client's classes."""
 
     @property
     def local_optimiser(self) -> LocalOptimiser:
@@ -136,15 +139,20 @@ class RoundWork:
             raise undeclared_state(owner, name)
         return uplink, state
 
-    def batch_plans(self, smallest: int) -> list[BatchPlan]:
+    def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
         """Plan the batches of each client. A last batch of fewer than `smallest` samples is dropped.
 
-        Full batches have `batch_size` samples, or as many as the largest client has if that is fewer.
+        Full batches have `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches
+        need the training data, because they depend on the labels.
         """
         largest = max(len(a.samples) for a in self.assignments)
-        width = min(self.local.batch_size, largest)
+        width, epochs = min(self.local.batch_size, largest), self.local.epochs
+        labels = data.host_labels if data is not None and self.local.batches == "balanced" else None
         return [
-            plan_batches(a.samples, a.client, self.local.epochs, width, smallest, self.key) for a in self.assignments
+            plan_batches(
+                a.samples, a.client, epochs, width, smallest, self.key, None if labels is None else labels[a.samples]
+            )
+            for a in self.assignments
         ]
 
 

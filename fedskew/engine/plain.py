@@ -49,7 +49,7 @@ class PlainEngine(Engine):
         self.notices: list[str] = []
 
     def train(self, work: RoundWork) -> RoundResult:
-        plans = work.batch_plans(self._smallest)
+        plans = work.batch_plans(self._smallest, self._data)
         clients = [
             _ClientTraining(self._network, self._data, self._layout, work, assignment, plan).train()
             for assignment, plan in zip(work.assignments, plans, strict=True)

@@ -93,6 +93,8 @@ def prepare(
         fed = fed.hold_out(config.client_test)
     check_participants(config.clients_per_round, fed.clients)
     require_task(config.task, chosen, fed.dataset)
+    require_batches(config, fed.dataset)
+    chosen, class_weights = _weigh_classes(chosen, config, fed.dataset)
     shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     module = make_model(name, shape, config.seed) if model is None else adapted_model(model, shape)
@@ -127,6 +129,7 @@ def prepare(
     resolved = replace(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
+        class_weights=class_weights,
         # `auto` is left out of the hash, so that runs from before this key keep their folders
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
@@ -160,6 +163,25 @@ def require_task(task: str, method: Method, dataset: Dataset) -> None:
             f"method {_name_of_part(unfit, method)!r} needs one class per sample, because it uses a softmax over "
             f"the classes, but {dataset.name!r} has several labels per sample; expected {', '.join(fitting)}"
         )
+
+
+def require_batches(config: Config, dataset: Dataset) -> None:
+    """Refuse balanced batches of samples with several labels."""
+    if config.batches == "balanced" and dataset.task.name == "multi-label":
+        raise UserError(
+            f"batches is 'balanced', but {dataset.name!r} has several labels per sample, so drawing a sample for one "
+            "label draws its others, too; expected shuffled, perhaps with class_weights balanced"
+        )
+
+
+def _weigh_classes(method: Method, config: Config, dataset: Dataset) -> tuple[Method, str | dict[str, float] | None]:
+    """Return the method with its class weights, and the setting with the weights of a file in place of its path."""
+    if config.class_weights is None:
+        return method, None
+    from fedskew.experiment.class_weights import resolve_class_weights, with_class_weights  # few runs need it
+
+    setting = resolve_class_weights(config.class_weights, dataset.classes)
+    return with_class_weights(method, setting, dataset), setting
 
 
 def _name_of_part(part: Part, method: Method) -> str:

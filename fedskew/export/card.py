@@ -10,8 +10,9 @@ from typing import Any
 from fedskew.data.catalogue import DATASETS
 from fedskew.errors import UserError
 from fedskew.export.onnx_file import INPUT_NAMES
-from fedskew.methods import Entry, find
+from fedskew.methods import Entry
 from fedskew.methods.catalogue import UPDATES_REVEAL
+from fedskew.methods.class_weights import describe_weights, entries_with_weights
 from fedskew.metrics.confusion import lost_classes
 from fedskew.models import MODELS, parameter_count
 from fedskew.models.concatenation import count_encoders
@@ -44,9 +45,9 @@ def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The catalogue entries of the method's parts. A user's own method has none."""
+    """The catalogue entries of the method's parts and class weights. A user's own method has none."""
     try:
-        return [find(name) for name in run.config.method.split("+")]
+        return entries_with_weights(run.config.method, run.config.class_weights)
     except UserError:
         return []
 
@@ -309,6 +310,7 @@ def _training(run: Result) -> str:
         ("learning rate, decay per round", f"{config.lr}, {config.lr_decay}"),
         ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
+        ("class weights, batches", f"{describe_weights(config.class_weights)}, {config.batches}"),
         ("discarded updates (not finite)", run.diverged),
         ("seed", config.seed),
         ("SHA-256 of the split", (run.federation or {}).get("split", "–")),

@@ -11,7 +11,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
-from fedskew.methods.catalogue import find
+from fedskew.methods.class_weights import entries_name, entries_with_weights
 from fedskew.methods.robust import TrimmedMean
 from fedskew.models import make_model, parameter_count
 
@@ -24,7 +24,7 @@ TESTS = {
 
 def learned_labels(settings: FederationSettings, config: Config) -> str:
     """What the server learns about a site's labels, by the method and by the reported tests."""
-    entries = [find(part) for part in config.method.split("+")]
+    entries = entries_with_weights(config.method, config.class_weights)
     learned = [entry.reveals for entry in entries if entry.reveals != "nothing"]
     if settings.site_metrics == "class":
         learned.append("label counts of its test part")
@@ -41,12 +41,12 @@ COLUMN_SUMS = (
 
 def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
     """One line for each thing that leaves a site."""
-    entries = [find(part) for part in config.method.split("+")]
+    entries = entries_with_weights(config.method, config.class_weights)
     sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     loss = " and the mean training loss" if settings.share_loss else ""
     return [
         *([COLUMN_SUMS] if contract.column_sums else []),
-        f"{config.method} sends: {', '.join(sends)}{loss}",
+        f"{entries_name(entries)} sends: {', '.join(sends)}{loss}",
         f"tests: {TESTS[settings.site_metrics]}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",

@@ -24,7 +24,7 @@ from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config
 from fedskew.flower.wire import Facts
-from fedskew.methods.catalogue import find
+from fedskew.methods.class_weights import entries_name, entries_with_weights
 
 COLUMN_SUMS = "column sums"
 """The word for them in `reveals`."""
@@ -56,10 +56,11 @@ class Policy:
             if method not in (self.methods or ()):
                 allowed = ", ".join(self.methods or ()) or "none"
                 raise UserError(f"this site does not allow the method {method!r} (policy.methods: {allowed})")
-        for item in revealed_by(config.method) if self.reveals is not None else ():
+        for item in revealed_by(config) if self.reveals is not None else ():
             if item not in (self.reveals or ()):
                 allowed = ", ".join(self.reveals or ()) or "nothing"
-                raise UserError(f"{config.method} reveals {item}; this site allows {allowed} (policy.reveals)")
+                name = entries_name(entries_with_weights(config.method, config.class_weights))
+                raise UserError(f"{name} reveals {item}; this site allows {allowed} (policy.reveals)")
         if self.rounds is not None and config.rounds > self.rounds:
             raise UserError(
                 f"the run has {config.rounds} rounds; this site allows at most {self.rounds} (policy.rounds)"
@@ -94,9 +95,10 @@ class Policy:
             raise UserError(f"updates are clipped at {clip:g}; this site allows at most {self.clip:g} (policy.clip)")
 
 
-def revealed_by(method: str) -> list[str]:
-    """What a method, or a combination of methods, reveals about labels."""
-    words = [word for part in method.split("+") for word in find(part.strip()).reveals.split(", ")]
+def revealed_by(config: Config) -> list[str]:
+    """What a run's method and class weights reveal about labels, in the words of `reveals`."""
+    entries = entries_with_weights(config.method, config.class_weights)
+    words = [word for entry in entries for word in entry.reveals.split(", ")]
     return [word for word in words if word != "nothing"]
 
 

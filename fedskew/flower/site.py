@@ -24,8 +24,10 @@ from fedskew.data.column_sums import ColumnSums, sum_columns
 from fedskew.data.federation import Federation
 from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
+from fedskew.experiment.class_weights import with_class_weights
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape, positive_class
+from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
@@ -211,7 +213,8 @@ class SiteRun:
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
         everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
-        self.method = make_method(self.config.method, self.config.method_params)
+        method = make_method(self.config.method, self.config.method_params)
+        self.method = with_class_weights(method, self.config.class_weights, dataset)
         model = make_model(self.config.model, data_shape(dataset), self.config.seed)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
@@ -257,7 +260,8 @@ class SiteRun:
             key=key,
             weighting=self.method.weighting,
         )
-        whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept})
+        counted = sample_counts(work.members, held.sizes)[0]
+        whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept, **counted})
         return replace(work, assignments=[replace(work.assignments[0], state=whole)])
 
 

@@ -119,7 +119,7 @@ def _site(client: int, name: str, config: Config, settings: FederationSettings, 
         "device": config.device,
         "threads": 1,
         "idle": _IDLE_SECONDS,
-        "policy": {"reveals": [COLUMN_SUMS, *revealed_by(config.method)]} if column_sums else None,
+        "policy": {"reveals": [COLUMN_SUMS, *revealed_by(config)]} if column_sums else None,
     }
 
 

@@ -16,6 +16,7 @@ from fedskew.losses.cross_entropies import (
     GammaMode,
     SuppressVariant,
     VacantMode,
+    balanced_label_weights,
     balanced_weights,
     batch_class_cross_entropy,
     binary_cross_entropy,
@@ -30,7 +31,6 @@ from fedskew.losses.cross_entropies import (
     restricted_softmax_cross_entropy,
     smoothed_cross_entropy,
     unbalanced_cross_entropy,
-    weighted_cross_entropy,
 )
 from fedskew.losses.divergences import (
     MajorityRule,
@@ -69,6 +69,7 @@ __all__ = [
     "TaughtSamples",
     "VacantMode",
     "active_experts",
+    "balanced_label_weights",
     "balanced_weights",
     "batch_class_cross_entropy",
     "batch_mean",
@@ -104,5 +105,4 @@ __all__ = [
     "teacher_free_not_true",
     "unbalanced_cross_entropy",
     "vacant_distillation",
-    "weighted_cross_entropy",
 ]

@@ -12,7 +12,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedskew.task import TASKS, batch_mean, class_index, class_masks, negative_log_likelihood, real_rows, target_mask
+from fedskew.task import (
+    TASKS,
+    batch_mean,
+    class_index,
+    class_masks,
+    negative_log_likelihood,
+    real_rows,
+    target_mask,
+    weigh,
+)
 
 SuppressVariant = Literal["lade", "paper"]
 """See `logit_suppression`."""
@@ -22,33 +31,37 @@ VacantMode = Literal["exclude", "code"]
 """See `unbalanced_cross_entropy`."""
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """CE(z, y), which is FedAvg's loss for one class per sample."""
-    return TASKS["single-label"].loss(logits, targets)
+def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """w_y·CE(z, y): FedAvg's loss for one class per sample, with a weight per class if there are `weights`.
+
+    The other cross entropies of this file use `weights` in the same way.
+    """
+    return TASKS["single-label"].loss(logits, targets, weights)
 
 
-def binary_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean of −y·log σ(z) − (1 − y)·log σ(−z) over the labels: FedAvg's loss for several labels per sample."""
-    return TASKS["multi-label"].loss(logits, targets)
+def binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The mean of −w·y·log σ(z) − (1 − y)·log σ(−z) over the labels: FedAvg's loss for several labels per sample."""
+    return TASKS["multi-label"].loss(logits, targets, weights)
 
 
-def smoothed_cross_entropy(logits: Tensor, targets: Tensor, smoothing: float = 0.1) -> Tensor:
-    """CE against (1 − μ)·one-hot + μ/C: label smoothing with μ = `smoothing`."""
+def smoothed_cross_entropy(
+    logits: Tensor, targets: Tensor, smoothing: float = 0.1, weights: Tensor | None = None
+) -> Tensor:
+    """CE against (1 − μ)·one-hot + μ/C: label smoothing with μ = `smoothing`.
+
+    A weight multiplies each class's term of the sum, also those of the uniform part, as in PyTorch.
+    """
     log_p = logits.log_softmax(dim=-1)
-    return (1 - smoothing) * negative_log_likelihood(log_p, targets) - smoothing * batch_mean(log_p.mean(-1), targets)
+    hard = negative_log_likelihood(log_p, targets, weights)
+    every_class = log_p if weights is None else weights.to(log_p.dtype) * log_p
+    return (1 - smoothing) * hard - smoothing * batch_mean(every_class.mean(-1), targets)
 
 
-def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0) -> Tensor:
+def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0, weights: Tensor | None = None) -> Tensor:
     """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to well-classified samples."""
     log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     one_minus_p = (-torch.expm1(log_p)).clamp(min=1e-12)  # at 0, the gradient would be infinite for γ < 1
-    return batch_mean(-(one_minus_p**gamma) * log_p, targets)
-
-
-def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """The mean of w_y·CE(z, y) over the batch, with one weight per class."""
-    nll = -logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
-    return batch_mean(weights.to(logits.dtype)[class_index(targets)] * nll, targets)
+    return batch_mean(weigh(-(one_minus_p**gamma) * log_p, targets, weights), targets)
 
 
 def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
@@ -61,23 +74,42 @@ def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
     return torch.where(present, counts.sum() / (present.sum() * counts.clamp(min=1)), 0.0)
 
 
-def calibrated_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
+def balanced_label_weights(label_counts: Tensor, samples: Tensor, like: Tensor) -> Tensor:
+    """Negatives/positives of each label, for samples with several labels: both sides have the same total weight.
+
+    A label that no sample has, or that all have, has one side only. Its weight is 1.
+    """
+    positives = label_counts.to(like.dtype)
+    negatives = samples.to(like.dtype) - positives
+    return torch.where((positives > 0) & (negatives > 0), negatives / positives.clamp(min=1), 1.0)
+
+
+def calibrated_cross_entropy(
+    logits: Tensor, targets: Tensor, label_counts: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """CE(z + log p, y) with the client's class shares p. It excludes vacant classes from the softmax (FedVLS Eq. 2)."""
-    return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets)
+    return cross_entropy(logits + class_probabilities(label_counts, logits).log(), targets, weights)
 
 
-def margin_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float) -> Tensor:
+def margin_cross_entropy(
+    logits: Tensor, targets: Tensor, label_counts: Tensor, tau: float, weights: Tensor | None = None
+) -> Tensor:
     """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
 
     For a vacant class, the largest float replaces n_c^(−1/4) = ∞. The class then drops out of the softmax, unless τ is
     0. With τ = 0, an infinite value would give NaN.
     """
     rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
-    return cross_entropy(logits - tau * rarity, targets)
+    return cross_entropy(logits - tau * rarity, targets, weights)
 
 
 def restricted_softmax_cross_entropy(
-    logits: Tensor, targets: Tensor, label_counts: Tensor, alpha: float, soft: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    label_counts: Tensor,
+    alpha: float,
+    soft: bool = False,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """CE(α_c·z_c, y) with α_c = α for vacant classes and 1 for present ones (FedRS).
 
@@ -85,7 +117,7 @@ def restricted_softmax_cross_entropy(
     """
     counts = label_counts.to(logits.dtype)
     share = counts / counts.max() if soft else (counts > 0).to(logits.dtype)
-    return cross_entropy(logits * (alpha + (1 - alpha) * share), targets)
+    return cross_entropy(logits * (alpha + (1 - alpha) * share), targets, weights)
 
 
 def unbalanced_cross_entropy(
@@ -94,6 +126,7 @@ def unbalanced_cross_entropy(
     label_counts: Tensor,
     gamma: GammaMode = "paper",
     vacant: VacantMode = "exclude",
+    weights: Tensor | None = None,
 ) -> Tensor:
     """CE(γ_c·z_c, y) over the client's classes (FedGR Eq. 3).
 
@@ -109,23 +142,25 @@ def unbalanced_cross_entropy(
     scaled = factor * logits
     if vacant == "exclude":
         scaled = scaled.masked_fill(~present, -math.inf)
-    return cross_entropy(scaled, targets)
+    return cross_entropy(scaled, targets, weights)
 
 
-def batch_class_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+def batch_class_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """CE with the softmax restricted to the batch's classes (BalanceFL). It is 0 if the batch has only one class."""
     present = class_masks(targets, logits.shape[-1]).any(dim=0)
-    return cross_entropy(logits.masked_fill(~present, -math.inf), targets)
+    return cross_entropy(logits.masked_fill(~present, -math.inf), targets, weights)
 
 
-def own_label_cross_entropy(logits: Tensor, targets: Tensor, label_counts: Tensor) -> Tensor:
+def own_label_cross_entropy(
+    logits: Tensor, targets: Tensor, label_counts: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """CE with the softmax restricted to the client's classes (FedGC). It is 0 if the client has only one class."""
-    return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets)
+    return cross_entropy(logits.masked_fill(label_counts == 0, -math.inf), targets, weights)
 
 
-def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int]) -> Tensor:
+def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int], weights: Tensor | None = None) -> Tensor:
     """CE with the softmax restricted to the classes of `group`: the loss of a PKD expert."""
-    return cross_entropy(logits.masked_fill(~group_mask(logits, group), -math.inf), targets)
+    return cross_entropy(logits.masked_fill(~group_mask(logits, group), -math.inf), targets, weights)
 
 
 def logit_suppression(

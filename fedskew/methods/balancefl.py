@@ -46,6 +46,7 @@ class BalanceFL(Objective):
 
     needs_features = True
     extra_compute = "1 forward of each sample per round"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         valid = all(0 <= p <= 1 for p in self.probability)
@@ -80,8 +81,9 @@ class BalanceFL(Objective):
             return torch.cat(given).expand(len(counts))
         return 1 - counts.float() / counts.max().clamp(min=1)
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return batch_class_cross_entropy(out.logits, y) if self.softmax == "batch" else cross_entropy(out.logits, y)
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        loss = batch_class_cross_entropy if self.softmax == "batch" else cross_entropy
+        return loss(out.logits, y, client.class_weights)
 
 
 def _scales(counts: Tensor, like: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ class Centralised(Schedule):
     reveals: ClassVar[Reveals] = "all labels"
     stands_alone = True
     multi_label = True
+    takes_class_weights = True
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         return [Stage("train", rounds, CrossEntropy(), cohort="pooled")]
@@ -46,6 +47,7 @@ class LocalOnly(Schedule):
 
     stands_alone = True
     multi_label = True
+    takes_class_weights = True
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         return [Stage("train", rounds, CrossEntropy(), cohort="alone")]

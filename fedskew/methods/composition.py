@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedskew.errors import UserError, did_you_mean, unknown_parameter
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
+from fedskew.methods.class_weights import ClassWeighted, ClassWeights
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.regularisers import Regularised, Regulariser
@@ -33,17 +34,23 @@ class Method:
     regulariser: Regulariser | None = None
     weighting: Weighting | None = None
     """If None, the stage's `average` determines the weights, or the run's `average` if the stage has none."""
+    class_weights: ClassWeights | None = None
+    """The weights of the classes in the cross entropy. The run's setting `class_weights` sets them."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule has one stage."""
         if isinstance(self.objective, Schedule):
-            return [self._regularise(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
-        return [self._regularise(Stage("train", rounds, self.objective))]
+            return [self._complete(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
+        return [self._complete(Stage("train", rounds, self.objective))]
 
-    def _regularise(self, stage: Stage) -> Stage:
-        if self.regulariser is None:
-            return stage
-        return replace(stage, objective=Regularised(stage.objective, self.regulariser))
+    def _complete(self, stage: Stage) -> Stage:
+        """Add class weights and regulariser to the stage's objective."""
+        objective = stage.objective
+        if self.class_weights is not None:
+            objective = ClassWeighted(objective, self.class_weights)
+        if self.regulariser is not None:
+            objective = Regularised(objective, self.regulariser)
+        return stage if objective is stage.objective else replace(stage, objective=objective)
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:
         """Return what the schedule concludes from the survey at the end of `stage`."""
@@ -56,8 +63,9 @@ class Method:
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The parts, with a composed part (such as a regularised objective) split into its members."""
-        return tuple(member for part in self.parts for member in part.members)
+        """The parts, with a composed part (such as a regularised objective) split into its members; class weights."""
+        members = tuple(member for part in self.parts for member in part.members)
+        return members if self.class_weights is None else (*members, self.class_weights)
 
     @property
     def params(self) -> dict[str, object]:

@@ -28,9 +28,10 @@ class CrossEntropy(Objective):
     """The cross entropy CE(z, y), or the binary cross entropy of several labels per sample."""
 
     multi_label = True
+    takes_class_weights = True
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return task_for(y).loss(out.logits, y)
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return task_for(y).loss(out.logits, y, client.class_weights)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class FedConcat(Schedule):
     extra_compute = "1 forward of every encoder per sample in the head's rounds"
     needs_features = True
     trains_encoders = True
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.clusters >= 1, "clusters", self.clusters, "a whole number ≥ 1")

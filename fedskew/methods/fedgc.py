@@ -32,8 +32,10 @@ from fedskew.methods.parts import Client, Objective, Outputs, Tensors, Updates, 
 class OwnLabels(Objective):
     """Cross entropy over the labels that the client has."""
 
+    takes_class_weights = True
+
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return own_label_cross_entropy(out.logits, y, client.label_counts)
+        return own_label_cross_entropy(out.logits, y, client.label_counts, client.class_weights)
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,11 @@ class UnbalancedSoftmax(Objective):
     vacant: VacantMode = "exclude"
     """Whether vacant classes are excluded from the softmax, or kept with a small γ as in the published code."""
 
+    takes_class_weights = True
+
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return unbalanced_cross_entropy(out.logits, y, client.label_counts, self.gamma, self.vacant)
+        counts, weights = client.label_counts, client.class_weights
+        return unbalanced_cross_entropy(out.logits, y, counts, self.gamma, self.vacant, weights)
 
 
 @method("fedgr-server", paper=_PAPER)

@@ -39,6 +39,7 @@ class FedKD(Objective):
     temperature: float = 1.0
 
     extra_compute = "1 teacher forward"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")
@@ -47,9 +48,9 @@ class FedKD(Objective):
     def companions(self) -> dict[str, Mode]:
         return {"teacher": "eval"}
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = distillation(out.logits, out.teacher.logits, y, self.temperature)
-        return cross_entropy(out.logits, y) + self.beta * distilled
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * distilled
 
 
 @method("fedekd", paper="Guo et al., AAAI 2025")
@@ -57,9 +58,11 @@ class FedKD(Objective):
 class FedEKD(FedKD):
     """Cross entropy and distillation over the client's classes."""
 
+    takes_class_weights = True
+
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = present_distillation(out.logits, out.teacher.logits, y, client.label_counts, self.temperature)
-        return cross_entropy(out.logits, y) + self.beta * distilled
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * distilled
 
 
 @method("feddkd", paper="Zhao et al., CVPR 2022")
@@ -74,6 +77,7 @@ class FedDKD(Objective):
     temperature: float = 4.0
 
     extra_compute = "1 teacher forward"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.alpha >= 0, "alpha", self.alpha, "a number ≥ 0")
@@ -83,8 +87,8 @@ class FedDKD(Objective):
     def companions(self) -> dict[str, Mode]:
         return {"teacher": "eval"}
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         logits = out.logits, out.teacher.logits
         target = target_distillation(*logits, y, self.temperature)
         non_target = not_true_distillation(*logits, y, self.temperature)
-        return cross_entropy(out.logits, y) + self.alpha * target + self.beta * non_target
+        return cross_entropy(out.logits, y, client.class_weights) + self.alpha * target + self.beta * non_target

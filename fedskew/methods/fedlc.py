@@ -30,8 +30,10 @@ class FedLC(Objective):
 
     tau: float = 0.5
 
+    takes_class_weights = True
+
     def __post_init__(self) -> None:
         expect(self.tau >= 0, "tau", self.tau, "a number ≥ 0")
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return margin_cross_entropy(out.logits, y, client.label_counts, self.tau)
+        return margin_cross_entropy(out.logits, y, client.label_counts, self.tau, client.class_weights)

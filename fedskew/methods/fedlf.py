@@ -41,6 +41,7 @@ class FedLF(Objective):
 
     needs_features = True
     extra_compute = "1 forward of each sample per round"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
@@ -52,8 +53,9 @@ class FedLF(Objective):
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         features, centres = out.known_features, class_means(client.opening)
+        counts, weights = client.label_counts, client.class_weights
         return (
-            restricted_softmax_cross_entropy(out.logits, y, client.label_counts, self.alpha, soft=True)
+            restricted_softmax_cross_entropy(out.logits, y, counts, self.alpha, soft=True, weights=weights)
             + self.centre_weight * centre_cross_entropy(features, y, centres, self.max_margin)
             + self.decorrelation_weight * decorrelation(features, y)
         )

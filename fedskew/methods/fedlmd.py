@@ -44,11 +44,13 @@ class FedLMD(FedKD):
 
     majority_rule: MajorityRule = "code"
 
+    takes_class_weights = True
+
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = label_masking_distillation(
             out.logits, out.teacher.logits, y, client.label_counts, self.temperature, self.majority_rule
         )
-        return cross_entropy(out.logits, y) + self.beta * distilled
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * distilled
 
 
 @method("fedlmd-tf", paper=_PAPER)
@@ -57,13 +59,14 @@ class FedLMDTf(FedLMD):
     """FedLMD without a teacher: keeps the minority labels at equal probabilities."""
 
     extra_compute = ""
+    takes_class_weights = True
 
     def companions(self) -> dict[str, Mode]:
         return {}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         masked = teacher_free_label_masking(out.logits, y, client.label_counts, self.temperature, self.majority_rule)
-        return cross_entropy(out.logits, y) + self.beta * masked
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * masked
 
 
 @method("fedlmd-switch", paper=_PAPER)
@@ -78,6 +81,7 @@ class FedLMDSwitch(Schedule):
     majority_rule: MajorityRule = "code"
 
     extra_compute = "1 teacher forward after the switch"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         FedLMD(self.beta, self.temperature)  # raises UserError for invalid values

@@ -26,9 +26,11 @@ from fedskew.methods.parts import Client, Mode, Outputs
 class FedNTD(FedKD):
     """Cross entropy and distillation over the not-true classes."""
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+    takes_class_weights = True
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         distilled = not_true_distillation(out.logits, out.teacher.logits, y, self.temperature)
-        return cross_entropy(out.logits, y) + self.beta * distilled
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * distilled
 
 
 @method("fedntd-tf", paper="Lu et al., ACM MM 2023")
@@ -37,9 +39,12 @@ class FedNTDTf(FedKD):
     """FedNTD without a teacher: keeps the not-true classes at equal probabilities."""
 
     extra_compute = ""
+    takes_class_weights = True
 
     def companions(self) -> dict[str, Mode]:
         return {}
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return cross_entropy(out.logits, y) + self.beta * teacher_free_not_true(out.logits, y, self.temperature)
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y, client.class_weights) + self.beta * teacher_free_not_true(
+            out.logits, y, self.temperature
+        )

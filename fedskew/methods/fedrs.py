@@ -30,8 +30,11 @@ class FedRS(Objective):
     soft: bool = False
     """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code."""
 
+    takes_class_weights = True
+
     def __post_init__(self) -> None:
         expect(0 <= self.alpha <= 1, "alpha", self.alpha, "a number from 0 to 1")
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return restricted_softmax_cross_entropy(out.logits, y, client.label_counts, self.alpha, self.soft)
+        counts, weights = client.label_counts, client.class_weights
+        return restricted_softmax_cross_entropy(out.logits, y, counts, self.alpha, self.soft, weights)

@@ -41,6 +41,7 @@ class FedVLS(Objective):
     its running statistics."""
 
     extra_compute = "1 teacher forward"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.distill_weight >= 0, "distill_weight", self.distill_weight, "a number ≥ 0")
@@ -52,7 +53,7 @@ class FedVLS(Objective):
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         z, counts = out.logits, client.label_counts
         return (
-            calibrated_cross_entropy(z, y, counts)
+            calibrated_cross_entropy(z, y, counts, client.class_weights)
             + self.distill_weight * vacant_distillation(z, out.teacher.logits, counts, y)
             + self.suppress_weight * logit_suppression(z, y, counts, self.suppress_variant)
         )

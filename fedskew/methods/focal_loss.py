@@ -27,8 +27,10 @@ class FocalLoss(Objective):
 
     gamma: float = 2.0
 
+    takes_class_weights = True
+
     def __post_init__(self) -> None:
         expect(self.gamma >= 0, "gamma", self.gamma, "a number ≥ 0")
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return focal_cross_entropy(out.logits, y, self.gamma)
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return focal_cross_entropy(out.logits, y, self.gamma, client.class_weights)

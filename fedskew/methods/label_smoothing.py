@@ -28,8 +28,10 @@ class LabelSmoothing(Objective):
     smoothing: float = 0.1
     """μ."""
 
+    takes_class_weights = True
+
     def __post_init__(self) -> None:
         expect(0 <= self.smoothing <= 1, "smoothing", self.smoothing, "a number from 0 to 1")
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return smoothed_cross_entropy(out.logits, y, self.smoothing)
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return smoothed_cross_entropy(out.logits, y, self.smoothing, client.class_weights)

@@ -36,6 +36,7 @@ class LogitAdjustment(Objective):
 
     sends = "label counts"
     reveals: ClassVar[Reveals] = "label counts"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.tau >= 0, "tau", self.tau, "a number ≥ 0")
@@ -51,7 +52,7 @@ class LogitAdjustment(Objective):
         return {"prior": counts / counts.sum()}
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        return cross_entropy(out.logits + self.tau * client.downlink["prior"].log(), y)
+        return cross_entropy(out.logits + self.tau * client.downlink["prior"].log(), y, client.class_weights)
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"label_counts": client.label_counts}

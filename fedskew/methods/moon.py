@@ -39,6 +39,7 @@ class MOON(Objective):
 
     needs_features = True
     multi_label = True
+    takes_class_weights = True
     extra_compute = "2 teacher forwards"
 
     def __post_init__(self) -> None:
@@ -54,9 +55,9 @@ class MOON(Objective):
     def next_state(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return pack("previous", trained.params)
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         previous = out.companions["state/previous"]
         contrast = model_contrast(
             out.known_features, out.teacher.known_features, previous.known_features, y, self.temperature
         )
-        return task_for(y).loss(out.logits, y) + self.mu * contrast
+        return task_for(y).loss(out.logits, y, client.class_weights) + self.mu * contrast

@@ -128,6 +128,8 @@ class Client:
     """What the client kept from the last round in which it took part."""
     opening: Tensors = field(default_factory=dict)
     """The sums of `Part.opening` over the client's batches."""
+    class_weights: Tensor | None = None
+    """[C]: the weights of the classes in the cross entropy, if the run has `class_weights`."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ class Part:
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False
     """Whether `closing` uses `seen.gradient`."""
+    needs_sample_count: ClassVar[bool] = False
+    """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
     multi_label: ClassVar[bool] = True
     """Whether the maths also holds for several labels per sample, where there is no softmax over the classes. The
     hooks then get labels [B, L] of 0 and 1. False by default for objectives, regularisers and schedules."""
@@ -280,6 +284,8 @@ class Objective(Part):
     needs_features: ClassVar[bool] = False
     """Whether the loss uses features. Then the model must be a `Classifier(encoder, head)`."""
     multi_label: ClassVar[bool] = False
+    takes_class_weights: ClassVar[bool] = False
+    """Whether the loss weighs its cross entropy by `client.class_weights`, if they are not None."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""

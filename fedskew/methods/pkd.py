@@ -48,8 +48,10 @@ class GroupCrossEntropy(Objective):
 
     group: tuple[int, ...] = ()
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return group_cross_entropy(out.logits, y, self.group)
+    takes_class_weights = True
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return group_cross_entropy(out.logits, y, self.group, client.class_weights)
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,18 @@ class PartialDistillation(Objective):
     mean_over: MeanOver = "batch"
     taught: TaughtSamples = "confused"
 
+    takes_class_weights = True
+
     def companions(self) -> dict[str, Mode]:
         return {f"expert.{i}": "eval" for i in range(len(self.groups))}
 
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         experts = torch.stack([out.companions[name].logits for name in self.companions()])
         distilled = partial_distillation(
             out.logits, y, experts, self.groups, self.temperature, self.reverse, self.mean_over, self.taught
         )
         scale = self.temperature**2 if self.temperature_squared else 1.0
-        return cross_entropy(out.logits, y) + self.distill_weight * scale * distilled
+        return cross_entropy(out.logits, y, client.class_weights) + self.distill_weight * scale * distilled
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
         """Count the distilled samples, in total and per expert."""
@@ -117,6 +121,7 @@ class PKD(Schedule):
     sends = "class-to-class mean probabilities once"
     reveals: ClassVar[Reveals] = "label counts"
     extra_compute = "experts' rounds, 1 expert forward per distilled sample"
+    takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.distill_weight >= 0, "distill_weight", self.distill_weight, "a number ≥ 0")

@@ -82,6 +82,8 @@ class Schedule(Part):
     needs_features: ClassVar[bool] = False
     """As in `Objective`."""
     multi_label: ClassVar[bool] = False
+    takes_class_weights: ClassVar[bool] = False
+    """As in `Objective`, for the objectives of all stages."""
     stands_alone: ClassVar[bool] = False
     """Whether no solver, server rule or regulariser can be combined with it."""
     trains_encoders: ClassVar[bool] = False

@@ -6,6 +6,7 @@ King and Zeng, "Logistic regression in rare events data", Political Analysis 200
 
 The client has n_c samples of class c, n samples in total, and samples of C' classes. These are the "balanced" weights
 of scikit-learn. The mean weight of the client's samples is 1. Other weights, the same for all clients, can be given.
+The setting `class_weights` weighs the cross entropy of any method in this way.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.
@@ -17,12 +18,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from fedskew.errors import expect
-from fedskew.losses import balanced_weights, weighted_cross_entropy
+from fedskew.losses import balanced_weights, cross_entropy
 from fedskew.methods.catalogue import method
+from fedskew.methods.class_weights import filled
 from fedskew.methods.parts import Client, Objective, Outputs
 
 
@@ -34,6 +35,8 @@ class WeightedCrossEntropy(Objective):
     weights: tuple[float, ...] = ()
     """One weight per class, in the order of the classes. By default, each client balances its own classes."""
 
+    takes_class_weights = True
+
     def __post_init__(self) -> None:
         valid = all(math.isfinite(weight) and weight >= 0 for weight in self.weights)
         valid &= not self.weights or max(self.weights) > 0
@@ -44,9 +47,8 @@ class WeightedCrossEntropy(Objective):
         expect(valid, "weights", self.weights, f"{classes} numbers, one per class, or none to balance each client")
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        weights = self._as_tensor(out.logits) if self.weights else balanced_weights(client.label_counts, out.logits)
-        return weighted_cross_entropy(out.logits, y, weights)
-
-    def _as_tensor(self, logits: Tensor) -> Tensor:
-        """Fill in the weights one by one, because a CUDA graph cannot replay the copy of a list to the GPU."""
-        return torch.stack([logits.new_full((), weight) for weight in self.weights])
+        weights = client.class_weights
+        if weights is None:
+            counts = client.label_counts
+            weights = filled(self.weights, out.logits) if self.weights else balanced_weights(counts, out.logits)
+        return cross_entropy(out.logits, y, weights)

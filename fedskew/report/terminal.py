@@ -56,6 +56,8 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     if accuracies and (found := fairness(accuracies)):
         spread = f"mean {_percent(found.mean)}, deviation {_percent(found.deviation)}"
         table.add_row("worst site", _percent(found.worst), Text(f"{found.worst_site} ({spread})"))
+    for row in _balance_rows(result):
+        table.add_row(*row)
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and were discarded")
     seconds_per_round = result.seconds / max(1, result.rounds)
@@ -63,6 +65,13 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
         "training time", f"{result.seconds:.1f} s", f"{seconds_per_round:.2f} s per round, {result.engine} engine"
     )
     return table
+
+
+def _balance_rows(result: Result) -> list[tuple[str, str, str]]:
+    """Class weights and balanced batches, if the run has them."""
+    weights, batches = result.config.class_weights, result.config.batches
+    rows = [] if weights is None else [("class weights", weights if isinstance(weights, str) else "given", "")]
+    return rows if batches == "shuffled" else [*rows, ("batches", batches, "")]
 
 
 def _score_rows(result: Result) -> list[tuple[str, str, str]]:

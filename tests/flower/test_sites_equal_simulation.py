@@ -62,7 +62,15 @@ def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Feder
 
 @pytest.mark.parametrize(
     "changed",
-    [{"augment": ["flip"]}, {"clients_per_round": 2}, {"model": "resnet8"}, {"optimizer": "adam", "lr": 0.003}],
+    [
+        {"augment": ["flip"]},
+        {"clients_per_round": 2},
+        {"model": "resnet8"},
+        {"optimizer": "adam", "lr": 0.003},
+        {"class_weights": "balanced"},
+        {"class_weights": "counts", "clients_per_round": 2},
+        {"class_weights": {str(c): 1.0 + c for c in range(10)}, "batches": "balanced"},
+    ],
 )
 def test_so_do_runs_with_other_settings(
     changed: dict[str, object], data: Path, split: Federation, tmp_path: Path

@@ -40,6 +40,8 @@ class BatchPlan:
     per_epoch: int
     """Batches per epoch."""
     key: RoundKey
+    labels: npt.NDArray[np.int64] | None = None
+    """The class of each sample, for balanced batches. None for shuffled ones."""
 
     @property
     def steps(self) -> int:
@@ -111,13 +113,31 @@ class BatchPlan:
         return drawn[first - begin : end - begin]
 
     def _epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Shuffle the client's samples and cut them into batches."""
+        """Shuffle the client's samples, or draw them class by class, and cut them into batches."""
         if epoch not in self._drawn:
             rows = np.full(self.per_epoch * self.width, -1, dtype=np.int64)
-            order = permutation(len(self.samples), self.key.seed, "shuffle", *self._key_parts, epoch)
-            rows[: self._kept] = self.samples[order[: self._kept]]
+            samples = self.samples if self.labels is None else self.samples[self._balanced(self.labels, epoch)]
+            order = permutation(len(samples), self.key.seed, "shuffle", *self._key_parts, epoch)
+            rows[: self._kept] = samples[order[: self._kept]]
             self._drawn[epoch] = rows.reshape(self.per_epoch, self.width)
         return self._drawn[epoch]
+
+    def _balanced(self, labels: npt.NDArray[np.int64], epoch: int) -> npt.NDArray[np.int64]:
+        """Draw as many positions as there are samples, from every present class equally often.
+
+        If the number of samples is not a multiple of the number of classes, random classes get one position more. A
+        class with too few samples repeats all of them equally often, and the rest are drawn without replacement.
+        """
+        key = (self.key.seed, "balanced", *self._key_parts, epoch)
+        classes = np.unique(labels)
+        quotas = np.full(len(classes), len(labels) // len(classes))
+        quotas[permutation(len(classes), *key)[: len(labels) % len(classes)]] += 1
+        drawn = []
+        for number, quota in zip(classes.tolist(), quotas.tolist(), strict=True):
+            members = np.flatnonzero(labels == number)
+            mixed = members[permutation(len(members), *key, number)]
+            drawn.append(np.resize(mixed, quota))  # repeats them in turn
+        return np.concatenate(drawn)
 
     @cached_property
     def _epoch_keys(self) -> dict[int, int]:
@@ -133,16 +153,23 @@ class BatchPlan:
 
 
 def plan_batches(
-    samples: npt.NDArray[np.int64], client: int, epochs: int, batch_size: int, smallest: int, key: RoundKey
+    samples: npt.NDArray[np.int64],
+    client: int,
+    epochs: int,
+    batch_size: int,
+    smallest: int,
+    key: RoundKey,
+    labels: npt.NDArray[np.int64] | None = None,
 ) -> BatchPlan:
     """Plan a client's batches: in each epoch, its samples are shuffled and cut into batches. The last may be short.
 
-    A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value.
+    A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
+    the samples' `labels`, the batches are balanced: an epoch has as many batches, and every class equally often.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:
         per_epoch -= 1
-    return BatchPlan(samples, client, epochs, batch_size, per_epoch, key)
+    return BatchPlan(samples, client, epochs, batch_size, per_epoch, key, labels)
 
 
 def padded_targets(y: Tensor, valid: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +61,12 @@ class DeviceSamples:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    @cached_property
+    def host_labels(self) -> npt.NDArray[np.int64]:
+        """The labels in host memory, for balanced batches."""
+        labels: npt.NDArray[np.int64] = self.y.cpu().numpy()
+        return labels
 
     @property
     def compilable(self) -> bool:

@@ -217,14 +217,16 @@ class StackedEngine(Engine):
 
     def prefetch(self, work: RoundWork) -> None:
         """Draw the first batches of the round that probably comes next."""
-        plans = work.batch_plans(self._smallest)
+        plans = work.batch_plans(self._smallest, self._data)
         for plan in plans:
             plan.draw(min(plan.steps, STAGED_STEPS))
         self._prefetched = work, plans
 
     def _plans(self, work: RoundWork) -> list[BatchPlan]:
         prefetched, self._prefetched = self._prefetched, None
-        return prefetched[1] if prefetched is not None and prefetched[0] is work else work.batch_plans(self._smallest)
+        if prefetched is not None and prefetched[0] is work:
+            return prefetched[1]
+        return work.batch_plans(self._smallest, self._data)
 
     def train(self, work: RoundWork) -> RoundResult:
         plans = self._plans(work)
@@ -238,7 +240,7 @@ class StackedEngine(Engine):
 
     def bare_step(self, work: RoundWork) -> tuple[Callable[[], None], int]:
         """Return a function that repeats one step on the same batches, and its number of clients, for benchmarks."""
-        plans = work.batch_plans(self._smallest)
+        plans = work.batch_plans(self._smallest, self._data)
         work = self._with_opening_pass(work, plans)
         return self._on_slots(
             work, plans, lambda slots, schedule, width: (slots.bare_step(work, plans, schedule, width), schedule.slots)

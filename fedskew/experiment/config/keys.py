@@ -41,6 +41,7 @@ from fedskew.experiment.config.values import (
     read_yaml,
     real,
     text,
+    weights_setting,
 )
 
 TASK_NAMES = ("single-label", "multi-label")
@@ -143,6 +144,17 @@ class Config:
     )
     weight_decay: float = _option(0.0, real(at_least=0), "weight decay of the local optimiser")
     clip_norm: float | None = _option(None, optional(real(above=0)), "clip local gradients to this norm")
+    class_weights: str | Mapping[str, float] | None = _option(
+        None,
+        optional(weights_setting),
+        "class weights in the loss: balanced (each client's own classes), counts (the federation's, which the server "
+        "then learns), or a CSV, JSON or YAML file with a weight per class",
+    )
+    batches: str = _option(
+        "shuffled",
+        choice("shuffled", "balanced"),
+        "local batches: shuffled, or balanced (every class that the client has equally often)",
+    )
     average: str = _option("samples", choice("samples", "uniform"), "client weights in the average: samples or uniform")
     augment: tuple[str, ...] = _option((), names, "augmentations of training images, applied in order")
     engine: str = _option(
@@ -231,7 +243,7 @@ _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 
 _LATER_KEYS = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
-    "train": "all",
+    "train": "all", "class_weights": None, "batches": "shuffled",
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +166,35 @@ def names(key: str, value: Any) -> tuple[str, ...]:
     if not isinstance(value, list | tuple):
         raise invalid_value(key, value, "a list of names")
     return tuple(text(key, name) for name in value)
+
+
+def weights_setting(key: str, value: Any) -> str | dict[str, float]:
+    """Accept balanced, counts, the path of a file, or a mapping of classes to weights."""
+    if isinstance(value, Mapping):
+        return weights_by_class(key, value)
+    words = ("balanced", "counts")
+    if not isinstance(value, str) or not (value in words or Path(value).suffix.lower() in WEIGHT_FILES):
+        expected = f"balanced, counts, a file ({', '.join(WEIGHT_FILES)}) or a mapping of classes to weights"
+        raise invalid_value(key, value, expected, nearest(str(value), words))
+    return value
+
+
+WEIGHT_FILES = (".csv", ".json", ".yaml", ".yml")
+"""The kinds of files that class weights are read from."""
+
+
+def weights_by_class(what: str, value: Mapping[Any, Any]) -> dict[str, float]:
+    """Check weights by class: finite numbers of at least 0, one of them above 0."""
+    weights: dict[str, float] = {}
+    for name, weight in value.items():
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise invalid_value(f"{what}: a class", name, "a name, in quotes if YAML reads it as something else")
+        if str(name) in weights:
+            raise UserError(f"{what}: class {str(name)!r} is repeated; expected one weight per class")
+        weights[str(name)] = real(at_least=0)(f"{what}: the weight of {str(name)!r}", weight)
+    if not any(weights.values()):
+        raise invalid_value(what, value, "at least one weight above 0")
+    return weights
 
 
 def optional(check: Check) -> Check:

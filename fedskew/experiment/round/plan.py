@@ -45,6 +45,13 @@ class RoundPlan:
         return self.participants.federation
 
 
+def sample_counts(parts: Sequence[Part], sizes: npt.NDArray[np.int64]) -> list[Tensors]:
+    """What each client's state contains for parts with `needs_sample_count`."""
+    if not any(part.needs_sample_count for part in parts):
+        return [{}] * len(sizes)
+    return [{"sample_count": torch.tensor(size)} for size in sizes.tolist()]
+
+
 class RoundPlanner:
     """Plans the rounds of one run."""
 
@@ -93,6 +100,7 @@ class RoundPlanner:
             weight_decay=config.weight_decay,
             clip_norm=config.clip_norm,
             optimizer=config.optimizer,
+            batches=config.batches,
         )
 
     def _assignments(
@@ -107,10 +115,13 @@ class RoundPlanner:
         clients, counts = participants.clients.tolist(), participants.federation.label_counts
         alone = stage.cohort == "alone"
         states = client_states.read(stage.model, clients) if fresh or alone else [{}] * len(clients)
+        counted = sample_counts(parts, participants.sizes)
         own_models = self._own_models(states) if alone else [None] * len(clients)
         return [
-            Assignment(client, samples, counts[client], fresh if own else {**fresh, **state}, own)
-            for client, samples, state, own in zip(clients, participants.samples, states, own_models, strict=True)
+            Assignment(client, samples, counts[client], {**(fresh if own else {**fresh, **state}), **count}, own)
+            for client, samples, state, own, count in zip(
+                clients, participants.samples, states, own_models, counted, strict=True
+            )
         ]
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:

@@ -1,0 +1,195 @@
+"""Class weights: samples of rare classes count more in the cross entropy of any method that has one.
+
+    L = mean of w_y·CE(z, y) + the method's other terms, which stay as they are
+
+    balanced   w_c = n/(C'·n_c), from the client's own label counts, which stay on the client. C' is the number of its
+               classes. This is scikit-learn's "balanced"
+    counts     the same from the label counts of the whole federation, which the clients send to the server. It adds up
+               those of the participants of all earlier rounds. In the first round all weights are 1. A class that has
+               not been seen yet has the largest weight
+    given      one weight per class, the same for all clients
+
+With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
+
+The mean is over the samples, not over the weights. Averaged over the clients by samples, the clients' losses then add
+up to the weighted loss on all data. See `task.weigh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.losses import balanced_label_weights, balanced_weights
+from fedskew.methods.catalogue import Entry, find
+from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Reveals, Tensors, Trained, Updates
+from fedskew.methods.stages import Schedule
+
+
+@dataclass(frozen=True)
+class ClassWeights(Part):
+    """Where the weights of the classes come from."""
+
+    def weights(self, logits: Tensor, client: Client) -> Tensor:
+        """Return one weight per class, [C], in the format of the logits."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GivenWeights(ClassWeights):
+    """The same weights for all clients."""
+
+    values: tuple[float, ...]
+
+    def weights(self, logits: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        return filled(self.values, logits)
+
+
+@dataclass(frozen=True)
+class BalancedWeights(ClassWeights):
+    """Every client balances its own classes."""
+
+    def weights(self, logits: Tensor, client: Client) -> Tensor:
+        return balanced_weights(client.label_counts, logits)
+
+
+@dataclass(frozen=True)
+class BalancedLabelWeights(ClassWeights):
+    """Every client balances the positives and negatives of each label, for samples with several labels."""
+
+    needs_sample_count = True
+
+    def weights(self, logits: Tensor, client: Client) -> Tensor:
+        return balanced_label_weights(client.label_counts, client.state["sample_count"], logits)
+
+
+@dataclass(frozen=True)
+class FederationWeights(ClassWeights):
+    """Balances the classes of the whole federation."""
+
+    classes: int
+
+    sends = "label counts"
+    reveals: ClassVar[Reveals] = "label counts"
+    sums: ClassVar[tuple[str, ...]] = ("weight_counts",)
+    """What the server adds up over the clients and rounds."""
+
+    def server_state(self, params: Tensors) -> Tensors:
+        like = next(iter(params.values()))
+        return {"weight_counts": torch.zeros(self.classes, dtype=torch.float64, device=like.device)}
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        counts = server_state["weight_counts"]
+        weights = balanced_weights(counts, counts)
+        unseen = torch.where(counts.sum() > 0, weights.max(), 1.0)
+        return {"class_weights": torch.where(counts > 0, weights, unseen)}
+
+    def weights(self, logits: Tensor, client: Client) -> Tensor:
+        return client.downlink["class_weights"].to(logits.dtype)
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"weight_counts": client.label_counts}
+
+    def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
+        before = {name: server_state[name] for name in self.sums}
+        return {name: sums + updates.uplink[name].sum(dim=0).to(sums) for name, sums in before.items()}
+
+
+@dataclass(frozen=True)
+class FederationLabelWeights(FederationWeights):
+    """Balances the positives and negatives of each label in the whole federation."""
+
+    needs_sample_count = True
+    sums = ("weight_counts", "weight_samples")
+
+    def server_state(self, params: Tensors) -> Tensors:
+        counts = super().server_state(params)
+        return {**counts, "weight_samples": counts["weight_counts"].new_zeros(())}
+
+    def downlink(self, server_state: Tensors) -> Tensors:
+        counts = server_state["weight_counts"]
+        return {"class_weights": balanced_label_weights(counts, server_state["weight_samples"], counts)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {**super().uplink(trained, client), "weight_samples": client.state["sample_count"]}
+
+
+FEDERATION_COUNTS = Entry(
+    "class_weights=counts", (FederationWeights,), paper="", summary="Class weights from the federation's label counts."
+)
+"""What `class_weights: counts` adds to what a method sends and reveals."""
+
+
+def entries_with_weights(method: str, class_weights: object) -> list[Entry]:
+    """Return the catalogue's entries of a method and, if they send anything, of the class weights."""
+    entries = [find(part.strip()) for part in method.split("+")]
+    return [*entries, FEDERATION_COUNTS] if class_weights == "counts" else entries
+
+
+def describe_weights(setting: str | Mapping[str, float] | None) -> str:
+    """Return the setting `class_weights` in words."""
+    if isinstance(setting, Mapping):
+        return ", ".join(f"{name} {weight:g}" for name, weight in setting.items())
+    return setting or "none"
+
+
+def revealed_labels(entries: Sequence[Entry]) -> str:
+    """Return what the server learns about a client's labels from methods or settings with these entries."""
+    learned = [item for entry in entries if entry.reveals != "nothing" for item in entry.reveals.split(", ")]
+    return ", ".join(dict.fromkeys(learned)) or "nothing"
+
+
+def entries_name(entries: Sequence[Entry]) -> str:
+    """Return the names of entries, joined."""
+    return "+".join(entry.name for entry in entries)
+
+
+@dataclass(frozen=True)
+class ClassWeighted(Objective):
+    """An objective whose cross entropy has class weights. Both are `members`, so the other hooks of both are called."""
+
+    objective: Objective
+    class_weights: ClassWeights
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        return (*self.objective.members, self.class_weights)
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        weights = self.class_weights.weights(out.logits, client)
+        return self.objective.loss(out, y, replace(client, class_weights=weights))
+
+    def companions(self) -> dict[str, Mode]:
+        return self.objective.companions()
+
+    def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:
+        return self.objective.perturbed(features, y, client, key)
+
+    def tally(self, out: Outputs, y: Tensor) -> Tensors:
+        return self.objective.tally(out, y)
+
+    def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:
+        return self.objective.extra_forwards(visits, tally)
+
+
+def filled(values: tuple[float, ...], like: Tensor) -> Tensor:
+    """Return the values as a tensor, filled in one by one. A CUDA graph cannot replay the copy of a list."""
+    return torch.stack([like.new_full((), value) for value in values])
+
+
+def takes_weights(part: Objective | Schedule) -> bool:
+    """Return whether a loss uses class weights.
+
+    A class that overrides the loss of another one must declare it again, because its loss may ignore the weights.
+    """
+    hook = "stages" if isinstance(part, Schedule) else "loss"
+    for kind in type(part).__mro__:
+        if "takes_class_weights" in vars(kind):
+            return bool(kind.takes_class_weights)  # type: ignore[attr-defined]
+        if hook in vars(kind):
+            return False
+    return False
