@@ -72,7 +72,7 @@ def _command(
         from fedskew.lab.diagnosis.start import save_start
 
         start = save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config,
-                           split=counts is None)  # fmt: skip
+                           has_split=counts is None)  # fmt: skip
         stand_in = "; synthetic data stand in for yours" if config is None else ""
         notice(f"configuration written to {save} (data: {start.data}{stand_in}); to run it: fedskew run -c {save}")
     if page is not None:

@@ -130,28 +130,28 @@ def _line(point: Point, campaign: Campaign) -> Line:
     record = campaign.known.get(point.job)
     rounds = point.config.rounds
     status = "failed" if point.job.label in campaign.failures else "unfinished"
-    return line(point.place, rounds, record, "finished" if record and record.rounds >= rounds else status)
+    return line(point.grid_values, rounds, record, "finished" if record and record.rounds >= rounds else status)
 
 
 def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
     """Show means over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
-    from fedskew.lab.sweep.table import best_places, by_place, grid_keys, measured_name
+    from fedskew.lab.sweep.table import best_points, by_point, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
-    best = best_places(lines, metric)
-    several = any(len(found) > 1 for found in by_place(lines).values())
+    best = best_points(lines, metric)
+    several = any(len(found) > 1 for found in by_point(lines).values())
     shown = [METRICS[name] for name in dict.fromkeys((metric.name, "accuracy", "macro-f1", "worst-class"))]
     table = Table()
     for heading in (*grid_keys(lines), "runs", *(one.heading.replace(" ", "\n", 1) for one in shown)):
         table.add_column(heading, overflow="fold")
-    for place, found in by_place(lines).items():
+    for grid_values, found in by_point(lines).items():
         done = [line for line in found if line["accuracy"] is not None]
         columns = [[line[measured_name(one)] for line in done] for one in shown]
         cells = [_cell(column, one) for column, one in zip(columns, shown, strict=True)]
-        marked = " *" if place in best else ""
-        table.add_row(*place, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
+        marked = " *" if grid_values in best else ""
+        table.add_row(*grid_values, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
     notes = [f"* {metric.best_word} {metric.label}"] if best else []
     table.caption = "; ".join([*notes, *(["mean ± sample standard deviation over seeds"] if several else [])])
     table.caption_justify = "left"

@@ -1,4 +1,4 @@
-"""Time contenders alternately, so that a machine that slows down affects all of them."""
+"""Time contenders, such as an engine and the plain loop, alternately, so that a busy machine slows all of them down."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ from fedskew.lab.benchmark.results import Failure, Level, Measurement
 
 _SELF = Path("/proc/self")
 _RESET_PEAK = "5"
+"""Written to `clear_refs`, this resets the peak memory of the process."""
 
 
 class PeakMemory:
-    """Measures the increase to peak memory, on the GPU or of this process and its workers."""
+    """Measures by how much the peak memory exceeds the memory at the start.
+
+    On a CPU, it is the memory of this process and its workers.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -102,8 +106,8 @@ class Contender:
     label: str
     """The name that users see."""
     make: Callable[[], Ready]
-    asked: str = ""
-    """The requested engine."""
+    requested_engine: str = ""
+    """The engine that was requested, such as `auto`. Empty for a contender that is not an engine."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders alternately, several times. Records those that fail."""
+        """Time the contenders alternately, several times. Those that fail are recorded in `failures`."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)
@@ -150,7 +154,7 @@ class ContenderTimer:
     def _warm_up(
         self, contender: Contender, show: Callable[[str], None], closing: contextlib.ExitStack
     ) -> _WarmContender | None:
-        """Create a contender and run it until everything is compiled and captured. Returns None if that fails."""
+        """Create a contender and run it until everything is compiled and captured. Return None if that fails."""
         if self._is_late():
             self.failures.append(Failure(contender.label, "time was up"))
             return None
@@ -164,13 +168,13 @@ class ContenderTimer:
                 for _ in range(self._length.warm_up):
                     ready.call()
                 memory.restart()
-                once = self._seconds(ready, 1)
+                seconds = self._seconds(ready, 1)
         except (RuntimeError, UserError) as error:  # it does not fit or compile; continue with the others
             self.failures.append(Failure.from_error(contender.label, error))
             self._free_memory()
             return None
         self.notices += [f"{contender.label}: {line}" for line in ready.notices]
-        calls = max(1, round(self._length.seconds / max(once, 1e-9)))
+        calls = max(1, round(self._length.seconds / max(seconds, 1e-9)))
         return _WarmContender(contender, ready, calls, memory.increase())
 
     def _seconds(self, ready: Ready, calls: int) -> float:
@@ -208,6 +212,8 @@ class ContenderTimer:
 
 @dataclass(frozen=True)
 class _WarmContender:
+    """A contender after its warm-up."""
+
     contender: Contender
     ready: Ready
     calls: int
@@ -229,5 +235,5 @@ class _WarmContender:
             samples=self.ready.samples(),
             seconds=seconds,
             memory=self.memory,
-            asked=self.contender.asked,
+            asked=self.contender.requested_engine,
         )

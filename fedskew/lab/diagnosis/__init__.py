@@ -1,1 +1,1 @@
-"""What skew a federation has, and what is known to help against it, before any training."""
+"""Measure the skew of a federation before any training, and find what is known to help against it."""

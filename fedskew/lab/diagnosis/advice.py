@@ -1,4 +1,4 @@
-"""Methods that were rerun in near settings: their gains, what they reveal and cost, and the gains that papers print."""
+"""Methods that were rerun in settings near a federation: their gains, what they reveal and cost, and printed gains."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedskew.methods.catalogue import Entry, find
 RerunOutcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
 
 MARGIN = 2.0
-"""A method must gain more points than this over FedAvg to be suggested: another split of the same data changes a gain
-by about as much. That is the root mean square deviation over the reruns with several seeds (a test computes it)."""
-HALF = 0.5
-"""A rerun with at least this fraction of a printed gain confirms it."""
+"""A method must gain more points than this over FedAvg to be suggested. Another split of the same data changes a gain
+by about as much. It is the root mean square deviation over the reruns with several seeds, which a test computes."""
+CONFIRMING_SHARE = 0.5
+"""A rerun with at least this share of a printed gain confirms it."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that was rerun in near settings. Printed numbers play no part."""
+    """A method that was rerun in near settings. Numbers that papers print do not count."""
 
     method: str
     evidence: tuple[tuple[KnownSetting, Score], ...]
@@ -72,14 +72,14 @@ def candidates(neighbours: Sequence[Neighbour]) -> list[Candidate]:
     """The methods that were rerun in near settings, largest gain first."""
     found: dict[str, list[tuple[KnownSetting, Score]]] = {}
     for neighbour in neighbours:
-        for score in neighbour.setting.scores if neighbour.near else ():
-            if score.is_rerun and _known(score.method):
+        for score in neighbour.setting.scores if neighbour.is_near else ():
+            if score.is_rerun and _is_known(score.method):
                 found.setdefault(score.method, []).append((neighbour.setting, score))
-    made = [Candidate(method, tuple(evidence)) for method, evidence in found.items()]
-    return sorted(made, key=lambda c: (-c.gain, -c.settings))
+    all_candidates = [Candidate(method, tuple(evidence)) for method, evidence in found.items()]
+    return sorted(all_candidates, key=lambda c: (-c.gain, -c.settings))
 
 
-def _known(method: str) -> bool:
+def _is_known(method: str) -> bool:
     try:
         return all(find(part) for part in method.split("+"))
     except UserError:
@@ -87,13 +87,13 @@ def _known(method: str) -> bool:
 
 
 def recommended(ranked: Sequence[Candidate]) -> str:
-    """The best candidate among those that were rerun in enough settings, or FedAvg."""
-    tried = [c for c in ranked if c.settings >= fewest_settings(ranked) and c.gain > MARGIN]
-    return tried[0].method if tried else "fedavg"
+    """Return the best candidate that was rerun in enough settings and gains enough, or else FedAvg."""
+    good = [c for c in ranked if c.settings >= fewest_settings(ranked) and c.gain > MARGIN]
+    return good[0].method if good else "fedavg"
 
 
 def fewest_settings(ranked: Sequence[Candidate]) -> int:
-    """How many settings a suggested method needs: half as many as the most tested one has."""
+    """Return in how many settings a suggested method must have been rerun: half of the largest number of any method."""
     return math.ceil(max((c.settings for c in ranked), default=0) / 2)
 
 
@@ -104,7 +104,7 @@ class PrintedGain:
     setting: KnownSetting
     score: Score
     rerun: float | None
-    """Points over FedAvg in the rerun; None if the setting was not rerun."""
+    """Points over FedAvg in the rerun. None if the method was not rerun in the setting."""
 
     @property
     def outcome(self) -> RerunOutcome:
@@ -114,16 +114,16 @@ class PrintedGain:
             return "confirmed" if self.rerun <= 0 else "refuted"
         if self.rerun <= 0:
             return "refuted"
-        return "confirmed" if self.rerun >= HALF * self.score.gain else "smaller"
+        return "confirmed" if self.rerun >= CONFIRMING_SHARE * self.score.gain else "smaller"
 
 
 def printed_gains(neighbours: Sequence[Neighbour]) -> list[PrintedGain]:
-    """What papers print about near settings, largest gain first."""
+    """Collect the gains that papers print for near settings, largest gain first."""
     found = [
         PrintedGain(neighbour.setting, score, neighbour.setting.rerun_gain(score))
         for neighbour in neighbours
-        if neighbour.near
+        if neighbour.is_near
         for score in neighbour.setting.scores
-        if not score.is_rerun and _known(score.method)
+        if not score.is_rerun and _is_known(score.method)
     ]
     return sorted(found, key=lambda one: -one.score.gain)

@@ -1,4 +1,4 @@
-"""The diagnosis of a federation: measures, similar settings, candidates; as words, tables, charts, JSON and a page."""
+"""The diagnosis of a federation: its skew, similar settings, and methods to try. It can be words, tables or a page."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from fedskew.report.sections.section import Section
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis:
-    """Everything we can say about a federation before training."""
+    """Everything that fedskew can say about a federation before training."""
 
     counts: LabelCounts
     neighbours: list[Neighbour]
     """Known settings with a similar share of clients per round, the nearest first."""
     per_round: int | None = None
-    """Clients per round; None: all."""
+    """Clients per round. None means all."""
 
     @classmethod
     def from_counts(
@@ -79,7 +79,7 @@ class Diagnosis:
 
     @property
     def near_reruns(self) -> list[Neighbour]:
-        return [n for n in self.neighbours if n.near and n.setting.was_rerun]
+        return [n for n in self.neighbours if n.is_near and n.setting.was_rerun]
 
     @property
     def method(self) -> str:
@@ -98,7 +98,7 @@ class Diagnosis:
         return f"{beta:.3g}"
 
     def words(self) -> Iterator[str]:
-        """The diagnosis in sentences."""
+        """Yield the diagnosis in sentences."""
         skew, n = self.skew, len(self.counts.clients)
         yield from self.counts.notes
         yield (
@@ -116,11 +116,11 @@ class Diagnosis:
                 f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
                 "accuracy hides the small ones. Look at macro F1, too."
             )
-        alone = self._held_by_one()
-        if alone:
+        held_by_one = self._held_by_one()
+        if held_by_one:
             yield (
-                f"Classes that only one client has: {_first_few(alone)}. Rounds without that client may make the model "
-                "forget the class."
+                f"Classes that only one client has: {_first_few(held_by_one)}. Rounds without that client may make the "
+                "model forget the class."
             )
         yield from self._neighbourhood()
 
@@ -217,10 +217,10 @@ class Diagnosis:
         return Table("clients", "Clients", columns, rows)
 
     def settings(self) -> Table:
-        """The near settings; without any, the nearest few."""
-        shown = [n for n in self.neighbours if n.near] or self.neighbours[:5]
+        """List the near settings. If there are none, list the nearest few."""
+        shown = [n for n in self.neighbours if n.is_near] or self.neighbours[:5]
         rows: list[list[Cell]] = [
-            [n.setting.label, n.distance, "near" if n.near else "far",
+            [n.setting.label, n.distance, "near" if n.is_near else "far",
              "rerun" if n.setting.was_rerun else "printed only",
              ", ".join(sorted({source for s in n.setting.scores for source in s.source.split("; ")}))]
             for n in shown
@@ -240,7 +240,7 @@ class Diagnosis:
                      columns, rows)  # fmt: skip
 
     def evidence(self, method: str | None = None) -> Table:
-        """The reruns of one method, or of all."""
+        """List the reruns of one method, or of all."""
         rows: list[list[Cell]] = [
             [setting.label, score.source, c.method, number(score.accuracy), number(score.baseline),
              number(score.gain), score.seeds]
@@ -250,7 +250,7 @@ class Diagnosis:
         return Table("evidence", "The reruns behind this" + (f": {method}" if method else ""), columns, rows)
 
     def printed_table(self, outcomes: Collection[RerunOutcome] = ()) -> Table:
-        """The gains that papers print for near settings; with `outcomes`, only those whose rerun had one of them."""
+        """List the gains that papers print for near settings. With `outcomes`, list only those with such an outcome."""
         rows: list[list[Cell]] = [
             [one.score.method, number(one.score.gain, 1), None if one.rerun is None else number(one.rerun, 1),
              one.outcome, one.setting.label, one.score.source]
@@ -274,15 +274,16 @@ class Diagnosis:
 
 
 def _first_few(names: list[str]) -> str:
-    """The first five names, and how many more there are."""
+    """List the first five names, and say how many more there are."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(names[:5]) + more
 
 
 def _strength(skew: Skew) -> str:
-    far = float(skew.hellinger.mean())
+    """Put the mean Hellinger distance of clients to all, which is between 0 and 1, into words."""
+    distance = float(skew.hellinger.mean())
     words = ((0.1, "Hardly any label skew"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
-    return next((text for limit, text in words if far < limit), "Extreme label skew")
+    return next((text for limit, text in words if distance < limit), "Extreme label skew")
 
 
 def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
@@ -290,13 +291,14 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "To write it to a file, use fedskew diagnose COUNTS --save start.yaml. Without --data, the file uses synthetic "
-    "data with the same number of classes in place of yours."
+    "To write this configuration to a file, use fedskew diagnose COUNTS --save start.yaml. Without --data, the file "
+    "uses synthetic data with the same classes in place of yours."
 )
 
 
-def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
-    counts = found.counts
+def diagnosis_document(diagnosis: Diagnosis, title: str, config: str) -> Document:
+    """Make a page. `config` is the text of the configuration to start from."""
+    counts = diagnosis.counts
     chart = partition_map("map", "samples", counts.counts, counts.classes, counts.clients)
     groups = class_groups(counts.counts)
     kinds = [BarSeries(name, [int(v) for v in groups[name]], style=i)
@@ -306,9 +308,10 @@ def diagnosis_document(found: Diagnosis, title: str, config: str) -> Document:
         Section("map", "The federation",
                 figures=[Figure("map", "Samples by client and class", [chart], wide=True),
                          Figure("kinds", "Classes of each client that are majority, minority, vacant", [bars])]),
-        Section("measures", "Measures of skew", tables=[found.measures(), found.clients()]),
-        Section("settings", "Similar settings", tables=[found.settings()]),
-        Section("methods", "What helped there", tables=[found.methods(), found.evidence(), found.printed_table()]),
+        Section("measures", "Measures of skew", tables=[diagnosis.measures(), diagnosis.clients()]),
+        Section("settings", "Similar settings", tables=[diagnosis.settings()]),
+        Section("methods", "What helped there",
+                tables=[diagnosis.methods(), diagnosis.evidence(), diagnosis.printed_table()]),
         Section("start", "A configuration to start from", [START], listing=config),
     ]  # fmt: skip
-    return Document(title, [Chapter(title, list(found.words()), [], sections)], None, [])
+    return Document(title, [Chapter(title, list(diagnosis.words()), [], sections)], None, [])

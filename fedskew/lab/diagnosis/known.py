@@ -21,22 +21,21 @@ from fedskew.lab.sweep.records import read_folder
 ACCURACIES = ("best", "last-50 accuracy")
 """Metrics that measure the overall accuracy of a model."""
 NEAR = 0.1
-"""Settings up to this distance count as near: their measures differ by ten points on average."""
+"""Settings up to this distance count as near. Their measures then differ by about ten points."""
 SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
 method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
 NEARNESS = (
     f"A setting is near if five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class "
-    f"sizes) differ by at most {NEAR} on average, and if the share of clients per round is similar (within a factor of "
-    f"{SIMILAR_PARTICIPATION:g}; if all clients take part in one setting, they must in the other). The data and the "
-    "model may differ."
+    f"sizes) differ by at most {NEAR} on average, and if the share of clients per round is similar: within a factor of "
+    f"{SIMILAR_PARTICIPATION:g}, and all clients in both settings or in neither. The data and the model may differ."
 )
 
 
 def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
-    """All settings in the papers, in the reruns that ship with fedskew and in a folder of the user's records."""
-    own = reruns_from_records(read_folder(results)) if results is not None else []
-    reruns = ((one.setting, one.score) for one in dict.fromkeys([*shipped_reruns(), *own]))
+    """Collect all settings in the papers, in the reruns that ship with fedskew, and in a user's folder of records."""
+    from_user = reruns_from_records(read_folder(results)) if results is not None else []
+    reruns = ((rerun.setting, rerun.score) for rerun in dict.fromkeys([*shipped_reruns(), *from_user]))
     settings: dict[KnownSetting, KnownSetting] = {}
     for setting, score in (*_printed(), *reruns):
         known = settings.setdefault(setting, replace(setting, scores=[]))
@@ -45,7 +44,7 @@ def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
 
 
 def _add(scores: list[Score], score: Score) -> None:
-    """Add a score; a number printed in several tables counts once."""
+    """Add a score. A number that is printed in several tables counts once."""
     for i, known in enumerate(scores):
         if replace(known, source=score.source) == score:
             sources = dict.fromkeys((*known.source.split(", "), score.source))
@@ -74,14 +73,12 @@ def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[Kno
     for cell in cells:
         if cell.method == "FedAvg" or cell.method not in means:
             continue
-        values = protocol(paper).values(table, *cell.place, cell.method)
+        values = protocol(paper).values(table, *cell.setting, cell.method)
         setting = _setting(cell.dataset, values)
         if setting is not None and not why_not_runnable(cell):
-            best = cell.metric == "best"
-            yield (
-                setting,
-                Score(str(values["method"]), means[cell.method], baseline, f"{paper}/{table}", prints_best=best),
-            )
+            source, prints_best = f"{paper}/{table}", cell.metric == "best"
+            score = Score(str(values["method"]), means[cell.method], baseline, source, prints_best=prints_best)
+            yield setting, score
 
 
 def _setting(dataset: str, values: Mapping[str, Any]) -> KnownSetting | None:
@@ -96,14 +93,14 @@ def _setting(dataset: str, values: Mapping[str, Any]) -> KnownSetting | None:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A known setting and its distance."""
+    """A known setting and its distance from a federation."""
 
     setting: KnownSetting
     distance: float
     """Rounded to two decimals, because different splits of one setting already differ by more."""
 
     @property
-    def near(self) -> bool:
+    def is_near(self) -> bool:
         return self.distance <= NEAR
 
 
@@ -113,12 +110,12 @@ def nearest(
     participation: float | None = None,
     same: KnownSetting | None = None,
 ) -> list[Neighbour]:
-    """The settings by distance of their skew; ties go to similar numbers of clients and classes.
+    """Sort the settings by the distance of their skew. Equally near ones are sorted by numbers of clients and classes.
 
-    With `participation`, only settings with a similar share of clients per round count. `same` is the federation's own
-    setting, if it is known. A setting with the same data and split has distance 0.
+    With `participation`, only settings with a similar share of clients per round are returned. `same` is the setting of
+    the federation itself, if it is known. A setting with the same data and split has distance 0.
     """
-    own = skew.coordinates()
+    coordinates = skew.coordinates()
     found = []
     for setting in settings:
         if participation is not None and not _is_similar(setting.participation, participation):
@@ -127,13 +124,14 @@ def nearest(
             found.append(Neighbour(setting, 0.0))
             continue
         try:
-            found.append(Neighbour(setting, round(distance(own, setting.coordinates()), 2)))
+            found.append(Neighbour(setting, round(distance(coordinates, setting.coordinates()), 2)))
         except UserError:  # the split cannot be drawn
             continue
 
-    def order(one: Neighbour) -> tuple[float, float]:
-        unlike = abs(np.log10(one.setting.clients / skew.clients)) + abs(np.log10(one.setting.classes / skew.classes))
-        return one.distance, float(unlike)
+    def order(neighbour: Neighbour) -> tuple[float, float]:
+        setting = neighbour.setting
+        size = abs(np.log10(setting.clients / skew.clients)) + abs(np.log10(setting.classes / skew.classes))
+        return neighbour.distance, float(size)
 
     return sorted(found, key=order)
 

@@ -1,7 +1,7 @@
-"""Reruns: the accuracies that fedskew itself has measured, one line per setting, protocol and method.
+"""Reruns, the accuracies that fedskew itself has measured, by setting, protocol and method.
 
-The table `reruns.csv` ships with the package, so a diagnosis does not depend on the current folder. It is built
-from the records in the repository's `results/` by `python tools/build_reruns.py`.
+The table `reruns.csv` ships with the package, so a diagnosis does not depend on the current folder. The command
+`python tools/build_reruns.py` builds it from the records in the repository's `results/`.
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ class Rerun:
     protocol: str
     method: str
     accuracy: tuple[float, ...]
-    """Percent by seed: the mean over the last rounds, as in the maps of RESULTS.md."""
+    """Mean accuracy of the last rounds in percent, by seed, as in the maps of RESULTS.md."""
     fedavg: tuple[float, ...]
+    """FedAvg's `accuracy`, with the same seeds."""
     best: tuple[float, ...]
-    """Percent by seed in the best round."""
+    """Accuracy of the best round in percent, by seed."""
     fedavg_best: tuple[float, ...]
+    """FedAvg's `best`, with the same seeds."""
 
     @property
     def gains(self) -> list[float]:
         """Points over FedAvg, by seed."""
-        return [own - base for own, base in zip(self.accuracy, self.fedavg, strict=True)]
+        return [accuracy - baseline for accuracy, baseline in zip(self.accuracy, self.fedavg, strict=True)]
 
     @property
     def score(self) -> Score:
@@ -67,23 +69,30 @@ Runs = dict[int, tuple[float, float]]
 
 
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
-    """Summarise runs that differ only in `MAY_DIFFER` and the seed, over the seeds that a method shares with FedAvg."""
+    """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise alike.
+
+    Such runs differ only in the keys of `MAY_DIFFER` and in the seed.
+    """
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:
         config, setting = record.config, config_setting(record.config)
         if setting is None or not record.finished or record.start_rounds or is_reference_bound(config.method):
             continue
         values = {key: v for key, v in flat(config).items() if key.partition(".")[0] not in MAY_DIFFER}
-        alike = setting, _protocol(config), json.dumps(values, sort_keys=True)
-        variants = groups.setdefault(alike, {}).setdefault(config.method, {})
+        key = setting, _protocol(config), json.dumps(values, sort_keys=True)
+        variants = groups.setdefault(key, {}).setdefault(config.method, {})
         runs = variants.setdefault(json.dumps(_complete_params(config), sort_keys=True), {})
         summary = record.summary()
         runs[config.seed] = (100 * summary.mean_last.accuracy, 100 * summary.best.accuracy)
-    return [one for alike, methods in groups.items() for one in _with_baseline(alike[0], alike[1], methods)]
+    return [
+        rerun
+        for (setting, protocol, _), methods in groups.items()
+        for rerun in _with_baseline(setting, protocol, methods)
+    ]
 
 
 def config_setting(config: Config) -> KnownSetting | None:
-    """The setting of a configuration; None for a user's own data, and for a split without a number of clients."""
+    """The setting of a configuration. None for a user's own data, and for a split without a number of clients."""
     split = config.partition
     if config.data not in DATASETS or split.clients is None:
         return None
@@ -104,10 +113,10 @@ def _complete_params(config: Config) -> dict[str, Any]:
 
 
 def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, dict[str, Runs]]) -> list[Rerun]:
-    baseline = _usual(BASELINE, methods.get(BASELINE, {}))
+    baseline = _most_frequent(BASELINE, methods.get(BASELINE, {}))
     found = []
     for method, variants in methods.items():
-        runs = _usual(method, variants)
+        runs = _most_frequent(method, variants)
         seeds = sorted(runs.keys() & baseline.keys())
         if seeds and method != BASELINE:
             both = (runs, baseline)
@@ -116,8 +125,8 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
     return found
 
 
-def _usual(method: str, variants: Mapping[str, Runs]) -> Runs:
-    """The runs of a method's most frequent variant; among equals, the one with the fewest changed defaults."""
+def _most_frequent(method: str, variants: Mapping[str, Runs]) -> Runs:
+    """The runs of a method's most frequent variant. Among equals, the one with the fewest changed defaults."""
     try:
         defaults: Mapping[str, Any] = make_method(method).params
     except UserError:
@@ -136,26 +145,26 @@ def _usual(method: str, variants: Mapping[str, Runs]) -> Runs:
 
 @cache
 def shipped_reruns() -> tuple[Rerun, ...]:
-    """The reruns that come with this version of fedskew."""
+    """Read the reruns that ship with this version of fedskew."""
     return tuple(_rerun(row) for row in csv.DictReader(SHIPPED.read_text(encoding="utf-8").splitlines()))
 
 
 def to_csv(reruns: Sequence[Rerun]) -> str:
-    """The text of `reruns.csv` for these reruns, sorted."""
+    """Write these reruns as the text of `reruns.csv`, sorted."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows(sorted(_row(one) for one in reruns))
+    writer.writerows(sorted(_row(rerun) for rerun in reruns))
     return lines.getvalue()
 
 
-def _row(one: Rerun) -> list[str]:
-    setting = one.setting
+def _row(rerun: Rerun) -> list[str]:
+    setting = rerun.setting
     params = " ".join(f"{name}={value}" for name, value in setting.params)
-    values = (one.accuracy, one.fedavg, one.best, one.fedavg_best)
+    values = (rerun.accuracy, rerun.fedavg, rerun.best, rerun.fedavg_best)
     numbers = [" ".join(f"{value:.2f}" for value in by_seed) for by_seed in values]
-    place = [setting.dataset, setting.rule, params, str(setting.clients), str(setting.per_round or "")]
-    return [*place, one.protocol, one.method, *numbers]
+    columns = [setting.dataset, setting.rule, params, str(setting.clients), str(setting.per_round or "")]
+    return [*columns, rerun.protocol, rerun.method, *numbers]
 
 
 def _rerun(row: Mapping[str, str]) -> Rerun:

@@ -1,4 +1,4 @@
-"""Settings in which methods were compared, and what each method reached there."""
+"""Settings in which methods were compared, and the accuracy of each method there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedskew.lab.diagnosis.skew import Floats, Skew
 SEEDS = (0, 1)
 """Seeds of the splits over which a setting's measures are averaged."""
 
-DRAWN = 50_000
+LABELS_TO_SPLIT = 50_000
 """To measure the skew of a known setting, its rule splits this many labels, equally many of each class."""
 
 
@@ -31,10 +31,11 @@ class Score:
     baseline: float
     """FedAvg's accuracy from the same source."""
     source: str
+    """The table of a paper, or the protocol of a rerun."""
     seeds: int | None = None
-    """Number of seeds of a rerun; None for papers."""
+    """Number of seeds of a rerun. None for papers."""
     best_gain: float | None = None
-    """A rerun's gain in the best round, which many papers print; `accuracy` is the mean of the last rounds."""
+    """A rerun's gain in the best round, which many papers print. Its `accuracy` is the mean of the last rounds."""
     prints_best: bool = False
     """Whether the paper prints the accuracy of the best round."""
 
@@ -56,14 +57,15 @@ class KnownSetting:
     params: tuple[tuple[str, Any], ...]
     clients: int
     per_round: int | None
+    """Clients per round. None means all."""
     scores: list[Score] = field(default_factory=list, compare=False, hash=False)
 
     @property
     def label(self) -> str:
         """The setting in words. Parameters that set how strong the skew is are shown without their name."""
         strength = " ".join(f"{value}" if name in SKEW_KEYS else f"{name}={value}" for name, value in self.params)
-        part = f", {self.per_round} per round" if self.per_round and self.per_round < self.clients else ""
-        return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{part}"
+        per_round = f", {self.per_round} per round" if self.per_round and self.per_round < self.clients else ""
+        return f"{self.dataset}, {self.rule}{' ' + strength if strength else ''}, {self.clients} clients{per_round}"
 
     @property
     def classes(self) -> int:
@@ -79,7 +81,7 @@ class KnownSetting:
         return any(score.is_rerun for score in self.scores)
 
     def rerun_gain(self, printed: Score) -> float | None:
-        """The mean gain in the reruns of a printed score, by the metric that the paper prints; None without any."""
+        """The mean gain in the reruns of a printed score, by the metric that the paper prints. None without reruns."""
         reruns = [score for score in self.scores if score.is_rerun and score.method == printed.method]
         gains = [score.best_gain if printed.prints_best else score.gain for score in reruns]
         known = [gain for gain in gains if gain is not None]
@@ -91,23 +93,24 @@ class KnownSetting:
 
 @lru_cache(maxsize=256)
 def _coordinates(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
-    labels = np.repeat(np.arange(classes), DRAWN // classes)
+    labels = np.repeat(np.arange(classes), LABELS_TO_SPLIT // classes)
     split = make_partition(rule, clients=clients, **dict(params))
-    places = []
+    by_seed = []
     for seed in SEEDS:
         parts = split.split(labels, classes, seed)
-        places.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).coordinates())
-    return np.asarray(np.mean(places, axis=0), np.float64)
+        by_seed.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).coordinates())
+    return np.asarray(np.mean(by_seed, axis=0), np.float64)
 
 
 def known_setting(
     dataset: str, rule: str, params: Mapping[str, Any], clients: int, per_round: int | None
 ) -> KnownSetting:
-    """A setting without scores. Other parameters than `SKEW_KEYS` are left out if they have their default.
+    """Make a setting without scores.
 
-    So a paper's setting equals its rerun.
+    A parameter that has its default is left out, unless it is one of `SKEW_KEYS`. So a paper's setting equals that of
+    its rerun, even if only one of them states the default.
     """
     defaults = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
     kept = {name: v for name, v in params.items() if name in SKEW_KEYS or name not in defaults or defaults[name] != v}
-    few = per_round if per_round is not None and per_round < clients else None
-    return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, few)
+    fewer = per_round if per_round is not None and per_round < clients else None
+    return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, fewer)

@@ -12,9 +12,9 @@ from fedskew.data.partitions.rule import IntArray
 
 Floats = npt.NDArray[np.float64]
 BETAS = (1e-4, 1e4)
-"""Search range of the effective β."""
+"""The range in which the effective β is searched."""
 UNEQUAL = 3
-"""Clients or classes whose sizes differ by more than this factor are worth a sentence."""
+"""If the sizes of clients or classes differ by more than this factor, the diagnosis says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Skew:
 
     @cached_property
     def vacant(self) -> Floats:
-        """Share of classes that a client lacks; classes that no client has do not count."""
+        """Share of classes that a client lacks. Classes that no client has do not count."""
         return np.asarray((self._held == 0).mean(axis=1), np.float64)
 
     @cached_property
@@ -82,7 +82,7 @@ class Skew:
 
     @cached_property
     def beta(self) -> float | None:
-        """The β of the Dirichlet split that makes these counts most likely; None for a single client.
+        """The β of the Dirichlet split that makes these counts most likely. None for a single client.
 
         The counts of each class are modelled as a Dirichlet-multinomial draw over the clients with parameter β, as
         the split `dirichlet` divides a class. That split's limits on client sizes bias the estimate a little.
@@ -106,17 +106,18 @@ class Skew:
 
     @property
     def size_ratio(self) -> float:
-        """Largest over smallest client."""
+        """The size of the largest client, divided by that of the smallest."""
         return float(self.sizes.max() / self.sizes.min())
 
     @property
     def size_spread(self) -> float:
-        """Standard deviation over mean of the clients' sizes."""
+        """The standard deviation of the clients' sizes, divided by their mean."""
         return float(self.sizes.std() / self.sizes.mean())
 
     @property
     def class_ratio(self) -> float:
-        """Largest over smallest class, over all clients; infinite if some class has no samples."""
+        """The size of the largest class over all clients, divided by that of the smallest. Infinite if a class has no
+        samples."""
         smallest = self.overall.min()
         return float(self.overall.max() / smallest) if smallest > 0 else float("inf")
 
@@ -126,8 +127,11 @@ class Skew:
         return float(np.sqrt(max(0.0, 1 - np.sqrt(self.overall / self.classes).sum())))
 
     def coordinates(self) -> Floats:
-        """The numbers by which settings are compared, each from 0 to about 1: vacant and minority classes, distance of
-        clients from all samples, inequality of client sizes, inequality of classes."""
+        """The numbers by which settings are compared, each from 0 to about 1.
+
+        They are vacant classes, minority classes, distance of clients from all samples, inequality of client sizes, and
+        inequality of classes.
+        """
         return np.array(
             [
                 self.vacant.mean(),

@@ -14,19 +14,23 @@ from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 
 MAX_PER_ROUND = 10
+"""Clients per round in a large federation."""
 STAND_IN_SAMPLES = (500, 20_000)
-"""Fewest and most training samples of a stand-in."""
+"""The fewest and the most training samples of a stand-in dataset."""
 STAND_IN_ROUNDS = 20
-"""Fewer than the default, because synthetic classes are learned fast."""
+"""The rounds of a run on a stand-in dataset. They are fewer than the default, because synthetic classes are easy."""
 
 
 def usual_per_round(clients: int) -> int | None:
-    """Clients per round: all (None) in a small federation, ten in a large one."""
+    """The usual number of clients per round: None, which means all, in a small federation, and ten in a large one."""
     return None if clients <= 2 * MAX_PER_ROUND else MAX_PER_ROUND
 
 
 def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:
-    """The configuration with this method and clients per round (None: all), split by a file of counts if given."""
+    """Make a configuration with this method and this number of clients per round. `None` means all clients.
+
+    With `counts_path`, that file of counts replaces the split of `given`.
+    """
     config = with_values(given or Config(), {"method": method, "clients_per_round": per_round})
     if counts_path is None:
         return config
@@ -35,7 +39,10 @@ def starting_config(method: str, per_round: int | None, given: Config | None, co
 
 
 def stand_in(counts: LabelCounts) -> Config:
-    """Synthetic data with the classes of these counts, with enough samples, up to a limit that keeps runs fast."""
+    """Make a configuration with synthetic data that have the classes of these counts.
+
+    There are enough samples for the counts, up to a limit that keeps runs fast.
+    """
     needed = int(counts.counts.sum(axis=0).max()) * len(counts.classes)
     samples = min(max(needed, STAND_IN_SAMPLES[0]), STAND_IN_SAMPLES[1])
     data = {"data": "synthetic", "data.classes": list(counts.classes), "data.samples": samples}
@@ -43,15 +50,15 @@ def stand_in(counts: LabelCounts) -> Config:
 
 
 def save_start(
-    target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, split: bool
+    target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, has_split: bool
 ) -> Config:
     """Write the configuration to start from.
 
-    `split` says whether `given` describes the split. If not, the counts are written to a file beside the configuration.
+    If `given` does not describe the split (`has_split`), the counts are written to a file beside the configuration.
     """
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
-    path = None if split else target.with_suffix(".csv")
+    path = None if has_split else target.with_suffix(".csv")
     start = starting_config(method, per_round, stand_in(counts) if given is None else given, path)
     text = to_yaml(start)
     with reporting_os_errors("write", target):

@@ -1,1 +1,1 @@
-"""The papers' protocols and printed tables as data, and comparisons with reruns."""
+"""The papers' protocols and printed tables as data, and comparisons of the tables with reruns."""

@@ -39,8 +39,8 @@ class Cell:
         return self.dataset, self.split, self.condition, self.metric
 
     @property
-    def place(self) -> tuple[str, str, str]:
-        """Dataset, split and condition. Cells of one place may still differ in the method and the metric."""
+    def setting(self) -> tuple[str, str, str]:
+        """Dataset, split and condition. Cells with the same setting may differ in the method and the metric."""
         return self.dataset, self.split, self.condition
 
     @property
@@ -52,19 +52,20 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellChoice:
-    """Which cells to run, and how. An empty collection means all."""
+    """The cells to run, and how to run them. An empty collection means all."""
 
     datasets: Collection[str] = ()
     splits: Collection[str] = ()
     conditions: Collection[str] = ()
     methods: Collection[str] = ()
     variant: str | None = None
+    """A named deviation from the paper's protocol."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Values by dotted key that override the protocol."""
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """List those cells of a table that a run can fill."""
+    """List the cells of a table that a run can fill."""
     rules = protocol(paper)
     if table not in rules.tables:
         raise unknown(f"table of {paper}", table, rules.tables)
@@ -87,17 +88,17 @@ def table_cells(paper: str, table: str) -> list[Cell]:
                         for metric in spec.metrics
                         for method in spec.methods
                     ]
-    return sorted(cells, key=_place_order(cells))
+    return sorted(cells, key=_setting_order(cells))
 
 
-def _place_order(cells: Sequence[Cell]) -> Any:
-    """A sort key that keeps the columns of one place together, so that an interrupted rerun has complete columns."""
-    order = {place: i for i, place in enumerate(dict.fromkeys(cell.place for cell in cells))}
-    return lambda cell: order[cell.place]
+def _setting_order(cells: Sequence[Cell]) -> Any:
+    """Return a sort key that keeps the cells of a setting together. So an interrupted rerun has complete columns."""
+    order = {setting: i for i, setting in enumerate(dict.fromkeys(cell.setting for cell in cells))}
+    return lambda cell: order[cell.setting]
 
 
 def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
-    """Select cells. Raises a UserError for a value that no cell has."""
+    """Select cells. Raise a UserError for a value that no cell has."""
     filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
         ("split", choice.splits, lambda c: {c.split}),
@@ -121,9 +122,9 @@ def method_names(cell: Cell) -> set[str]:
     If several methods of the paper are one method in fedskew, that name selects only the first.
     """
     known = protocol(cell.paper).methods
-    own = known[cell.method]["method"]
-    is_first = next(name for name, entry in known.items() if entry["method"] == own) == cell.method
-    return {cell.method, cell.method.lower()} | ({own} if is_first else set())
+    fedskew_name = known[cell.method]["method"]
+    is_first = next(name for name, entry in known.items() if entry["method"] == fedskew_name) == cell.method
+    return {cell.method, cell.method.lower()} | ({fedskew_name} if is_first else set())
 
 
 def why_not_runnable(cell: Cell) -> str | None:
@@ -139,10 +140,10 @@ def why_not_runnable(cell: Cell) -> str | None:
 def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
     """Make the run for a cell and a seed."""
     rules = protocol(cell.paper)
-    values = rules.values(cell.table, *cell.place, cell.method, choice.variant) | {"seed": seed, **choice.values}
+    values = rules.values(cell.table, *cell.setting, cell.method, choice.variant) | {"seed": seed, **choice.values}
     config = _config(json.dumps(values))
-    what = [f"{cell.paper}/{cell.table}", *cell.place, cell.method, choice.variant or "", f"seed {seed}"]
-    label = " ".join(filter(None, what))
+    words = [f"{cell.paper}/{cell.table}", *cell.setting, cell.method, choice.variant or "", f"seed {seed}"]
+    label = " ".join(filter(None, words))
     update = rules.tables[cell.table].update
     if update is None:
         return Job(config, label)
@@ -152,7 +153,7 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
     """Make a run of one round that starts from another method's model and evaluates clients before and after."""
     rules = protocol(cell.paper)
-    values = rules.values(cell.table, *cell.place, trained_by, choice.variant) | {"seed": seed, **choice.values}
+    values = rules.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))
     return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
 
@@ -169,4 +170,4 @@ def paper_rounds(cell: Cell, rules: Protocol) -> int:
     """The number of rounds in the paper."""
     if cell.budget is not None:
         return cell.budget
-    return int(rules.values(cell.table, *cell.place, cell.method)["rounds"])
+    return int(rules.values(cell.table, *cell.setting, cell.method)["rounds"])

@@ -1,8 +1,8 @@
 """List tables, cells or a plan for `reproduce --list`, with their estimated cost on this machine.
 
-The estimate is rough: the number of samples trained on, times the measured time per sample. On a CPU, one step of one
-client is timed. On a GPU, all clients of a round train at once, which takes about as long as one step of one model on
-all their batches (docs/speed.md), so that is timed. The cost of tables and cells is for one seed.
+The rough estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one
+client is timed. On a GPU, one step of one model on the batches of all clients is timed, because training all clients of
+a round at once takes about as long (docs/speed.md). The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ _SHAPES = {
     "20newsgroups": (200,),
 }
 _VOCABULARY = 98_635
+"""The number of words in AG News."""
+_ASSUMED_CLIENTS = 10
+"""The number of clients in the estimate, if the partition sets it."""
 _SECONDS_PER_MODEL = 0.1
 """Seconds of timing per model."""
 _MIN_STEPS = 3
 """The fewest timed steps. The first one takes many times longer than the others."""
-_BATCH = 16
-"""Batch size of a timed step on a CPU. Larger batches take about as long per sample."""
+_MAX_CPU_BATCH = 16
+"""The largest batch of a timed step on a CPU. Larger batches take about as long per sample."""
 
 
 @dataclass(frozen=True)
@@ -58,43 +61,43 @@ class Work:
 
 
 def needed_runs(jobs: Iterable[Job]) -> list[Config]:
-    """The runs that the jobs need. A start model that several jobs share is trained once."""
+    """List the runs that the jobs need. A start model that several jobs share is trained once."""
     listed = list(jobs)
     starts = {identity(job.start): job.start for job in listed if job.start is not None}
     return [*(job.config for job in listed), *starts.values()]
 
 
-def work(config: Config) -> Work:
-    clients = config.partition.clients or 10
+def estimate_work(config: Config) -> Work:
+    """Estimate the amount of computation from the configuration."""
+    clients = config.partition.clients or _ASSUMED_CLIENTS
     participants = min(config.clients_per_round or clients, clients)
     samples_per_client = DATASETS[config.data].train / clients
     passes = config.rounds * config.local_epochs
     method = make_method(config.method, config.method_params)
     factor = float(method.solver.gradients())
     if isinstance(method.objective, Objective):
-        factor += method.objective.extra_forwards(1.0, {}) / 3
+        factor += method.objective.extra_forwards(1.0, {}) / 3  # a forward pass costs a third of a training step
     return Work(
         passes * participants * samples_per_client * factor, passes * max(1.0, samples_per_client / config.batch_size)
     )
 
 
-def seconds(config: Config, device: str) -> float:
-    """Estimate the seconds on this machine."""
-    clients = config.partition.clients or 10
+def estimate_seconds(config: Config, device: str) -> float:
+    """Estimate the duration of a run on this machine."""
+    clients = config.partition.clients or _ASSUMED_CLIENTS
     participants = min(config.clients_per_round or clients, clients)
-    return work(config).visits / _rate(config.data, config.model, config.batch_size, participants, device)
+    return estimate_work(config).visits / _rate(config.data, config.model, config.batch_size, participants, device)
 
 
 @cache
 def _rate(data: str, model: str, batch_size: int, participants: int, device: str) -> float:
     """Measure the samples per second."""
-    place = choose_device(device)
-    shape = _SHAPES[data]
-    text = DATASETS[data].kind == "text"
-    network = make_model(model, DataShape(shape, DATASETS[data].classes, _VOCABULARY if text else 0), 0).to(place)
-    batch = min(batch_size, _BATCH) if place.type == "cpu" else batch_size * participants
-    x = torch.randint(1, 1000, (batch, *shape), device=place) if text else torch.rand(batch, *shape, device=place)
-    y = torch.randint(0, DATASETS[data].classes, (batch,), device=place)
+    chosen, shape, classes = choose_device(device), _SHAPES[data], DATASETS[data].classes
+    is_text = DATASETS[data].kind == "text"
+    network = make_model(model, DataShape(shape, classes, _VOCABULARY if is_text else 0), 0).to(chosen)
+    batch = min(batch_size, _MAX_CPU_BATCH) if chosen.type == "cpu" else batch_size * participants
+    x = torch.randint(1, 1000, (batch, *shape), device=chosen) if is_text else torch.rand(batch, *shape, device=chosen)
+    y = torch.randint(0, classes, (batch,), device=chosen)
     return batch / _step_seconds(network, x, y)
 
 
@@ -103,19 +106,19 @@ def _step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     fastest, steps, began = float("inf"), 0, time.perf_counter()
     while steps < _MIN_STEPS or time.perf_counter() - began < _SECONDS_PER_MODEL:
-        at = time.perf_counter()
+        step_began = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         torch.autograd.backward(nn.functional.cross_entropy(network(x), y))
         optimizer.step()
         if x.is_cuda:
             torch.cuda.synchronize()
-        fastest, steps = min(fastest, time.perf_counter() - at), steps + 1
+        fastest, steps = min(fastest, time.perf_counter() - step_began), steps + 1
     return fastest
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the list."""
+    """One line of the list. `runs` is 0 for a line without a cost."""
 
     what: str
     about: str
@@ -125,7 +128,7 @@ class Line:
 
     def __str__(self) -> str:
         runs = "one run" if self.runs == 1 else f"{self.runs} runs"
-        cost = f"{runs}, {self.steps / 1e6:.2f} M local steps, about {duration(self.seconds)}"
+        cost = f"{runs}, {self.steps / 1e6:.2f} M local steps, about {format_duration(self.seconds)}"
         return f"{self.what}: {self.about}" + (f" [{cost}]" if self.runs else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -160,13 +163,13 @@ def list_plan(plan: Sequence[Selection], device: str) -> list[Line]:
 def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
     """List one line per run, with the cells that it fills."""
     lines = []
-    for (place, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.place)), c.method)).items():
+    for (setting, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.setting)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]
         about = ", ".join(printed) or "no published number"
         if why := why_not_runnable(found[0]):
-            lines.append(Line(f"{place} {method}", f"{about}; {why.partition(';')[0]}", 0, 0.0, 0.0))
+            lines.append(Line(f"{setting} {method}", f"{about}; {why.partition(';')[0]}", 0, 0.0, 0.0))
         else:
-            lines.append(_line(f"{place} {method}", about, _jobs(found, choice), device))
+            lines.append(_line(f"{setting} {method}", about, _jobs(found, choice), device))
     return lines
 
 
@@ -184,10 +187,11 @@ def _jobs(cells: Sequence[Cell], choice: CellChoice) -> list[Job]:
 
 def _line(what: str, about: str, jobs: Sequence[Job], device: str) -> Line:
     runs = needed_runs(jobs)
-    return Line(what, about, len(jobs), sum(work(run).steps for run in runs), sum(seconds(run, device) for run in runs))
+    steps = sum(estimate_work(run).steps for run in runs)
+    return Line(what, about, len(jobs), steps, sum(estimate_seconds(run, device) for run in runs))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

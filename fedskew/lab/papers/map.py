@@ -1,4 +1,4 @@
-"""Maps of which method helps where: the gain over FedAvg by participation and skew, under one protocol."""
+"""Maps that show where a method helps: the gain over FedAvg by participation and skew, under one protocol."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class FederationResult:
     dataset: str
     beta: float
     share: float
+    """The share of clients per round."""
     accuracy: dict[str, float]
     """Accuracy in percent, by method."""
 
@@ -52,18 +53,18 @@ def known_seeds(records: Records) -> list[int]:
 
 
 def federation_results(records: Records, seeds: Sequence[int]) -> list[FederationResult]:
-    """The federations on which every method was run. On others, the best method is not known."""
+    """Collect the federations on which every method was run. On others, the best method is not known."""
     clients = int(protocol(PAPER).settings["partition.clients"])
     cells = table_cells(PAPER, TABLE)
     by_seed = [columns([collect_rerun(cell, [seed], records, CellChoice()) for cell in cells]) for seed in seeds]
     found = []
-    for place in dict.fromkeys(place for one in by_seed for place in one):
-        dataset, split, condition, _ = place
+    for column in dict.fromkeys(column for of_seed in by_seed for column in of_seed):
+        dataset, split, condition, _ = column
         share = int(conditions(condition)["participants"]) / clients
-        accuracy = _accuracy([_complete_runs(one[place]) for one in by_seed])
+        accuracy = _accuracy([_complete_runs(of_seed[column]) for of_seed in by_seed])
         found.append(FederationResult(dataset, float(split.partition(":")[2]), share, accuracy))
-    everyone = {method for federation in found for method in federation.accuracy}
-    return [federation for federation in found if federation.accuracy.keys() == everyone and len(everyone) > 1]
+    methods = {method for federation in found for method in federation.accuracy}
+    return [federation for federation in found if federation.accuracy.keys() == methods and len(methods) > 1]
 
 
 def _complete_runs(column: Sequence[CellRerun]) -> dict[str, float]:
@@ -72,13 +73,13 @@ def _complete_runs(column: Sequence[CellRerun]) -> dict[str, float]:
 
 
 def _accuracy(by_seed: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Each method's mean over the seeds that all methods have.
+    """Average each method over the seeds that all methods have.
 
-    Each seed has its own split, so means over different seeds would compare splits instead of methods.
+    Each seed has another split, so means over different seeds would compare splits instead of methods.
     """
-    methods = dict.fromkeys(method for one in by_seed for method in one)
-    shared = [one for one in by_seed if one.keys() == methods.keys()]
-    return {method: fmean(one[method] for one in shared) for method in methods} if shared else {}
+    methods = dict.fromkeys(method for accuracies in by_seed for method in accuracies)
+    shared = [accuracies for accuracies in by_seed if accuracies.keys() == methods.keys()]
+    return {method: fmean(accuracies[method] for accuracies in shared) for method in methods} if shared else {}
 
 
 def guide(found: Sequence[FederationResult]) -> str:
@@ -97,8 +98,9 @@ def guide(found: Sequence[FederationResult]) -> str:
 
 
 _ACROSS = 5
+"""The number of panels side by side."""
 _DARK = 0.6
-"""Black text is hard to read beyond this fraction of the colour scale."""
+"""Beyond this fraction of the colour scale, black text is hard to read."""
 
 
 def draw_maps(folder: str | Path) -> list[Path]:

@@ -11,12 +11,12 @@ from fedskew.errors import unknown
 from fedskew.lab.sweep.records import Record, until
 from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, speed_up
 
-_LAST = 50
+_FEDGR_LAST = 50
 """FedGR reports means over this many last rounds."""
+_MAP_LAST = 10
+"""fedskew's map reports means over this many last rounds."""
 NEVER = math.inf
 """The value of a run that never reached the target."""
-_LATE = 10
-"""Our own comparison reports means over this many last rounds."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class Measure:
     read: Callable[[MetricInputs], float | None]
     percent: bool = True
     more_is_better: bool = True
-    compares: bool = False
+    needs_baseline: bool = False
     """Whether the metric needs FedAvg's run."""
 
     def __call__(self, inputs: MetricInputs) -> float | None:
-        if self.compares and inputs.baseline is None:
+        if self.needs_baseline and inputs.baseline is None:
             return None
         value = self.read(inputs)
         return value if value is None or not self.percent else 100 * value
@@ -68,15 +68,15 @@ def _mean(values: list[float]) -> float:
 
 
 def _end_of_baseline(inputs: MetricInputs) -> tuple[int, float]:
-    """The last round of FedAvg's run, which may be shorter than the paper's, and its accuracy there."""
+    """Return the last round of FedAvg's run and its accuracy. The run may be shorter than the paper's."""
     assert inputs.baseline is not None
     return until(inputs.baseline.curve, inputs.rounds)[-1]
 
 
 def _rounds_to_baseline(inputs: MetricInputs) -> float | None:
-    """The first round that reaches FedAvg's final accuracy, within FedAvg's number of rounds.
+    """Return the first round that reaches FedAvg's final accuracy, within FedAvg's number of rounds.
 
-    Returns None if the run is shorter than FedAvg's and has not reached it, because it still might.
+    Return None if the run is shorter than FedAvg's and has not reached that accuracy, because it still might.
     """
     end, target = _end_of_baseline(inputs)
     reached = first_round_reaching(until(inputs.curve, end), target)
@@ -101,7 +101,7 @@ def _stages(inputs: MetricInputs, start: str) -> list[dict[str, Any]]:
 
 
 def _compute_per_round(start: str) -> Measure:
-    """Computation per round in units of a FedAvg round, summed over the stages with this prefix."""
+    """Make the metric of computation per round, in units of a FedAvg round, summed over the stages with this prefix."""
 
     def read(inputs: MetricInputs) -> float | None:
         stages = _stages(inputs, start)
@@ -111,7 +111,7 @@ def _compute_per_round(start: str) -> Measure:
 
 
 def _activation(inputs: MetricInputs) -> float | None:
-    """The fraction of sample visits during distillation in which an expert taught."""
+    """The share of sample visits during distillation in which an expert taught."""
     stages = _stages(inputs, "distil")
     return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
@@ -157,7 +157,7 @@ def _best_on(domain: str) -> Callable[[MetricInputs], float | None]:
 
 
 def _best_mean_of_domains(inputs: MetricInputs) -> float | None:
-    """The highest mean over the domains, over all rounds."""
+    """The mean accuracy over the domains in the best round."""
     curves = [inputs.record.domain_curve(domain) for domain in _DOMAINS.values()]
     known = [until(curve, inputs.rounds) for curve in curves if curve is not None]
     return max(_mean([a for _, a in points]) for points in zip(*known, strict=True)) if known else None
@@ -168,12 +168,12 @@ MEASURES: dict[str, Measure] = {
     **{f"best on {name}": Measure(_best_on(domain)) for name, domain in _DOMAINS.items()},
     "best, mean of domains": Measure(_best_mean_of_domains),
     "last": Measure(lambda r: r.curve[-1][1]),
-    "last-10 accuracy": Measure(lambda r: mean_of_last(r.curve, _LATE).accuracy),
-    "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _LAST).accuracy),
-    "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _LAST).accuracy),
-    "speed-up": Measure(_speed_up, percent=False, compares=True),
-    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, more_is_better=False, compares=True),
-    "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, compares=True),
+    "last-10 accuracy": Measure(lambda r: mean_of_last(r.curve, _MAP_LAST).accuracy),
+    "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _FEDGR_LAST).accuracy),
+    "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _FEDGR_LAST).accuracy),
+    "speed-up": Measure(_speed_up, percent=False, needs_baseline=True),
+    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, more_is_better=False, needs_baseline=True),
+    "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, needs_baseline=True),
     "best class": _classes(max),
     "mean class": _classes(_mean),
     "worst class": _classes(min),

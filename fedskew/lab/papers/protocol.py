@@ -39,7 +39,7 @@ class Number:
 
 @cache
 def numbers(paper: str) -> tuple[Number, ...]:
-    """All printed numbers of a paper, in the order of its tables. fedskew's own protocol has none."""
+    """Read all printed numbers of a paper, in the order of its tables. The protocol of fedskew's map has none."""
     path = FOLDER / f"{paper}.csv"
     if not path.is_file():
         return ()
@@ -98,7 +98,7 @@ class Protocol:
     extends: str | None
     """The protocol that this one extends."""
     reports: str
-    """A phrase that describes the results that the paper reports."""
+    """A phrase that says which accuracy the paper reports."""
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
     splits: Mapping[str, Mapping[str, Any]]
@@ -140,10 +140,10 @@ class Protocol:
             raise unknown(f"variant of {self.name}", name, self.variants)
         return self.variants[name]
 
-    def _method_values(self, method: str, place: str) -> Values:
+    def _method_values(self, method: str, dataset_and_split: str) -> Values:
         entry = dict(self.methods[method])
         special = entry.pop("at", {})
-        return entry | _matching(special, place)
+        return entry | _matching(special, dataset_and_split)
 
     def _condition_values(self, condition: str, change: Mapping[str, Any]) -> Values:
         values: Values = {}
@@ -157,11 +157,12 @@ class Protocol:
         return values
 
 
-def _matching(patterns: Mapping[str, Mapping[str, Any]], place: str) -> Values:
+def _matching(patterns: Mapping[str, Mapping[str, Any]], dataset_and_split: str) -> Values:
+    """Combine the values of all patterns, such as `cifar10/*`, that match a text such as `cifar10/shards:2`."""
     values: Values = {}
-    for pattern, given in patterns.items():
-        if fnmatchcase(place, pattern):
-            values |= given
+    for pattern, additional in patterns.items():
+        if fnmatchcase(dataset_and_split, pattern):
+            values |= additional
     return values
 
 
@@ -220,11 +221,11 @@ def papers() -> tuple[str, ...]:
 
 def _content(name: str) -> dict[str, Any]:
     """Read a protocol. If it extends another, it inherits the keys that it does not set, and all methods."""
-    own: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
-    if "extends" not in own:
-        return own
-    base = _content(own["extends"])
-    return base | own | {"methods": base["methods"] | own.get("methods", {})}
+    content: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
+    if "extends" not in content:
+        return content
+    base = _content(content["extends"])
+    return base | content | {"methods": base["methods"] | content.get("methods", {})}
 
 
 _KEYS = tuple(f.name for f in fields(Protocol))

@@ -50,8 +50,8 @@ class CellRerun:
         FedAvg and a run has fewer rounds than the paper's.
         """
         printed = self.cell.printed
-        incomparable = self.stopped or self.never or (measure(self.cell.metric).compares and self.shortened is not None)
-        if self.mean is None or printed is None or printed.mean is None or incomparable:
+        is_too_short = measure(self.cell.metric).needs_baseline and self.shortened is not None
+        if self.mean is None or printed is None or printed.mean is None or self.stopped or self.never or is_too_short:
             return None
         return self.mean.mean - printed.mean
 
@@ -119,10 +119,10 @@ def _measure(cell: Cell) -> Measure:
 
 
 def _baseline(cell: Cell, seed: int, records: Records, choice: CellChoice) -> Record | None:
-    """FedAvg's run in the same column, if the metric compares with it."""
-    if not _measure(cell).compares:
+    """Return FedAvg's run in the same column, if the metric compares with it."""
+    if not _measure(cell).needs_baseline:
         return None
-    return records.longest(make_job(Cell(cell.paper, cell.table, *cell.place, BASELINE, cell.metric), seed, choice))
+    return records.longest(make_job(Cell(cell.paper, cell.table, *cell.setting, BASELINE, cell.metric), seed, choice))
 
 
 def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list[CellRerun]]:
@@ -134,9 +134,9 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 
 
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
-    """Compare all pairs among the methods that have the most common number of rounds.
+    """Compare the order of all pairs of methods in the paper and in the rerun.
 
-    A tie in the paper agrees with any order.
+    Only methods with the most common number of rounds count. A tie in the paper agrees with any order.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None

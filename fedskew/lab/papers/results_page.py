@@ -22,7 +22,7 @@ from fedskew.lab.sweep.records import Records, RecordsFile, read_folder, until
 from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
 GRIDS_FOLDER = "grids"
-_LATE = 10
+_LAST = 10
 """Tables of sweeps show means over this many last rounds."""
 
 
@@ -39,7 +39,7 @@ def grid_sections(folder: str | Path) -> list[str]:
 
 
 def _about(path: Path) -> str:
-    """The comments of the grid file, without the command."""
+    """Return the comments of the grid file, without the command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "fedskew sweep" not in line]
     return " ".join(comments) or "every combination of its values."
@@ -54,12 +54,12 @@ def device_line(records: Records) -> str:
 
 
 def _table(points: Sequence[Point], records: Records) -> str:
-    keys = [key for key in points[0].place if key != "seed"]
-    places: dict[tuple[str, ...], list[Point]] = {}
+    keys = [key for key in points[0].grid_values if key != "seed"]
+    groups: dict[tuple[str, ...], list[Point]] = {}
     for point in points:
-        places.setdefault(tuple(str(point.place[key]) for key in keys), []).append(point)
-    rows = {place: row for place, group in places.items() if (row := _row(group, records))}
-    ranked = sorted(rows, key=lambda place: -rows[place].late.mean)
+        groups.setdefault(tuple(str(point.grid_values[key]) for key in keys), []).append(point)
+    rows = {values: row for values, group in groups.items() if (row := _row(group, records))}
+    ranked = sorted(rows, key=lambda values: -rows[values].mean_last.mean)
     headings = [
         *keys,
         "accuracy of the last 10 rounds (%)",
@@ -68,18 +68,18 @@ def _table(points: Sequence[Point], records: Records) -> str:
         "compute (FedAvg: 1)",
         "seeds",
     ]
-    cells = [headings, ["---"] * len(headings), *([*place, *rows[place].cells()] for place in ranked)]
-    missing = [" ".join(place) for place in places if place not in rows]
-    left_out = [f"\nNot run: {', '.join(missing)}."] if missing else []
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in cells), *left_out]) + "\n"
+    cells = [headings, ["---"] * len(headings), *([*values, *rows[values].cells()] for values in ranked)]
+    missing = [" ".join(values) for values in groups if values not in rows]
+    not_run = [f"\nNot run: {', '.join(missing)}."] if missing else []
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in cells), *not_run]) + "\n"
 
 
 @dataclass(frozen=True)
 class _Row:
     """Means over the seeds of one combination."""
 
-    late: MeanStd
-    """Mean over the last rounds, because single rounds vary."""
+    mean_last: MeanStd
+    """Accuracy as a mean over the last rounds, because single rounds vary."""
     best: MeanStd
     worst: MeanStd
     compute: float
@@ -90,7 +90,8 @@ class _Row:
     def cells(self) -> list[str]:
         note = "" if self.rounds >= self.planned_rounds else f" ({self.rounds} of {self.planned_rounds} rounds)"
         shown = [
-            str(value) if self.seeds > 1 else f"{100 * value.mean:.2f}" for value in (self.late, self.best, self.worst)
+            str(value) if self.seeds > 1 else f"{100 * value.mean:.2f}"
+            for value in (self.mean_last, self.best, self.worst)
         ]
         return [shown[0] + note, *shown[1:], f"{self.compute:.2f}", str(self.seeds)]
 
@@ -103,7 +104,7 @@ def _row(points: Sequence[Point], records: Records) -> _Row | None:
     curves = [until(record.curve, planned_rounds) for record in found]
     done = min(curve[-1][0] for curve in curves)
     return _Row(
-        late=population_mean_std([mean_of_last(curve, _LATE).accuracy for curve in curves]),
+        mean_last=population_mean_std([mean_of_last(curve, _LAST).accuracy for curve in curves]),
         best=population_mean_std([best(curve).accuracy for curve in curves]),
         worst=population_mean_std([until(record.worst_curve, planned_rounds)[-1][1] for record in found]),
         compute=found[0].content["compute"][len(curves[0]) - 1] / max(1, curves[0][-1][0]),
@@ -155,7 +156,7 @@ def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) ->
 
 
 def _choices(folder: Path) -> list[str]:
-    """The check of `fedskew choose`, which tools/check_choose.py writes."""
+    """Include the check of `fedskew choose`, which tools/check_choose.py writes."""
     path = folder / "choose" / "table.md"
     if not path.is_file():
         return []
@@ -190,7 +191,7 @@ def _still_to_do(folder: Path, records: Records) -> list[str]:
     for path in sorted(folder.glob("plan-*.yaml")):
         for selection in read_plan(path, {}):
             jobs = selection.jobs()
-            done = sum((found := records.get(one)) is not None and is_enough(found, one) for one in jobs)
+            done = sum((found := records.get(job)) is not None and is_enough(found, job) for job in jobs)
             if done < len(jobs):
                 lines.append(f"- {selection}: {done} of {len(jobs)} runs done ([{path.name}](results/{path.name}))")
     return ["## Planned and not run\n", "\n".join(lines) + "\n"] if lines else []

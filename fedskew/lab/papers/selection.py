@@ -52,8 +52,8 @@ class Selection:
     @property
     def changed(self) -> str:
         """The settings that differ from the paper's, without those of the machine."""
-        own = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
-        return ", ".join(f"{key} {value}" for key, value in own.items())
+        changes = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
+        return ", ".join(f"{key} {value}" for key, value in changes.items())
 
     def jobs(self) -> list[Job]:
         """List each run once. All runs of the first seed come first."""
@@ -97,19 +97,19 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
     for key in entry:
         if key not in _KEYS:
             raise UserError(f"{where}: {unknown('key', str(key), _KEYS)}")
-    own = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
+    entry_values = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
     choice = CellChoice(
-        datasets=_listed(entry.get("dataset")),
-        splits=_listed(entry.get("split")),
-        conditions=_listed(entry.get("condition")),
-        methods=_listed(entry.get("methods")),
+        datasets=_as_tuple(entry.get("dataset")),
+        splits=_as_tuple(entry.get("split")),
+        conditions=_as_tuple(entry.get("condition")),
+        methods=_as_tuple(entry.get("methods")),
         variant=entry.get("variant"),
-        values={**own, **values},
+        values={**entry_values, **values},
     )
-    return Selection(_listed(entry.get("tables")), choice, integer(1)("seeds", entry.get("seeds", 1)))
+    return Selection(_as_tuple(entry.get("tables")), choice, integer(1)("seeds", entry.get("seeds", 1)))
 
 
-def _listed(value: Any) -> tuple[str, ...]:
+def _as_tuple(value: Any) -> tuple[str, ...]:
     if value is None:
         return ()
     return tuple(map(str, value)) if isinstance(value, list) else (str(value),)

@@ -1,4 +1,4 @@
-"""Write a paper's table for the results page: paper → rerun by method, and the cells that were not rerun."""
+"""Write a paper's table for the results page: the printed number and the rerun of each cell, and missing reruns."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def table_section(
     datasets = {record.config.data for record in records}
     cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
     found = columns([collect_rerun(cell, seeds, records, choice) for cell in cells])
-    rerun_columns = {place: column for place, column in found.items() if any(one.was_run for one in column)}
-    own = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
-    runs = {record.identity for column in own for one in column for record in one.records}
-    if not any(_compares(column) for column in own) and runs <= shown:
+    rerun_columns = {key: column for key, column in found.items() if any(one.was_run for one in column)}
+    new = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
+    runs = {record.identity for column in new for one in column for record in one.records}
+    if not any(_compares(column) for column in new) and runs <= shown:
         return []
     shown |= runs
     name = f"{rules.name}/{table}" + ("" if variant is None else f" {variant}")
@@ -58,7 +58,7 @@ def _compares(column: Sequence[CellRerun]) -> bool:
 
 
 def _is_changed_by_variant(one: CellRerun, choice: CellChoice) -> bool:
-    """Whether the cell was rerun, and the variant changes it."""
+    """Whether the cell was rerun, and the variant, if there is one, changes its run."""
     if not one.was_run or choice.variant is None:
         return one.was_run
     return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, CellChoice()).identity
@@ -75,11 +75,11 @@ def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
     """Write the table of one metric: methods × settings, with paper → rerun (difference) in each cell."""
     metric = group[0][0].cell.metric
     methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
-    places = [" ".join(filter(None, column[0].cell.place)).replace(";", " ") for column in group]
+    settings = [" ".join(filter(None, column[0].cell.setting)).replace(";", " ") for column in group]
     compared = any(one.cell.printed is not None for column in group for one in column)
     unit = " (%)" if measure(metric).percent else ""
     heading = f"**{metric}**{unit}{', paper → rerun' if compared else ''}:\n"
-    lines = [heading, line(("method", *places)), line(["---"] * (1 + len(places)))]
+    lines = [heading, line(("method", *settings)), line(["---"] * (1 + len(settings)))]
     for method in methods:
         cells = [next((_cell(one) for one in column if one.cell.method == method), "") for column in group]
         lines.append(line((_method(rules, method), *cells)))
@@ -87,15 +87,15 @@ def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
 
 
 def _method(rules: Protocol, method: str) -> str:
-    own = rules.methods[method]["method"]
-    return method if own == method.lower() else f"{method} (`{own}`)"
+    fedskew_name = rules.methods[method]["method"]
+    return method if fedskew_name == method.lower() else f"{method} (`{fedskew_name}`)"
 
 
 def _cell(one: CellRerun) -> str:
-    _, paper, again, difference, _ = row(one)
-    if again == "–":
+    _, paper, rerun, difference, _ = row(one)
+    if rerun == "–":
         return "" if paper == "–" else f"{paper} →"
-    return f"{'' if paper == '–' else paper + ' → '}{again}{f' ({difference})' if difference else ''}"
+    return f"{'' if paper == '–' else paper + ' → '}{rerun}{f' ({difference})' if difference else ''}"
 
 
 def line(cells: Iterable[str]) -> str:
@@ -109,11 +109,11 @@ def _describe_runs(reruns: Iterable[CellRerun]) -> str:
     rounds = sorted({record.rounds for record in used})
     machines = ", ".join(sorted({f"{device(r)}, {r.config.precision}" for r in used}))
     span = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    many = f"up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
+    how_many_seeds = f"up to {len(seeds)} seeds" if len(seeds) > 1 else "one seed"
     dates = sorted({str(r.content["date"])[:10] for r in used})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     runs = "One run" if len(used) == 1 else f"{len(used)} runs"
-    return f"{runs} of {span} round{'s' if span != '1' else ''}, {many}, on {machines}; {when}.\n"
+    return f"{runs} of {span} round{'s' if span != '1' else ''}, {how_many_seeds}, on {machines}; {when}.\n"
 
 
 def device(record: Record) -> str:
@@ -128,7 +128,7 @@ def _orders(found: Iterable[Sequence[CellRerun]]) -> list[str]:
         ranking = compare_order(column)
         if ranking is not None:
             cell = column[0].cell
-            where = " ".join(filter(None, cell.place)).replace(";", " ")
+            where = " ".join(filter(None, cell.setting)).replace(";", " ")
             lines.append(f"- {where}, {cell.metric}: {ranking}.")
     return ["Order of the methods:\n", "\n".join(lines) + "\n"] if lines else []
 
@@ -141,17 +141,17 @@ def _list_missing(cells: Sequence[Cell]) -> list[str]:
     """List the cells that were not rerun, grouped by missing methods."""
     if not cells:
         return []
-    lacking: dict[tuple[str, str, str], list[str]] = {}
+    by_setting: dict[tuple[str, str, str], list[str]] = {}
     for cell in cells:
         why = " (not in this version)" if why_not_runnable(cell) else ""
-        methods = lacking.setdefault(cell.place, [])
+        methods = by_setting.setdefault(cell.setting, [])
         if cell.method + why not in methods:
             methods.append(cell.method + why)
-    alike: dict[str, dict[str, list[str]]] = {}
-    for (dataset, split, condition), methods in lacking.items():
-        listed_conditions = alike.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
+    by_methods: dict[str, dict[str, list[str]]] = {}
+    for (dataset, split, condition), methods in by_setting.items():
+        listed_conditions = by_methods.setdefault(", ".join(methods), {}).setdefault(f"{dataset} {split}", [])
         listed_conditions.append(condition.replace(";", " "))
-    listed = "; ".join(f"{_where(splits)}: {methods}" for methods, splits in alike.items())
+    listed = "; ".join(f"{_where(splits)}: {methods}" for methods, splits in by_methods.items())
     return [f"Not rerun: {listed}.\n"]
 
 

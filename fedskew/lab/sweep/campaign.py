@@ -28,7 +28,7 @@ class Campaign:
     workers: int | None = None
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
-    """Seconds from now after which runs stop. Repeating the command resumes them."""
+    """Runs stop this many seconds after the campaign was created. Repeating the command resumes them."""
     command: str = ""
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""
@@ -37,7 +37,7 @@ class Campaign:
     stopped: list[str] = field(default_factory=list)
     """The labels of the runs that the time limit stopped."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    """Outcomes by the identity of the experiment."""
+    """Outcomes of this campaign's runs, by the identity of the job."""
 
     def __post_init__(self) -> None:
         self._deadline = None if self.time_limit is None else time.time() + self.time_limit
@@ -89,6 +89,8 @@ def is_enough(record: Record, job: Job) -> bool:
 
 
 class _RecordSaver(Watcher):
+    """Saves the record of each run that ends, and passes all events on to another watcher."""
+
     def __init__(self, campaign: Campaign, watcher: Watcher) -> None:
         self._campaign, self._watcher = campaign, watcher
 

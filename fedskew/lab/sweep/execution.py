@@ -61,9 +61,9 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
     except UserError as error:
         return Outcome("failed", reason=str(error))
     except Exception as error:  # an error in one run must not end the others
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
         message = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        return Outcome("failed", reason=f"{message} ({Path(place.filename).name}, line {place.lineno})")
+        return Outcome("failed", reason=f"{message} ({Path(frame.filename).name}, line {frame.lineno})")
     finally:
         _free_gpu_memory()
 
@@ -100,19 +100,20 @@ def _prepare(job: Job, terms: Terms) -> Prepared:
     federation = shared_federation(job.config, job.validation)
     model = None if job.start is None else _train_start_model(job, terms)
     prepared = prepare(job.config, federation, model=model)
-    if not terms.alone and prepared.config.engine == "auto":
+    if not terms.has_machine_alone and prepared.config.engine == "auto":
         engine = single_process_engine(prepared.model, prepared.sample)
         prepared = replace(prepared, config=replace(prepared.config, engine=engine))
     return prepared
 
 
 _trained_models: dict[str, nn.Module] = {}
+"""The start model that this process used last, by its job."""
 
 
 def _train_start_model(job: Job, terms: Terms) -> nn.Module:
-    """Train the model that the job starts from. Jobs that start from the same run share it.
+    """Train the model that the job starts from. Jobs that start from the same run share the model.
 
-    With run folders, processes share it too: one trains it, and the others wait and read it.
+    With run folders, processes also share it. One process trains it, and the others wait and read it.
     """
     assert job.start is not None
     start_job = replace(job, config=job.start, start=None)

@@ -34,14 +34,14 @@ class Point:
     """One run of a grid."""
 
     config: Config
-    place: Mapping[str, Any]
+    grid_values: Mapping[str, Any]
     """The run's values of the grid's keys, as the table shows them."""
 
     @property
     def job(self) -> Job:
-        compared = [key for key in self.place if key in NON_IDENTIFYING_KEYS and key != "rounds"]
-        tag = ",".join(f"{key}={self.place[key]}" for key in compared)
-        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.place.items()), tag=tag)
+        compared = [key for key in self.grid_values if key in NON_IDENTIFYING_KEYS and key != "rounds"]
+        tag = ",".join(f"{key}={self.grid_values[key]}" for key in compared)
+        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.grid_values.items()), tag=tag)
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Grid:
         found = []
         for seed in self.seeds:
             for values in itertools.product(*self.axes.values()):
-                place = dict(zip(self.axes, values, strict=True))
-                config = _checked(with_values(self.base, {**place, "seed": seed}), place)
+                values_by_key = dict(zip(self.axes, values, strict=True))
+                config = _checked(with_values(self.base, {**values_by_key, "seed": seed}), values_by_key)
                 found.append(
-                    Point(config, {key: _format_value(value) for key, value in place.items()} | {"seed": seed})
+                    Point(config, {key: _format_value(value) for key, value in values_by_key.items()} | {"seed": seed})
                 )
         return found
 
@@ -96,19 +96,19 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
 
 
 def _seeds(base: Config, listed: Any) -> list[int]:
-    """Parse the seeds. `3` means three seeds, starting with the configuration's; a list means these seeds."""
+    """Parse the seeds. `3` means three seeds, starting with the configuration's. A list means exactly these seeds."""
     if isinstance(listed, list):
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 
 
-def _checked(config: Config, place: Mapping[str, Any]) -> Config:
+def _checked(config: Config, values_by_key: Mapping[str, Any]) -> Config:
     """Check names and parameters before anything runs. Whether they fit the data is checked when a run starts."""
     try:
         make_method(config.method, config.method_params)
         partition_rule(config)
     except UserError as error:
-        raise UserError(f"at {', '.join(f'{k}={v}' for k, v in place.items())}: {error}") from error
+        raise UserError(f"at {', '.join(f'{k}={v}' for k, v in values_by_key.items())}: {error}") from error
     return config
 
 

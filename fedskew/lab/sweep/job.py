@@ -1,8 +1,8 @@
 """Jobs, the runs of a sweep, and when two of them are the same experiment.
 
-Device, engine and number format do not distinguish experiments, as their results differ only by rounding. Neither does
-the number of rounds: a longer run contains the shorter one, because no random choice depends on it. Only for methods
-with stages does it count, because the stages depend on it.
+Device, engine and number format do not distinguish experiments, because their results differ only by rounding. The
+number of rounds does not either, because a longer run contains the shorter one. It counts only for methods with stages,
+whose lengths depend on it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _KEYS_SINCE = {"init": None, "init_sha256": None, "train": "all"}
 """Keys that earlier sweeps do not have, with the value that they used."""
 
 
-def experiment(config: Config) -> dict[str, Any]:
-    """The keys that define an experiment, with the defaults of method and partition filled in."""
+def identifying_values(config: Config) -> dict[str, Any]:
+    """Return the values that define an experiment, with the defaults of method and partition filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in NON_IDENTIFYING_KEYS}
     for key, usual in _KEYS_SINCE.items():
         if mapping[key] == usual:
@@ -56,7 +56,7 @@ def has_stages(config: Config) -> bool:
 
 def identity(config: Config) -> str:
     """Hash a configuration into twelve hex digits that identify its experiment."""
-    text = json.dumps(_canonical(experiment(config)), sort_keys=True)
+    text = json.dumps(_canonical(identifying_values(config)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -68,7 +68,7 @@ def _partition(config: Config) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Give 1 and 1.0, and tuples and lists, the same form."""
+    """Give 1 and 1.0 the same form, and also tuples and lists."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -84,17 +84,17 @@ class Job:
     label: str
     """The name that users see."""
     validation: float | None = None
-    """Evaluate on this fraction of the training data instead of the test set."""
+    """The fraction of the training data on which the run is evaluated. None means the test set."""
     start: Config | None = None
     """The configuration of the run that trains the start model. None for a new model."""
     tag: str = ""
-    """Distinguishes jobs of the same experiment, if a grid compares devices, for example."""
+    """Distinguishes jobs of the same experiment, for example if a grid compares devices."""
 
     @cached_property
     def identity(self) -> str:
         """A string that all jobs of one experiment share."""
-        begun = "" if self.start is None else f"-after-{identity(self.start)}"
-        return identity(self.config) + begun + (f"-{self.tag}" if self.tag else "")
+        start = "" if self.start is None else f"-after-{identity(self.start)}"
+        return identity(self.config) + start + (f"-{self.tag}" if self.tag else "")
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -118,7 +118,7 @@ class Job:
 
 
 def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Merge jobs of the same experiment into one run that serves all of them. Keeps the order."""
+    """Merge jobs of the same experiment into one run that serves all of them. The order is kept."""
     found: dict[str, Job] = {}
     for job in jobs:
         before = found.get(job.identity)
@@ -145,11 +145,11 @@ class Terms:
     """Parent of the run folders. If None, only records are saved, and stopped runs start over."""
     deadline: float | None = None
     """When to stop, as a Unix time in seconds."""
-    alone: bool = True
+    has_machine_alone: bool = True
     """Whether a run has the machine to itself. If not, it starts no worker processes."""
     command: str = ""
     lock_timeout: float = 0.0
-    """Seconds to wait until no other process writes to the run folder. For jobs that move off a dead node."""
+    """Seconds to wait until no other process writes to the run folder. A job that leaves a dead node needs this."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

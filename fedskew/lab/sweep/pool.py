@@ -17,7 +17,7 @@ from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import Message, PoolWatcher, Report, WorkerPool
 
 SERVE = f"{__name__}:serve"
-"""What a worker process runs."""
+"""The function that a worker process calls for each job."""
 GRACE = 15.0
 """Seconds after the deadline in which a worker may finish its round."""
 
@@ -50,7 +50,7 @@ class JobPool:
             return
         if self._pool is None:
             self._pool = WorkerPool(SERVE, min(self._workers, len(jobs)), self._logs)
-        shared = replace(terms, alone=False).to_json()
+        shared = replace(terms, has_machine_alone=False).to_json()
         requests = [{"job": job.to_json(), "terms": shared} for job in jobs]
         give_up_at = None if terms.deadline is None else terms.deadline + GRACE
         for stopped in self._pool.run(requests, _JobWatcher(jobs, watcher), give_up_at):
@@ -64,6 +64,8 @@ class JobPool:
 
 
 class _JobWatcher(PoolWatcher):
+    """Passes the events of a worker pool, which numbers its requests, to a watcher of jobs."""
+
     def __init__(self, jobs: Sequence[Job], watcher: Watcher) -> None:
         self._jobs, self._watcher = jobs, watcher
 

@@ -1,9 +1,9 @@
 """Run jobs on a Ray cluster. fedskew must be installed on every machine.
 
-If a node dies, its jobs move to other nodes. They resume from their run folders, so these must be in a folder that all
-nodes share. Ray Train and Ray Tune also need one for their results. Ray's object store is no alternative: it loses what
-a dead node held, and every checkpoint would send the states of all clients over the network. The pool checks whether
-each node sees the folder. Without a shared folder, a job that moves starts over.
+If a node dies, its jobs move to other nodes. They resume from their run folders, which must therefore be in a folder
+that all nodes share. Ray's object store is no alternative, because it loses what a dead node held, and because every
+checkpoint would send the states of all clients over the network. The pool checks whether each node sees the folder.
+Without a shared folder, a job that moves starts over.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import GPU_WORKERS
 
 LOCAL = "local"
-"""The address of a new cluster on this machine, for trying it out."""
+"""The address that starts a new cluster on this machine, for trials."""
 MAX_MOVES = 3
 """How often a job may move to another node before it counts as failed."""
 _TIMEOUT = 5.0
 """Seconds to wait for a connection."""
-_SECONDS_BETWEEN_LOOKS = 1.0
+_SECONDS_BETWEEN_CHECKS = 1.0
 _PROBE_TIMEOUT = 60.0
 """Seconds in which a node must start a process and look for the shared folder."""
 _LOCK_TIMEOUT = 120.0
@@ -48,7 +48,7 @@ _HOW_TO_AUTHENTICATE = (
 def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
     """Run all jobs. They start in order, and several share a GPU."""
     with _connection(address) as ray, _with_marker(terms.folder) as marker:
-        _RayJobs(ray, replace(terms, alone=False), marker, watcher).run(jobs)
+        _RayJobs(ray, replace(terms, has_machine_alone=False), marker, watcher).run(jobs)
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class _RayJobs:
 
     def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
         self._ray, self._terms, self._watcher = ray, terms, watcher
-        here = _pinned_to(ray.get_runtime_context().get_node_id())
-        self._board = ray.remote(num_cpus=0, **here)(_StatusBoard).remote()
+        this_node = _pinned_to(ray.get_runtime_context().get_node_id())
+        self._board = ray.remote(num_cpus=0, **this_node)(_StatusBoard).remote()
         self._is_shared = marker is not None and self._is_seen_by_all(marker)
         self._task = ray.remote(max_retries=0, **_run_resources(ray))(_execute)
         self._running: dict[Any, _Attempt] = {}
@@ -80,7 +80,7 @@ class _RayJobs:
         for job in jobs:
             self._start(_Attempt(job))
         while self._running:
-            done, _ = self._ray.wait(list(self._running), timeout=_SECONDS_BETWEEN_LOOKS)
+            done, _ = self._ray.wait(list(self._running), timeout=_SECONDS_BETWEEN_CHECKS)
             for reference in done:
                 self._receive(reference)
             if not done:
@@ -176,7 +176,7 @@ AttemptKey = tuple[str, int]
 
 
 class _StatusBoard:
-    """Holds the last report of each attempt: its node and its progress. It runs in a process of its own."""
+    """Keeps the last report of each attempt: its node and its progress. It runs in a separate process."""
 
     def __init__(self) -> None:
         self._reports: dict[AttemptKey, tuple[str, Progress | None]] = {}
@@ -189,7 +189,7 @@ class _StatusBoard:
 
 
 def _execute(job: str, terms: str, board: Any, attempt: AttemptKey) -> str:
-    """Run a job on a node of the cluster. Takes and returns JSON."""
+    """Run a job on a node of the cluster. The job, the terms and the result are JSON."""
     import ray
 
     from fedskew.lab.sweep.execution import execute
@@ -200,7 +200,7 @@ def _execute(job: str, terms: str, board: Any, attempt: AttemptKey) -> str:
 
     def report(done: int, total: int, accuracy: float | None) -> None:
         nonlocal last_report
-        if time.monotonic() - last_report > _SECONDS_BETWEEN_LOOKS:
+        if time.monotonic() - last_report > _SECONDS_BETWEEN_CHECKS:
             last_report = time.monotonic()
             board.write.remote(attempt, node, (done, total, accuracy))
 
@@ -220,7 +220,7 @@ def _sees_marker(marker: str) -> bool:
 
 @contextlib.contextmanager
 def _with_marker(folder: str | None) -> Iterator[Path | None]:
-    """Put a file with a unique name into the folder, by which other nodes recognise it."""
+    """Put a file with a unique name into the folder, by which other nodes recognise the folder."""
     if folder is None:
         yield None
         return
@@ -254,7 +254,7 @@ def _run_resources(ray: Any) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[Any]:
-    """Connect to the cluster. What Ray prints about dead nodes is hidden, because stdout is for the results."""
+    """Connect to the cluster. Ray's messages about dead nodes are hidden, because stdout is for the results."""
     ray = _connect(address)
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         try:
@@ -284,7 +284,7 @@ def _connect(address: str) -> Any:
 
 
 def _describe_token() -> str:
-    """Where the refused token came from. The token itself must not appear in a log."""
+    """Say where the refused token came from. The token itself must not appear in a log."""
     if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         return "a connection without a token"
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
@@ -319,11 +319,11 @@ def _require_access(address: str) -> None:
 def _silent_stderr() -> Iterator[None]:
     """Hide what Ray's native code prints, which bypasses `sys.stderr`."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    stderr = os.dup(2)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)

@@ -26,7 +26,7 @@ from fedskew.results.ranking import METRICS
 
 FORMAT = 1
 _DIGITS = 5
-"""Decimal digits of an accuracy. They suffice, as test sets have about ten thousand samples."""
+"""Decimal digits of an accuracy. They suffice, because test sets have about ten thousand samples."""
 
 
 FINAL_SCORES = tuple(name for name, metric in METRICS.items() if metric.score is not None)
@@ -48,9 +48,10 @@ class Record:
         circumstances: Mapping[str, Any],
         scores: Scores | None = None,
     ) -> Record:
-        """Summarise a run. `experiment` is its identity; `circumstances` are where, when and how it ran.
+        """Summarise a run.
 
-        `scores` are the final model's, if the run is finished.
+        `experiment` is its identity. `circumstances` say where, when and how it ran. `scores` are those of the final
+        model, if the run is finished.
         """
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:
@@ -124,7 +125,7 @@ class Record:
         return self._points("worst_class")
 
     def value_after(self, measure: str, rounds: int) -> float | None:
-        """A measure such as `macro_f1` at the last evaluation up to `rounds`. None if the record lacks it.
+        """Return a measure such as `macro_f1` at the last evaluation up to `rounds`. None if the record lacks it.
 
         Scores such as AUROC are known only after the last round, and older records lack some measures.
         """
@@ -137,7 +138,7 @@ class Record:
         return None if math.isnan(value) else value
 
     def mean_of_last(self, measure: str) -> float:
-        """Mean of a measure such as `macro_f1` over the last rounds (`mean_last`), or the final value of a score."""
+        """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds, or the final score."""
         if measure in FINAL_SCORES:
             return float(self.content[measure])
         return mean_of_last(self._points(measure), self.config.mean_last).accuracy
@@ -151,7 +152,7 @@ class Record:
 
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
-        """(computation so far, accuracy of the worst class) at every evaluation. Includes the experts' computation."""
+        """Pairs of the computation so far, including that of experts, and the worst class's accuracy."""
         return list(zip(self.content["compute"], self.content["worst_class"], strict=True))
 
     @property
@@ -207,16 +208,16 @@ def _domains(evaluated: Sequence[RoundRow]) -> dict[str, list[float | None]]:
 
 def _compute(rows: Sequence[RoundRow]) -> list[float]:
     """Computation up to each evaluation of the global model."""
-    total, at = 0.0, []
+    total, totals = 0.0, []
     for row in rows:
         total += row.compute
         if row.is_evaluated:
-            at.append(total)
-    return at
+            totals.append(total)
+    return totals
 
 
 def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
-    """Rounds, computation, sample visits and the method's own counts per stage."""
+    """Sum rounds, computation, sample visits and the method's counts per stage."""
     stages: dict[str, dict[str, float]] = {}
     for row in rows:
         if row.round == 0:
@@ -280,9 +281,10 @@ class RecordsFile:
         line = json.dumps(record.content, separators=(",", ":"), allow_nan=False)
         with reporting_os_errors("write", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            torn = self.path.exists() and not self.path.read_bytes().endswith(b"\n") and self.path.stat().st_size
+            content = self.path.read_bytes() if self.path.exists() else b""
+            has_incomplete_line = content != b"" and not content.endswith(b"\n")
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(("\n" if torn else "") + line + "\n")
+                file.write(("\n" if has_incomplete_line else "") + line + "\n")
 
     def _records(self) -> Iterator[Record]:
         with reporting_os_errors("read", self.path):
@@ -303,7 +305,7 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment. If an experiment has several, the longest is used, and of equally long ones the latest.
+    """Records by experiment. If an experiment has several, the longest is used, or the latest of equally long ones.
 
     Only records with local evaluation (`eval_local`) serve a job that requests it.
     """
@@ -325,7 +327,7 @@ class Records:
         return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
-        """Like `get`, but for a method with stages, a record with fewer rounds is also considered."""
+        """Return the record of the job's experiment. For a method with stages, also accept one with fewer rounds."""
         if (found := self.get(job)) or not has_stages(job.config):
             return found
         rounds_needed = job.config.rounds

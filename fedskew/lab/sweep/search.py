@@ -10,8 +10,8 @@ Points are scored on a part of the training data, never on the test set:
       local_epochs: {low: 1, high: 10}
     validation: 0.2
 
-A list is a choice; `low` and `high` are a range, of whole numbers if both are whole. The validation part is cut from
-the training data before the split. A journal of JSON lines keeps all trials.
+A list is a choice. `low` and `high` are a range, of whole numbers if both are whole. The validation part is taken from
+the training data before they are split. A journal of JSON lines keeps all trials.
 """
 
 from __future__ import annotations
@@ -52,21 +52,24 @@ class Search:
     space: Mapping[str, Any]
     seeds: Sequence[int]
     validation: float
+    """The fraction of the training data on which points are scored."""
     metric: RankingMetric = METRICS[DEFAULT_METRIC]
-    """What points are scored by."""
+    """The metric by which points are scored."""
 
     @property
     def name(self) -> str:
-        """Identifies the search; it changes if new trials could not be compared with old ones."""
+        """A hash that identifies the search. It changes if new trials could not be compared with old ones."""
         base = {key: value for key, value in self.base.to_mapping().items() if key not in _NOT_SCORED}
-        judged = [base, self.space, list(self.seeds), self.validation]
+        identity = [base, self.space, list(self.seeds), self.validation]
         if self.metric.name != DEFAULT_METRIC:
-            judged.append(self.metric.name)
-        return hashlib.sha256(json.dumps(judged, sort_keys=True, default=str).encode()).hexdigest()[:12]
+            identity.append(self.metric.name)
+        return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
-        """The runs that score a point, one per seed. Points that differ only in rounds or evaluation are different
-        points, too."""
+        """Make the runs that score a point, one per seed.
+
+        Their tag distinguishes points that differ only in keys such as `rounds`, which do not identify an experiment.
+        """
         tag = ",".join(f"{key}={value}" for key, value in values.items() if key in NON_IDENTIFYING_KEYS)
         return [
             Job(
@@ -79,7 +82,7 @@ class Search:
         ]
 
     def final_jobs(self, found: BestPoint) -> list[Job]:
-        """The best point on all training data, tested on the test set."""
+        """Make the runs that train the best point on all training data and evaluate it on the test set."""
         jobs = self.jobs(found.number, found.values)
         return [replace(job, label=f"best, {job.label}", validation=None) for job in jobs]
 
@@ -94,15 +97,16 @@ def read_search(
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of keys to values, one of them 'search'")
     keys = dict(content)
-    space, listed, part = keys.pop("search", None), keys.pop("seeds", 1), keys.pop("validation", _VALIDATION)
+    space, listed_seeds = keys.pop("search", None), keys.pop("seeds", 1)
+    validation = keys.pop("validation", _VALIDATION)
     try:
         if not isinstance(space, Mapping) or not space:
             raise UserError(
                 "no search; expected a mapping such as search: {method.mu: {low: 0.001, high: 1, log: true}}"
             )
         base = with_values(Config.from_mapping(keys), values)
-        number = integer(1)("seeds", listed if seeds is None else seeds)
-        fraction = real(above=0, below=1)("validation", part)
+        number = integer(1)("seeds", listed_seeds if seeds is None else seeds)
+        fraction = real(above=0, below=1)("validation", validation)
         search = Search(base, dict(space), range(base.seed, base.seed + number), fraction, metric)
         _check(search)
     except UserError as error:
@@ -135,19 +139,19 @@ def _first_value(key: str, values: Any) -> Any:
 
 @dataclass(frozen=True)
 class BestPoint:
-    """The best point."""
+    """The best point of a search."""
 
     number: int
     """The trial's number, as in the labels of its runs."""
     values: dict[str, Any]
     score: float
-    """What trials are selected by: see `mean_score`."""
+    """The score by which trials are selected: see `mean_score`."""
     trials: int
     failed: int
 
 
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
-    """Try points until there are `trials`, including those in the folder's journal; return the best."""
+    """Try points, `at_once` at a time, until the folder's journal has `trials` of them. Return the best."""
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
@@ -161,10 +165,10 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
         points = [_point(trial, search.space) for trial in new]
         outcomes = run([job for t, p in zip(new, points, strict=True) for job in search.jobs(t.number, p)])
         for trial, point in zip(new, points, strict=True):
-            ended = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
-            if not any(outcome.status == "stopped" for outcome in ended):
+            by_seed = [outcomes[job.identity] for job in search.jobs(trial.number, point)]
+            if not any(outcome.status == "stopped" for outcome in by_seed):
                 trial.set_user_attr("values", point)
-                score = _score(ended, search.metric)
+                score = _score(by_seed, search.metric)
                 study.tell(trial, score, optuna.trial.TrialState.FAIL if score is None else None)
         if any(outcome.status == "stopped" for outcome in outcomes.values()):
             break
@@ -181,10 +185,10 @@ def _best(study: Any, optuna: Any, metric: RankingMetric) -> BestPoint:
 
 
 def _point(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _suggested(trial, key, values) for key, values in space.items()}
+    return {key: _suggest(trial, key, values) for key, values in space.items()}
 
 
-def _suggested(trial: Any, key: str, values: Any) -> Any:
+def _suggest(trial: Any, key: str, values: Any) -> Any:
     if isinstance(values, list):
         return values[trial.suggest_categorical(key, list(range(len(values))))]
     low, high, log = values["low"], values["high"], bool(values.get("log"))
@@ -194,14 +198,14 @@ def _suggested(trial: Any, key: str, values: Any) -> Any:
 
 
 def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
-    """The value of a trial; None if a run failed or its model gives no finite value."""
+    """Return the score of a trial. None if a run failed or has no finite score."""
     finished = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
     records = [record for record in finished if measured_name(metric) in record.content]
     return mean_score(records, metric) if len(records) == len(outcomes) else None
 
 
 def mean_score(records: Sequence[Record], metric: RankingMetric) -> float:
-    """Mean over seeds of the mean of the last rounds (`mean_last`), because single rounds vary."""
+    """Return the mean over the seeds and over the last `mean_last` rounds, because single rounds vary."""
     return fmean(record.mean_of_last(measured_name(metric)) for record in records)
 
 

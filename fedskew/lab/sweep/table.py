@@ -18,12 +18,13 @@ from fedskew.results.comparison import SCORE_KEYS
 from fedskew.results.ranking import RankingMetric
 
 Line = dict[str, Any]
+"""A row of the table, by column."""
 
 
-def line(place: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
+def line(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
     """Make the row of a run, up to `rounds` if the record is longer."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
-    return {**place, "status": status, **measured}
+    return {**grid_values, "status": status, **measured}
 
 
 _MEASURED = (
@@ -45,12 +46,12 @@ def _measured(record: Record, rounds: int) -> Line:
     return dict(zip(_MEASURED, values, strict=True))
 
 
-Place = tuple[str, ...]
-"""The values of the grid's keys, as the table shows them."""
+GridValues = tuple[str, ...]
+"""The values of the grid's keys, as the table shows them. They identify a point of the grid."""
 
 
 _FEDERATION = ("data", "partition", "clients_per_round")
-"""Keys that define the task. Accuracies on different federations are not compared."""
+"""Keys that define the federation. Accuracies on different federations are not compared."""
 
 
 def grid_keys(lines: Sequence[Line]) -> list[str]:
@@ -59,13 +60,13 @@ def grid_keys(lines: Sequence[Line]) -> list[str]:
     return names[: names.index("seed")]
 
 
-def by_place(lines: Sequence[Line]) -> dict[Place, list[Line]]:
+def by_point(lines: Sequence[Line]) -> dict[GridValues, list[Line]]:
     """Group the runs by point of the grid. Each group has one run per seed."""
     keys = grid_keys(lines)
-    places: dict[Place, list[Line]] = {}
+    points: dict[GridValues, list[Line]] = {}
     for row in lines:
-        places.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
-    return places
+        points.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
+    return points
 
 
 def measured_name(metric: RankingMetric) -> str:
@@ -73,26 +74,27 @@ def measured_name(metric: RankingMetric) -> str:
     return metric.name.replace("-", "_")
 
 
-def best_places(lines: Sequence[Line], metric: RankingMetric) -> set[Place]:
-    """The point with the best mean over its seeds on each federation, if at least two compete there.
+def best_points(lines: Sequence[Line], metric: RankingMetric) -> set[GridValues]:
+    """Return the point with the best mean over its seeds on each federation, if at least two points compete there.
 
     Points with missing runs, and reference bounds, do not compete.
     """
     keys = grid_keys(lines)
     task = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
-    means: dict[Place, dict[Place, float]] = {}
-    for place, rows in by_place(lines).items():
+    means: dict[GridValues, dict[GridValues, float]] = {}
+    for grid_values, rows in by_point(lines).items():
         if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
-            means.setdefault(tuple(place[i] for i in task), {})[place] = metric.sign * _mean(place, rows, metric)
-    return {max(found, key=lambda place: found[place]) for found in means.values() if len(found) > 1}
+            merit = metric.sign * _mean(grid_values, rows, metric)
+            means.setdefault(tuple(grid_values[i] for i in task), {})[grid_values] = merit
+    return {max(found, key=lambda grid_values: found[grid_values]) for found in means.values() if len(found) > 1}
 
 
-def _mean(place: Place, rows: Sequence[Line], metric: RankingMetric) -> float:
+def _mean(grid_values: GridValues, rows: Sequence[Line], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
-        at = ", ".join(place)
+        point = ", ".join(grid_values)
         raise UserError(
-            f"{at} has no {metric.label}: {_reason_for_gap(metric)}, or repeat the sweep with another --out"
+            f"{point} has no {metric.label}: {_reason_for_gap(metric)}, or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
 
@@ -115,7 +117,7 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
 
 
 def write_parquet(lines: Sequence[Line], path: Path) -> bool:
-    """Write a Parquet file. Returns False if pyarrow is not installed."""
+    """Write a Parquet file. Return False if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -51,7 +51,7 @@ def test_counts_of_a_published_setting_find_it(
     rule: str, params: dict[str, object], classes: int, label: str, known: list[KnownSetting]
 ) -> None:
     closest = nearest(Skew(counts(rule, classes, **params)), known)[0]
-    assert closest.near
+    assert closest.is_near
     assert label in closest.setting.label
 
 

@@ -45,7 +45,7 @@ SETTINGS_OF_FEDVLS = {
 @pytest.mark.parametrize("with_variants", [False, True], ids=["as-printed", "variants"])
 def test_every_cell_is_a_run(paper: str, table: str, with_variants: bool) -> None:
     for variant in protocol(paper).variants if with_variants else [None]:
-        for cell in {(*c.place, c.method): c for c in table_cells(paper, table)}.values():
+        for cell in {(*c.setting, c.method): c for c in table_cells(paper, table)}.values():
             assert why_not_runnable(cell) is None, cell
             made = make_job(cell, 0, CellChoice(variant=variant))
             config = made.config

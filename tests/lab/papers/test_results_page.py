@@ -102,7 +102,7 @@ def record_of(cell: Cell, accuracy: float, seed: int = 0) -> Record:
 @pytest.mark.parametrize("methods", [{"FedLMD"}, {"FedLMD", "FedAvg"}])
 def test_a_run_alone_stands_in_the_first_of_its_tables(tmp_path: Path, methods: set[str]) -> None:
     cells = table_cells("fedlmd", "table3")
-    wanted = [c for c in cells if c.place == ("cifar10", "dirichlet:0.5", "") and c.metric == "best"]
+    wanted = [c for c in cells if c.setting == ("cifar10", "dirichlet:0.5", "") and c.metric == "best"]
     for cell in wanted:
         if cell.method in methods:
             RecordsFile(tmp_path / "fedlmd.jsonl").append(record_of(cell, 0.7))
@@ -114,20 +114,20 @@ def test_a_run_alone_stands_in_the_first_of_its_tables(tmp_path: Path, methods: 
 
 def test_a_map_of_federations_with_other_methods_each_would_compare_nothing() -> None:
     cells = [cell for cell in table_cells("fedskew", "map") if cell.dataset == "cifar10"]
-    here, there, *_ = {cell.place: None for cell in cells}
+    here, there, *_ = {cell.setting: None for cell in cells}
     ran = {here: {"FedAvg", "FedVLS"}, there: {"FedAvg", "MOON"}}
-    records = [record_of(cell, 0.5) for cell in cells if cell.method in ran.get(cell.place, ())]
+    records = [record_of(cell, 0.5) for cell in cells if cell.method in ran.get(cell.setting, ())]
     assert federation_results(Records(records), [0]) == []
 
 
 def test_the_map_compares_methods_over_the_seeds_that_all_of_them_have() -> None:
     cells = [cell for cell in table_cells("fedskew", "map") if cell.dataset == "cifar10"]
-    place = cells[0].place
+    place = cells[0].setting
     accuracy = {"FedAvg": [0.5, 0.7, None], "FedVLS": [0.6, 0.9, 0.1]}
     records = [
         record_of(cell, value, seed)
         for cell in cells
-        if cell.place == place and cell.method in accuracy
+        if cell.setting == place and cell.method in accuracy
         for seed, value in enumerate(accuracy[cell.method])
         if value is not None
     ]

@@ -30,7 +30,7 @@ def grid(tmp_path: Path) -> Path:
 
 def test_every_combination_is_a_run_and_seeds_vary_slowest(grid: Path) -> None:
     points = read_grid(grid, {}).points()
-    assert [tuple(point.place.values()) for point in points][:5] == [
+    assert [tuple(point.grid_values.values()) for point in points][:5] == [
         ("fedavg", 0.1, 0), ("fedavg", 0.5, 0), ("fedvls(distill_weight=0.5)", 0.1, 0),
         ("fedvls(distill_weight=0.5)", 0.5, 0), ("fedavg", 0.1, 1),
     ]  # fmt: skip

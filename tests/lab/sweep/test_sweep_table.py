@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.table import Line, best_places
+from fedskew.lab.sweep.table import Line, best_points
 from fedskew.results.ranking import find_metric
 
 
@@ -15,7 +15,7 @@ def line(method: str, **measured: float | None) -> Line:
 
 def test_the_best_by_auroc() -> None:
     lines = [line("fedavg", auroc=0.7), line("fedprox", auroc=0.8)]
-    assert best_places(lines, find_metric("auroc")) == {("fedprox",)}
+    assert best_points(lines, find_metric("auroc")) == {("fedprox",)}
 
 
 @pytest.mark.parametrize(
@@ -31,4 +31,4 @@ def test_the_best_by_auroc() -> None:
 def test_a_missing_value_is_one_line_with_the_possible_reasons(metric: str, reason: str) -> None:
     lines = [line("fedavg", auroc=0.7, balanced_accuracy=0.6), line("fedprox", auroc=None, balanced_accuracy=None)]
     with pytest.raises(UserError, match=reason):
-        best_places(lines, find_metric(metric))
+        best_points(lines, find_metric(metric))
