@@ -1,4 +1,4 @@
-"""`fedskew pretrain`: train a model on all data in one place, as a start for federated runs."""
+"""`fedskew pretrain`: train a model centrally, on all data, as a start for federated runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEFAULTS = {"batch_size": 128, "weight_decay": 5e-4}
 _HELP = {
     "batch_size": "batch size (default: 128)",
     "lr": "learning rate in the first epoch (default: 0.05)",
-    "lr_decay": "factor applied to the learning rate after every epoch (default: 0.01 of the first rate at the end)",
+    "lr_decay": "factor applied to the learning rate after every epoch (default: the last rate is 0.01 of the first)",
     "weight_decay": "weight decay (default: 0.0005)",
     "eval_every": "test every N epochs (default: 1)",
     "optimizer": "optimiser: sgd, nesterov, adam or adamw (default: sgd)",
@@ -56,7 +56,7 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Train a model on all data in one place, and write its weights for --init. Repeat the command to resume."""
+    """Train a model centrally, on all data, and write its weights for --init. Repeat the command to resume."""
     from fedskew.cli.running import Observers, run_one
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.config.values import integer

@@ -1,8 +1,8 @@
-"""Train only the head (`train: head`): the initial encoder computes every sample's features once.
+"""Train only the head (`train: head`). The initial encoder computes every sample's features once.
 
-The server then works on the features as if they were the data, and on a model that is only the head. So every method
-and engine trains the head, at the cost of a linear model. The result is the same as training with a frozen encoder in
-eval mode, where BatchNorm uses its running statistics. The final model has the encoder and the trained head.
+The server then works as if the features were the data and the head were the whole model. So every method and engine can
+train the head, at the cost of a linear model. The result is the same as training with a frozen encoder in eval mode,
+where BatchNorm uses its running statistics. The final model has the encoder and the trained head.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class HeadServer(Server):
     saves_whole_model = True
 
     def __init__(self, federation: Federation, method: Method, model: Classifier, config: Config) -> None:
-        self._whole = model
-        known = replace(federation, dataset=feature_dataset(federation.dataset, model, config))
-        super().__init__(known, method, head_model(model), config)
+        self._whole_model = model
+        with_features = replace(federation, dataset=feature_dataset(federation.dataset, model, config))
+        super().__init__(with_features, method, head_model(model), config)
 
     def module(self, state: RunState) -> nn.Module:
         return self._with_encoder(super().module(state))
@@ -44,9 +44,9 @@ class HeadServer(Server):
     def _with_encoder(self, trained: nn.Module) -> Classifier:
         assert isinstance(trained, Classifier)
         weight = next(trained.parameters())
-        whole = copy.deepcopy(self._whole).to(weight.device, weight.dtype).eval()
-        whole.head = trained.head
-        return whole
+        model = copy.deepcopy(self._whole_model).to(weight.device, weight.dtype).eval()
+        model.head = trained.head
+        return model
 
 
 def head_model(model: Classifier) -> Classifier:
@@ -60,8 +60,8 @@ def feature_dataset(dataset: Dataset, model: Classifier, config: Config) -> Data
     The last result is kept, because the runs of a comparison often share data and encoder.
     """
     _, weights, precision = key = (dataset, _encoder_weights(model), config.precision)
-    for (known, its_weights, its_precision), found in _LAST:
-        if known is dataset and precision == its_precision and _are_equal(weights, its_weights):
+    for (last_dataset, last_weights, last_precision), found in _LAST:
+        if last_dataset is dataset and last_precision == precision and _are_equal(weights, last_weights):
             return found
     with arithmetic(config.precision):
         found = _compute(dataset, model, config)
@@ -71,18 +71,19 @@ def feature_dataset(dataset: Dataset, model: Classifier, config: Config) -> Data
 
 _Weights = dict[str, torch.Tensor]
 _LAST: list[tuple[tuple[Dataset, _Weights, str], Dataset]] = []
+"""The last dataset, encoder weights and precision, and the dataset of features that was computed from them."""
 
 
 def _encoder_weights(model: Classifier) -> _Weights:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.encoder.state_dict().items()}
 
 
-def _are_equal(some: _Weights, others: _Weights) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(tensor, others[name]) for name, tensor in some.items())
+def _are_equal(one: _Weights, other: _Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 def _compute(dataset: Dataset, model: Classifier, config: Config) -> Dataset:
-    dtype, _ = number_format(config.precision)  # without autocast: one pass is cheap, and its rounding would stay
+    dtype, _ = number_format(config.precision)  # autocast is not used, because its rounding would stay in the features
     device = choose_device(config.device)
     network = Network(model, dtype).to(device)
 

@@ -1,8 +1,8 @@
-"""The weights of a centrally trained model, with a card: what `fedskew pretrain` writes and `--init` reads.
+"""The weights of a centrally trained model, and a card about them. `fedskew pretrain` writes them, `--init` reads them.
 
 weights.safetensors  the weights, named as in the model's state_dict
 weights.json         the card as JSON: data, classes, epochs, accuracy, command, digest
-README.md            the same for readers
+README.md            the card as text
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FINAL_LR = 0.01
 """The learning rate of the last epoch, relative to the first, if `lr_decay` is not set."""
 
 
-def central_training(config: Config, epochs: int, keep_lr_decay: bool) -> Config:
+def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Config:
     """Return the configuration that trains the model on all data: one client, one epoch per round."""
     values: dict[str, Any] = {
         "partition": {"rule": "iid", "clients": 1},
@@ -32,13 +32,13 @@ def central_training(config: Config, epochs: int, keep_lr_decay: bool) -> Config
         "local_epochs": 1,
         "clients_per_round": None,
     }
-    if not keep_lr_decay:
+    if not keeps_lr_decay:
         values["lr_decay"] = _FINAL_LR ** (1 / epochs)
     return with_values(config, values)
 
 
 def write_pretrained(run: Result, folder: Path) -> dict[str, Any]:
-    """Write the weights of a finished run and their card into `folder`. Returns the card."""
+    """Write the weights of a finished run and their card into `folder`. Return the card."""
     path = folder / WEIGHTS
     write_tensors(path, own_module(run.model).state_dict(), {"classes": run.classes})
     with reporting_os_errors("read", path):
@@ -71,8 +71,8 @@ def _card(run: Result, digest: str) -> dict[str, Any]:
 
 
 def _readme(card: dict[str, Any]) -> str:
-    data, classes, changed = card["data"]["name"], card["classes"], card["augment"]
-    augmented = f" with augmentation {', '.join(changed)}" if changed else ""
+    data, classes, augment = card["data"]["name"], card["classes"], card["augment"]
+    augmented = f" with augmentation {', '.join(augment)}" if augment else ""
     shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
     return f"""# {card["model"]} pretrained on {data}
 

@@ -107,7 +107,7 @@ def test_a_misspelt_metric_gets_the_nearest_one() -> None:
 
 def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> None:
     older = [*runs[:1], replace(runs[1], scores=None)]
-    with pytest.raises(UserError, match=r"runs/fedvls-0 cannot be ranked by auroc: .*older versions"):
+    with pytest.raises(UserError, match=r"runs/fedvls-0 cannot be ranked by auroc: .*older version"):
         compare_runs(older, rank_by="auroc")
     with pytest.raises(UserError, match="AUROC is computed when a run is finished"):
         compare_runs([replace(older[1], finished=False)], rank_by="auroc")

@@ -1,6 +1,6 @@
-"""Whole commands on a GPU, from the start of the process to its end: what a user waits for.
+"""Whole commands on a GPU, timed from the start of the process to its end, as a user waits for them.
 
-The work: 10 of 100 clients per round, 600 images of 28×28 per client, 5 local epochs in batches of 50, and the CNN.
+In each round, 10 of 100 clients train the CNN on 600 images of 28×28 each, for 5 local epochs in batches of 50.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUND
 SWEEP = COMPARE.replace("compare", "sweep")
 
 FIRST_ROUND = 8.0
-"""Most seconds of a first round after the imports, if no kernel was compiled on this machine before."""
+"""The most seconds of a first round after the imports, if no kernel was compiled on this machine before."""
 SECOND_TIME = 3.0
-"""Most seconds of a first round after the imports, if the same command has run before."""
+"""The most seconds of a first round after the imports, if the same command has run before."""
 FLOAT32_ROUND = 0.070
-"""Most seconds of a round in float32."""
+"""The most seconds of a round in float32."""
 
 
 def whole_runs(device: str) -> tuple[Command, ...]:
-    """The commands, in an order in which each finds the kernels that earlier ones compiled."""
+    """List the commands. Each finds the kernels that earlier ones compiled, unless its caches are empty."""
     run = ("run", *_WORK.split(), "--method", "fedavg", "--device", device)
     one = (*run, "--rounds", "1", "--precision", "bf16", "--out", "run")
     many = (*run, "--rounds", str(ROUNDS), "--out", "run")
