@@ -4,8 +4,10 @@ import sys
 from types import ModuleType
 
 from fedskew.methods import (  # noqa: F401
+    afl,
     balancefl,
     bounds,
+    fed3r,
     fedavg,
     fedavgm,
     fedcm,
@@ -23,6 +25,7 @@ from fedskew.methods import (  # noqa: F401
     fedlf,
     fedlmd,
     fedmr,
+    fedncm,
     fednova,
     fedntd,
     fedopt,

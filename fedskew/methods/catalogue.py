@@ -43,6 +43,11 @@ class Entry:
         return any(issubclass(part, Schedule) and part.stands_alone for part in self.parts)
 
     @property
+    def trains_clients(self) -> bool:
+        """Whether clients train. Otherwise, they only send sums, and nothing can be combined with the method."""
+        return all(part.trains_clients for part in self.parts if issubclass(part, Schedule))
+
+    @property
     def reveals(self) -> str:
         """What the server learns about a client's labels, besides what updates can reveal (`UPDATES_REVEAL`)."""
         learned = [item for part in self.parts if part.reveals != "nothing" for item in part.reveals.split(", ")]

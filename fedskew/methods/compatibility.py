@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fedskew.methods.catalogue import KINDS, METHODS, Entry
 
-BOUND = "bound"
+BOUND, CLOSED_FORM = "bound", "head in closed form"
 _ORDER = [name for _, name in KINDS]
 
 
@@ -15,6 +15,8 @@ def kind(entry: Entry) -> str:
     """Name the parts that the method sets, such as `objective and server rule`."""
     if entry.stands_alone:
         return BOUND
+    if not entry.trains_clients:
+        return CLOSED_FORM
     return " and ".join(sorted(set(entry.kinds), key=_ORDER.index)) or "nothing"
 
 
@@ -22,6 +24,8 @@ def clash(first: str, second: str) -> str:
     """Explain why methods of these two kinds do not combine. Return an empty string if they do."""
     if BOUND in (first, second):
         return "bounds do not combine"
+    if CLOSED_FORM in (first, second):
+        return "nobody trains"
     both = _slots(first) & _slots(second)
     return f"both set the {' and the '.join(sorted(both))}" if both else ""
 
@@ -33,9 +37,9 @@ def _slots(kind: str) -> set[str]:
     return {"objective" if part == "stages" else part for part in kind.split(" and ")}
 
 
-def _sort_key(kind: str) -> tuple[bool, int, int, str]:
-    """Sort kinds that set one part first and bounds last."""
-    return kind == BOUND, kind.count(" and "), _ORDER.index(kind) if kind in _ORDER else -1, kind
+def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
+    """Sort kinds that set one part first, heads in closed form after those that train, and bounds last."""
+    return kind == BOUND, kind == CLOSED_FORM, kind.count(" and "), _ORDER.index(kind) if kind in _ORDER else -1, kind
 
 
 def markdown_tables() -> str:

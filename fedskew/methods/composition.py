@@ -148,6 +148,11 @@ def _check_bounds_stand_alone(entries: list[Entry], name: str) -> None:
                 f"{entry.name!r} is a reference bound, not a federated method, and combines with nothing; "
                 f"expected {entry.name!r} alone instead of {name!r}"
             )
+        if not entry.trains_clients and len(entries) > 1:
+            raise UserError(
+                f"{entry.name!r} computes the head without training, so it combines with nothing; "
+                f"expected {entry.name!r} alone instead of {name!r}"
+            )
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:

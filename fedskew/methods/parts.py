@@ -58,7 +58,17 @@ Mode = Literal["eval", "train"]
 """The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
 is on."""
 
-Reveals = Literal["nothing", "label skew", "label presence", "label counts", "label presence, prototypes", "all labels"]
+Reveals = Literal[
+    "nothing",
+    "label skew",
+    "label presence",
+    "label counts",
+    "label presence, prototypes",
+    "label counts, prototypes",
+    "label presence, prototypes, feature covariance",
+    "label counts, prototypes, feature covariance",
+    "all labels",
+]
 """What the server can learn about a client's labels from what a part sends."""
 
 

@@ -59,8 +59,10 @@ class Stage:
     clients have, drawn from the samples of all clients. `alone`: each client continues its own model, without
     averaging, and the clients' models are evaluated.
     """
+    everyone: bool = False
+    """All clients take part in every round, whatever `clients_per_round` is."""
     local_epochs: int | None = None
-    """Overrides the run's `local_epochs`."""
+    """Overrides the run's `local_epochs`. With 0, clients train nothing: they only run their passes over the data."""
     local_batches: int | None = None
     """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples."""
     average: Literal["samples", "uniform"] | None = None
@@ -86,6 +88,8 @@ class Schedule(Part):
     """As in `Objective`, for the objectives of all stages."""
     stands_alone: ClassVar[bool] = False
     """Whether no solver, server rule or regulariser can be combined with it."""
+    trains_clients: ClassVar[bool] = True
+    """Whether clients train. If they only send sums of their data, no other part can be combined with it."""
     trains_encoders: ClassVar[bool] = False
     """Whether it makes no sense if only the head is trained."""
 

@@ -29,7 +29,7 @@ def disagreement(
         assert this.engine.notices == []
         assert all(row.diverged == [] for row in rows)
         states.append(state)
-        losses.append([row.loss for row in rows])
+        losses.append([row.loss or 0.0 for row in rows])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3, abs=1e-5)
     assert difference_of_moves(this.start(), *states) < 0.05  # small steps would hide in large weights
     return distance(*states)

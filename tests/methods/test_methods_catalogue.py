@@ -61,6 +61,13 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "distance of the label distribution (one number)": lambda model, classes: 8,
     "change of Fisher information (the size of two models)": lambda model, classes: 2 * model,
     "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; flags
+    "sum of the features and number of samples per class, once": lambda model, classes: model,
+    "Gram matrix of the features and sum of the features per class, once": lambda model, classes: (
+        model + 8 * (model // classes // 8) ** 2
+    ),
+    "least-squares head and Gram matrix of the features, once": lambda model, classes: (
+        model - 8 * classes + 8 * (model // classes // 8 - 1) ** 2
+    ),
     "label counts once": lambda model, classes: 0,  # the same
     "all its samples": lambda model, classes: 0,  # not part of a round, either: there is no client
     "class-to-class mean probabilities once": lambda model, classes: 0,  # not part of a round: see the survey
@@ -97,6 +104,9 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
         "label_presence": "label presence",
         "prototypes": "label presence, prototypes",
         "label_distance": "label skew",
+        "class_counts": "label counts, prototypes",
+        "gram": "label counts, prototypes, feature covariance",
+        "regularised_gram": "label presence, prototypes, feature covariance",
     }
     sent = next((told[key] for key in uplinks if key in told), "nothing")
     learned = "all labels" if pooled else "label counts" if surveyed else sent

@@ -45,6 +45,7 @@ KINDS = {
     "server state that clients receive": "mofedsam",
     "stages, a survey and experts": "pkd",
     "stages that concatenate encoders": "fedconcat",
+    "one round without training, and an opening pass for the server rule": "afl",
     "pooled data": "centralised",
     "models that stay with their clients": "local-only",
 }

@@ -93,7 +93,11 @@ class RoundPlanner:
     def _local_training(self, stage: Stage, start: ServerModel) -> LocalTraining:
         config = self._config
         return LocalTraining(
-            epochs=1 if stage.local_batches else stage.local_epochs or config.local_epochs,
+            epochs=1
+            if stage.local_batches
+            else config.local_epochs
+            if stage.local_epochs is None
+            else stage.local_epochs,
             batch_size=config.batch_size,
             lr=config.lr * config.lr_decay**start.rounds,
             momentum=config.momentum,

@@ -143,6 +143,7 @@ class RoundRecord:
         finite, visits = report.finite, result.visits
         has_traffic = stage.cohort == "clients"  # clients that train alone, or pooled data, send nothing
         weights = visits[finite] + 1e-9  # a mean needs a positive sum, even if no client had a sample
+        has_loss = finite.any() and plan.work.local.epochs
         return RoundRow(
             round=after.round,
             stage=stage.name,
@@ -150,7 +151,7 @@ class RoundRecord:
             model_round=plan.start.rounds + 1,
             clients=[] if stage.cohort == "pooled" else plan.clients.tolist(),
             lr=plan.work.local.lr,
-            loss=float(np.average(report.loss[finite], weights=weights)) if finite.any() else None,
+            loss=float(np.average(report.loss[finite], weights=weights)) if has_loss else None,
             diverged=plan.clients[~finite].tolist(),
             visits=int(visits.sum()),
             tally=report.tally,

@@ -67,7 +67,7 @@ class ClientSampler:
         return self._restricted[labels]
 
     def _draw(self, stage: Stage, model_round: int, federation: Federation) -> IntArray:
-        eligible, per_round = federation.populated, self._config.clients_per_round
+        eligible, per_round = federation.populated, None if stage.everyone else self._config.clients_per_round
         if stage.clients is not None:
             in_stage = np.isin(eligible, stage.clients)
             per_round = None if per_round is None else max(1, round(per_round * in_stage.sum() / len(eligible)))

@@ -1,0 +1,68 @@
+"""Heads in closed form: every client sends sums of its features once, and the server computes the head from them.
+
+The encoder does not change and nobody trains, so one round with all clients is enough. The sums of all clients are the
+sums of the whole data, whichever client has which sample. Sums are computed in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.losses import IGNORE, class_masks
+from fedskew.methods.fedavg import CrossEntropy
+from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates, expect_linear_head
+from fedskew.methods.stages import Notes, Schedule, Stage
+
+
+@dataclass(frozen=True)
+class OnePass(Schedule):
+    """One round in which all clients send sums of their features. Nobody trains."""
+
+    trains_clients = False
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
+        return [Stage("closed form", 1, CrossEntropy(), everyone=True, local_epochs=0)]
+
+
+@dataclass(frozen=True)
+class ClosedFormHead(ServerRule):
+    """A server rule that computes the head from the clients' sums. `solve` is the maths."""
+
+    extra_compute = "1 forward of each sample per round"
+    multi_label = False
+    with_ones: ClassVar[bool] = False
+    """Whether features get a last column of ones, whose weight is the bias."""
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        expect_linear_head("a closed-form head", params, classes)
+
+    def features(self, seen: Seen) -> Tensor:
+        """Return the batch's features in float64. Rows of padding are zero."""
+        features = seen.out.known_features.flatten(1).double()
+        if self.with_ones:
+            features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+        return torch.where((seen.y != IGNORE).unsqueeze(-1), features, 0.0)
+
+    def class_sums(self, seen: Seen, client: Client) -> Tensor:
+        """Return the sum of the batch's features per class: [C, d]."""
+        members = class_masks(seen.y, len(client.label_counts)).double()
+        return members.T @ self.features(seen)
+
+    def gram(self, seen: Seen) -> Tensor:
+        """Return the sum of the products z·zᵀ of the batch's features: [d, d]."""
+        features = self.features(seen)
+        return features.T @ features
+
+    def solve(self, uplink: Tensors) -> tuple[Tensor, Tensor]:
+        """Return the head's weight [C, d] and bias [C], from what all clients sent."""
+        raise NotImplementedError
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        weight, bias = self.solve(updates.uplink)
+        head = {"head.weight": weight, "head.bias": bias}
+        return {name: head[name].to(old) if name in head else old for name, old in sent.items()}, state

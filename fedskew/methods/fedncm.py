@@ -1,0 +1,59 @@
+"""FedNCM: the head's rows are the class means of the features of all clients.
+
+Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023.
+
+    client   s_c = Σ_{i: y_i = c} z_i,  n_c
+    server   μ_c = Σ_k s_c^k / Σ_k n_c^k,   head: w_c = μ_c/‖μ_c‖, b = 0
+
+z are the features of the initial model, so it should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest for the
+class whose mean has the smallest angle to z. `distance: euclidean` chooses the mean with the smallest distance instead:
+w_c = μ_c, b_c = −‖μ_c‖²/2.
+
+Sent to the server: the sum of the features and the number of samples of each class, once.
+Extra compute: one forward pass of each sample, and no training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedskew.methods.catalogue import register
+from fedskew.methods.feature_sums import ClosedFormHead, OnePass
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
+
+
+@dataclass(frozen=True)
+class ClassMeanHead(ClosedFormHead):
+    """FedNCM's server: the class means of all clients' features become the head's rows."""
+
+    distance: Literal["cosine", "euclidean"] = "cosine"
+    """How the nearest mean is found. The published code normalises the rows, which is `cosine`."""
+
+    sends = "sum of the features and number of samples per class, once"
+    reveals: ClassVar[Reveals] = "label counts, prototypes"
+
+    def opening(self, seen: Seen, client: Client) -> Tensors:
+        return {"class_sums": self.class_sums(seen, client)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
+        return {"class_sums": client.opening["class_sums"], "class_counts": client.label_counts}
+
+    def solve(self, uplink: Tensors) -> tuple[Tensor, Tensor]:
+        counts = uplink["class_counts"].sum(dim=0).double()
+        means = uplink["class_sums"].sum(dim=0) / counts.clamp(min=1).unsqueeze(-1)
+        if self.distance == "cosine":
+            return torch.nn.functional.normalize(means), torch.zeros_like(counts)
+        return means, -means.square().sum(dim=-1) / 2
+
+
+register(
+    "fedncm",
+    parts=(OnePass, ClassMeanHead),
+    paper="Legate et al., NeurIPS 2023",
+    summary="The head's rows are the class means of all clients' features: one round, no training.",
+    document=__doc__,
+)
