@@ -50,6 +50,14 @@ def _config(method: str) -> Config:
     return with_values(Config(), {"method": method})
 
 
+def test_what_class_weights_reveal_is_limited() -> None:
+    config = with_values(Config(), {"method": "fedavg", "class_weights": "counts"})
+    Policy(reveals=("label counts",)).require_run(config)
+    Policy(reveals=()).require_run(replace(config, class_weights="balanced"))
+    with pytest.raises(UserError, match=r"fedavg\+class_weights=counts reveals label counts; this site allows nothing"):
+        Policy(reveals=()).require_run(config)
+
+
 def test_what_a_method_reveals_is_limited() -> None:
     Policy(reveals=()).require_run(_config("fedvls"))
     Policy(reveals=("label counts",)).require_run(_config("pkd"))

@@ -15,6 +15,7 @@ from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
+from fedskew.flower.disclosure import disclosures
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
@@ -37,7 +38,15 @@ def split(data: Path) -> Federation:
     return federation(str(data), Dirichlet(beta=0.2, clients=3), seed=1)
 
 
-def sent_by(method: str, folder: Path, data: Path, split: Federation, rounds: int = 1, **own: object) -> list[Sent]:
+def sent_by(
+    method: str,
+    folder: Path,
+    data: Path,
+    split: Federation,
+    rounds: int = 1,
+    changed: dict[str, object] | None = None,
+    **own: object,
+) -> list[Sent]:
     config = with_values(
         Config(),
         {
@@ -47,6 +56,7 @@ def sent_by(method: str, folder: Path, data: Path, split: Federation, rounds: in
             "device": "cpu",
             "batch_size": 20,
             "partition.clients": 3,
+            **(changed or {}),
         },
     )
     here = case(folder, split, data, config, **own)
@@ -93,6 +103,42 @@ def test_feddisco_sends_one_number_about_the_labels(data: Path, split: Federatio
             shares = split.label_counts[client] / split.label_counts[client].sum()
             apart = sum(p * np.log(p * len(shares)) for p in shares if p > 0)
             assert {name: float(t) for name, t in beside.items()} == {"uplink/label_distance": pytest.approx(1 + apart)}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"class_weights": "balanced"}, {"class_weights": {str(c): 2.0 for c in range(10)}, "batches": "balanced"}],
+)
+def test_weights_of_a_site_stay_there(
+    changed: dict[str, object], data: Path, split: Federation, tmp_path: Path
+) -> None:
+    for message in sent_by("fedavg", tmp_path, data, split, changed=changed):
+        assert not _holds(message, split.label_counts[int(message.site.removeprefix("site-"))])
+        if message.kind == "train":
+            assert {name.partition("/")[0] for name in from_bytes(message.payload)} <= _MODEL
+
+
+def test_weights_from_the_federations_counts_send_them_in_every_round_and_the_app_says_so(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = {"class_weights": "counts"}
+    messages = [m for m in sent_by("fedavg", tmp_path, data, split, rounds=2, changed=config) if m.kind == "train"]
+    assert len(messages) == 6
+    for message in messages:
+        sent = from_bytes(message.payload)["uplink/weight_counts"].tolist()
+        assert sent == split.label_counts[int(message.site.removeprefix("site-"))].tolist()
+    contract = Contract.from_dataset(split.dataset)
+    settings = FederationSettings(sites=("a", "b", "c"))
+    lines = {
+        value: disclosures(settings, contract, with_values(Config(), {"method": "fedavg", "class_weights": value}))
+        for value in (None, "balanced", "counts")
+    }
+    assert lines[None] == lines["balanced"]
+    assert "fedavg+class_weights=counts sends: model, sample count, label counts and the mean" in lines["counts"][0]
+    assert any(line.endswith("the server learns about its labels: label counts") for line in lines["counts"])
+
+
+_MODEL = {"trained:params", "trained:buffers"}
 
 
 @pytest.mark.parametrize("method", ["pkd", "fedconcat"])
