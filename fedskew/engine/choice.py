@@ -22,15 +22,15 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 400_000
-"""With at least this many steps times layers, compiling pays off. It takes half a minute, and it saves less than 0.1 ms
-per step and layer, because the costly operations have kernels of their own."""
+"""Compiling pays off if a run has at least this many steps times layers. It takes half a minute. It saves less than
+0.1 ms per step and layer, because the costly operations already have their own kernels."""
 _WORTH_STACKING = 4
-"""With at least this many clients per worker process, it is faster to train them stacked than one after another."""
+"""If a worker process has at least this many clients, it trains them faster stacked than one after another."""
 _LARGE_ATTENTION = 1e6
 """With at least this many multiplications per sample, a CPU trains a model with attention faster client by client.
 
-`python benchmarks/attention.py` measures it: with fewer multiplications, stacked took 0.8 to 0.9 times as long as
-plain; with more, 0.9 to 2.1 times (docs/speed.md).
+`python benchmarks/attention.py` measured this. With fewer multiplications, stacked took 0.8 to 0.9 times as long as
+plain. With more, it took 0.9 to 2.1 times as long (docs/speed.md).
 """
 SHORT_RUN = 30.0
 """The estimated seconds below which starting worker processes does not pay off."""
@@ -38,7 +38,10 @@ ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 
 
 def choose_devices(name: str) -> tuple[torch.device, ...]:
-    """Return the devices of a run. `auto` is a GPU if there is one, `cuda:all` is every GPU, a list names several."""
+    """Return the devices of a run.
+
+    `auto` is a GPU if there is one, and `cuda:all` is every GPU. Several devices are separated by commas.
+    """
     available = torch.cuda.device_count()
     if name == "auto":
         return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
@@ -82,15 +85,15 @@ def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
 
 @contextlib.contextmanager
 def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
-    """Set GPU arithmetic for a precision: TF32 for `tf32` and for the float32 part of `bf16`, else full float32.
+    """Set GPU arithmetic within a `with` block: TF32 for `tf32` and the float32 part of `bf16`, else full float32.
 
     Deterministic convolutions let a resumed run end with the same bits as an uninterrupted one. Without them, cuDNN
     chooses the fastest algorithms by trial.
     """
-    allowed = precision in ("tf32", "bf16")
+    allows_tf32 = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
     before = products.allow_tf32, cudnn.allow_tf32, cudnn.deterministic, cudnn.benchmark
-    products.allow_tf32, cudnn.allow_tf32 = allowed, allowed
+    products.allow_tf32, cudnn.allow_tf32 = allows_tf32, allows_tf32
     cudnn.deterministic, cudnn.benchmark = deterministic, not deterministic
     try:
         yield
@@ -101,10 +104,9 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
     """Resolve `auto`: `stacked` on a GPU, and the fastest engine in one process for a short run on a CPU.
 
-    `sample` is one input of the model.
-
-    A long run on a CPU (by the estimate `seconds`) keeps `auto` in its configuration. `cpu_engine`
-    resolves it at the start, because that choice depends on the machine, and the run may be resumed on another one.
+    `sample` is one input of the model, and `seconds` is the estimated duration of the run. A long run on a CPU keeps
+    `auto` in its configuration. `cpu_engine` resolves it at each start, because that choice depends on the machine, and
+    the run may be resumed on another machine.
     """
     if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
         raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")
@@ -127,15 +129,15 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
     as the fastest engine, for all models of `fedskew bench` (docs/speed.md).
     """
     workers = min(usable_cores(), clients)
-    # If torch has a GPU, a process that has computed a gradient cannot fork one that computes gradients.
+    # If torch has a GPU, a process that has computed a gradient cannot fork another that computes gradients.
     if sys.platform != "linux" or workers < 2 or torch.cuda.is_available():
         return single_process_engine(model, sample)
-    stacks = clients // workers >= _WORTH_STACKING and _is_faster_stacked(model, sample)
-    return "pool-stacked" if stacks else "pool"
+    is_stacked = clients // workers >= _WORTH_STACKING and _is_faster_stacked(model, sample)
+    return "pool-stacked" if is_stacked else "pool"
 
 
 def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether a CPU trains clients faster if they are stacked: not with convolutions or large attention."""
+    """Return whether a CPU trains clients faster if they are stacked. Convolutions and large attention are slower."""
     if any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules()):
         return False
     return not _has_attention(model, sample) or multiplications(model, sample) < _LARGE_ATTENTION
@@ -143,7 +145,7 @@ def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
 
 @torch.no_grad()
 def _has_attention(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether the model multiplies activations with each other, as attention does in any library."""
+    """Return whether the model multiplies activations with each other, as every implementation of attention does."""
     with _Operations() as operations:
         copy.deepcopy(model).to(sample.device).eval()(sample)
     return any(word in name for name in operations.names for word in _ATTENTION)
@@ -172,8 +174,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def worth_compiling(compile_steps: str, steps: float, model: nn.Module) -> bool:
     """Return whether to compile the stacked step of a run with `steps` consecutive local steps.
 
-    `auto` follows a rule instead of a measurement, because a repeated run must make the same choice: otherwise the last
-    bits of its results differ.
+    `auto` follows a rule instead of a measurement. A repeated run must make the same choice, or the last bits of its
+    results differ.
     """
     if compile_steps != "auto":
         return compile_steps == "always"

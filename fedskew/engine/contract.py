@@ -34,7 +34,7 @@ PassKind = Literal["opening", "closing"]
 """The passes over a client's data: before its local training and after it."""
 
 OPENING = "opening"
-"""Key prefix of the opening pass's sums within a client's state."""
+"""Key prefix of the sums of the opening pass within a client's state."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class RoundWork:
 
     @property
     def members(self) -> list[Part]:
-        """The parts, with composed parts split into their members."""
+        """The parts, with a composed part (such as a regularised objective) split into its members."""
         return [member for part in self.parts for member in part.members]
 
     def needs_pass(self, when: PassKind) -> bool:
@@ -111,7 +111,8 @@ class RoundWork:
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
         """Return what the method may know about one client.
 
-        `state` may also hold the sums of the client's opening pass, under `OPENING`. They become `Client.opening`.
+        `state` may also hold the sums of the client's opening pass, with the prefix `OPENING`. They become
+        `Client.opening`.
         """
         kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
         return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
@@ -179,7 +180,7 @@ class Engine(Protocol):
 
     name: str
     notices: list[str]
-    """One line for each way in which the engine deviates from what the user chose."""
+    """Lines for the user, one for each way in which the engine deviates from what the user chose."""
 
     def train(self, work: RoundWork) -> RoundResult:
         """Train the round's clients."""
@@ -195,7 +196,7 @@ class Engine(Protocol):
 
 
 def same_parts(parts: Sequence[Part], others: Sequence[Part]) -> bool:
-    """Return whether the parts are pairwise equal."""
+    """Return whether both sequences have equal parts in the same order."""
     return len(parts) == len(others) and all(map(_same_part, parts, others))
 
 

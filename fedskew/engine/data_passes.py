@@ -25,7 +25,7 @@ from fedskew.randomness import fold
 from fedskew.task import task_for
 
 _CLIENTS_AT_A_TIME = 16
-"""The number of clients in one opening pass, enough to keep a device busy."""
+"""How many clients run their opening pass together. They are enough to keep a device busy."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,9 @@ class DataPass:
         return self.when == "closing" and any(m.needs_gradient for m in self.work.members)
 
     def sample_keys(self, client_key: Tensor, rows: Tensor) -> Tensor:
-        """Return a random key per sample, which does not depend on its batch."""
-        return fold(fold(client_key, {"opening": 0x09E2, "closing": 0xC105}[self.when]), rows)
+        """Return a random key per sample, which does not depend on the sample's batch."""
+        constant = {"opening": 0x09E2, "closing": 0xC105}[self.when]  # any two constants that no other key uses
+        return fold(fold(client_key, constant), rows)
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:
         """Call the parts' hooks on one client's batch. A batch of only padding gives zeros."""
@@ -73,7 +74,7 @@ def client_sums(
 
 
 def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return the rows and labels of a batch. An empty batch becomes two rows of padding, so that sums have a shape."""
+    """Return the rows and labels of a batch. An empty batch becomes two rows of padding, which give sums of zeros."""
     if len(indices):
         rows = torch.from_numpy(indices).to(data.y.device)
         return rows, data.y[rows]
@@ -81,13 +82,14 @@ def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor,
     return rows, torch.full((2, *data.y.shape[1:]), IGNORE, device=data.y.device)
 
 
-def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, gradient: bool) -> tuple[Outputs, Tensors]:
-    with torch.set_grad_enabled(gradient):
-        leaves = {name: p.detach().requires_grad_(gradient) for name, p in model.params.items()}
+def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, with_gradient: bool) -> tuple[Outputs, Tensors]:
+    """Return the model's outputs and, if requested, the gradient of the batch's loss."""
+    with torch.set_grad_enabled(with_gradient):
+        leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in model.params.items()}
         out = network.forward(leaves, model.buffers, x, "eval")
         features = None if out.features is None else out.features.detach().contiguous()
         seen = Outputs(out.logits.detach(), features)
-        if not gradient:
+        if not with_gradient:
             return seen, {}
         loss = task_for(y).loss(out.logits, y)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -107,7 +109,7 @@ class ClientStack:
 
 @torch.no_grad()
 def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, stack: ClientStack) -> Tensors:
-    """Run the clients' passes, one batch of each at a time, and return the sums. Missing batches are padding."""
+    """Run the clients' passes together, batch by batch, and return the sums. Missing batches are padding."""
     device = data.y.device
     keys = torch.tensor([plan.client_key for plan in stack.plans], device=device)
     batches = _padded([plan.pass_batches for plan in stack.plans])
@@ -180,13 +182,14 @@ def _inputs(network: Network, data: DeviceSamples, rows: Tensor) -> Tensor:
 
 
 def _forward_stacked(
-    network: Network, stack: ClientStack, x: Tensor, y: Tensor, valid: Tensor, keys: Tensor, gradient: bool
+    network: Network, stack: ClientStack, x: Tensor, y: Tensor, valid: Tensor, keys: Tensor, with_gradient: bool
 ) -> tuple[Tensors, Tensors]:
-    with torch.set_grad_enabled(gradient):
-        leaves = {name: p.detach().requires_grad_(gradient) for name, p in stack.params.items()}
+    """Return all clients' outputs and, if requested, the gradients of their batches' losses."""
+    with torch.set_grad_enabled(with_gradient):
+        leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in stack.params.items()}
         out, _ = network.forward_stacked(leaves, stack.buffers, x, valid, "eval", keys)
         seen = {kind: t.detach() for kind, t in out.tensors().items()}
-        if not gradient:
+        if not with_gradient:
             return seen, {}
         losses = torch.func.vmap(task_for(y[0]).loss)(out.logits, y)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)

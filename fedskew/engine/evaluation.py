@@ -1,4 +1,4 @@
-"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, and PKD's survey."""
+"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, and the survey that PKD uses."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from fedskew.engine.stacked.layouts import RowLayout
 from fedskew.methods.stages import Survey
 
 _BATCH = 1000
+"""The maximum number of samples per batch."""
 
 
 class Tested(NamedTuple):
@@ -46,7 +47,10 @@ class Evaluator:
         return self.begin(model, labels)().confusion
 
     def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], Tested]:
-        """Start an evaluation and return a function that waits for it. On a GPU it runs in parallel with other work."""
+        """Start an evaluation and return a function that waits for the result.
+
+        On a GPU, the evaluation runs in parallel with other work.
+        """
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._capture(model):
             stream = stream_for("testing", device)
@@ -84,11 +88,11 @@ class Evaluator:
             sizes = [len(part) for part in _parts(torch.arange(len(self._data)))]
             self._memory = _memory(layouts, model, self._data)
             try:
-                made = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
+                by_size = {size: self._program(layouts, size) for size in dict.fromkeys(sizes)}
             except RuntimeError:  # the model synchronises with the device, or memory is short: use no graphs
                 torch.cuda.synchronize()
-                made = {}
-            self._programs = [made[size] for size in sizes] if made else []
+                by_size = {}
+            self._programs = [by_size[size] for size in sizes] if by_size else []
         return bool(self._programs)
 
     def _program(self, layouts: tuple[RowLayout, RowLayout], size: int) -> Callable[[], None]:
@@ -140,7 +144,7 @@ class _Batch:
     def __call__(self, memory: Memory) -> None:
         data, progress = self.data.with_tensors(memory["data"]), memory["progress"]
         rows = progress["first"] + torch.arange(self.size, device=data.y.device)
-        rows = rows % len(data)  # the warm-up runs before a capture advance `first`, too
+        rows = rows % len(data)  # warm-up runs before a capture may advance `first` beyond the end
         params, buffers = (
             {n: t[0] for n, t in layout.views(memory[kind]).items()}
             for layout, kind in zip(self.layouts, ("params", "buffers"), strict=True)
@@ -182,7 +186,7 @@ def _test(network: Network, model: ModelState, data: DeviceSamples, labels: Sequ
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
     """Return the mean prediction per true class, in one pass over all clients' samples.
 
-    In a real federation, each client would send its own sums and counts, which add up to the same totals.
+    In a real federation, each client sends its own sums and counts, which add up to the same totals.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)

@@ -1,4 +1,4 @@
-"""Local optimisers: how a client's descent direction becomes a step. Every engine uses the same ones.
+"""Local optimisers turn a client's descent direction into a step. Every engine uses the same ones.
 
 They take the same steps as those of `torch.optim`. Their state is zero at the start of a client's round. Tensors belong
 to one client, or to a stack of clients along a leading axis. Stacked clients may be at different local steps.
@@ -51,9 +51,10 @@ class LocalOptimiser(ABC):
         lr: float | Tensor,
         use_kernel: bool = False,
     ) -> None:
-        """Change parameters and state in place. On a GPU, `lr` is a tensor, whose value a captured step reads anew.
+        """Change parameters and state in place.
 
-        `use_kernel` allows the kernel, which a compiler cannot combine with other operations.
+        On a GPU, `lr` is a tensor, because a captured step reads its current value at each replay. `use_kernel` allows
+        the kernel, which a compiler cannot fuse with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:
@@ -142,10 +143,10 @@ class Adam(LocalOptimiser):
                 g = g + self.weight_decay * p
             first.mul_(self.momentum).add_(g, alpha=1 - self.momentum)
             second.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-            denominator = (second / self._bias(self.beta2, steps, p)).sqrt_().add_(self.eps)
-            p.sub_(lr * (first / self._bias(self.momentum, steps, p)) / denominator)
+            denominator = (second / self._bias_correction(self.beta2, steps, p)).sqrt_().add_(self.eps)
+            p.sub_(lr * (first / self._bias_correction(self.momentum, steps, p)) / denominator)
 
-    def _bias(self, beta: float, steps: Tensor, like: Tensor) -> Tensor:
+    def _bias_correction(self, beta: float, steps: Tensor, like: Tensor) -> Tensor:
         """Return 1 − βᵗ for each client after t steps, which corrects a moment that started at zero."""
         bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, because β₂ᵗ is close to 1
         return bias.view(bias.shape + (1,) * (like.dim() - bias.dim()))
@@ -166,5 +167,8 @@ OPTIMISERS: dict[str, Callable[[float, float], LocalOptimiser]] = {
     "adam": Adam,
     "adamw": lambda momentum, weight_decay: Adam(momentum, weight_decay, decoupled=True),
 }
-"""Functions that make an optimiser from momentum and weight decay. The key `optimizer` in `experiment/config/keys.py`
-repeats the names, because the command line's help must not import torch."""
+"""Functions that make an optimiser from momentum and weight decay.
+
+`experiment/config/keys.py` repeats the names for the key `optimizer`, because the command line's help must not import
+torch.
+"""

@@ -66,7 +66,8 @@ class PlainEngine(Engine):
 
 
 _STAGED_NUMBERS = 1 << 19
-"""Input values prepared at a time: few enough for the processor's cache, but enough to outweigh the calls' cost."""
+"""How many input values are prepared at a time. They fit in the processor's cache, but outweigh the cost of the calls.
+"""
 
 
 class _ClientTraining:
@@ -159,7 +160,7 @@ class _ClientTraining:
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     def _check_step(self, direction: object, recorded: list[tuple[Tensor, Tensors]]) -> None:
-        """Check what the hooks of the first step returned. Raises `UserError`."""
+        """Raise `UserError` if a hook of the first step returned something wrong."""
         if not recorded:
             raise without_gradient_call(self._work.solver)
         if not same_form(direction, self.params):
@@ -169,7 +170,7 @@ class _ClientTraining:
         self._checked = True
 
     def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
-        """Return the function with which the objective changes the features, if it has one."""
+        """Return the function with which the objective changes the features, or None if it does not change them."""
         objective = self._work.objective
         if not uses_hook(objective, "perturbed"):
             return None

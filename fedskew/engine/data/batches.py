@@ -17,7 +17,7 @@ from fedskew.randomness import fold, integer_key, permutation
 
 @dataclass(frozen=True)
 class RoundKey:
-    """The key of a round's randomness: the run's seed, which model is trained (`model_number`), and its round."""
+    """The key of a round's randomness: the run's seed, the number of the model that is trained, and its round."""
 
     seed: int
     model: int
@@ -26,10 +26,10 @@ class RoundKey:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One client's batches of a round, in order.
+    """One client's batches in a round, in order.
 
-    Their number and lengths are known from the start. Their samples are drawn epoch by epoch when they are needed, so a
-    device can start with the first batches while the host draws the next.
+    The number and lengths of the batches are known from the start. Their samples are drawn epoch by epoch when they are
+    needed. So a device can start with the first batches while the host draws the next.
     """
 
     samples: npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ class BatchPlan:
 
     @property
     def pass_batches(self) -> npt.NDArray[np.int64]:
-        """[batches, width]: every sample once, for passes besides the training. −1 is padding.
+        """[batches, width]: every sample once, for the opening and closing passes. −1 is padding.
 
         A client with too few samples for a batch has one batch of padding.
         """
@@ -161,7 +161,7 @@ def plan_batches(
     key: RoundKey,
     labels: npt.NDArray[np.int64] | None = None,
 ) -> BatchPlan:
-    """Plan a client's batches: in each epoch, its samples are shuffled and cut into batches. The last may be short.
+    """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
     the samples' `labels`, the batches are balanced: an epoch has as many batches, and every class equally often.
@@ -184,17 +184,17 @@ def half_targets(y: Tensor, half: Half | None, axis: int = 0) -> Tensor:
     """
     if half is None:
         return y
-    second = torch.arange(y.shape[axis], device=y.device) % 2 == 1
-    inside = padded_targets(y, (second if half == "second" else ~second).expand(y.shape[: axis + 1]))
+    in_second = torch.arange(y.shape[axis], device=y.device) % 2 == 1
+    inside = padded_targets(y, (in_second if half == "second" else ~in_second).expand(y.shape[: axis + 1]))
     has_samples = (inside != IGNORE).flatten(axis).any(dim=-1)
     return torch.where(has_samples.view(*has_samples.shape, *(1,) * (y.dim() - axis)), inside, y)
 
 
 def companion_key(key: Tensor) -> Tensor:
     """Return the key of a frozen model's dropout masks, which differ from the trained model's."""
-    return fold(key, 0x7EAC)
+    return fold(key, 0x7EAC)  # any constant that no other key uses
 
 
 def perturbation_key(key: Tensor) -> Tensor:
     """Return the key with which an objective changes the features. It is independent of all dropout masks."""
-    return fold(key, 0xFEA7)
+    return fold(key, 0xFEA7)  # any constant that no other key uses

@@ -1,7 +1,7 @@
-"""Tensors on a device: a dataset that stays there, and copies that neither host nor device waits for.
+"""Tensors on a device: a dataset that stays on it, and copies that neither host nor device waits for.
 
-A dataset is stored raw, then gathered, augmented and normalised batch by batch. A copy from or to ordinary host memory
-makes the host wait until the device has finished its earlier work. A copy from or to pinned memory does not.
+A dataset is stored raw. Its batches are gathered, augmented and normalised one by one. A copy from or to ordinary host
+memory makes the host wait until the device has finished its earlier work. A copy from or to pinned memory does not.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class DeviceSamples:
         return self._augmentation is None or self._augmentation.moves_pixels_only
 
     def tensors(self) -> Tensors:
-        """Return the tensors that a program over static memory reads."""
+        """Return the stored tensors by name, for a program that reads them from static memory."""
         return {"x": self.x, "y": self.y}
 
     def with_tensors(self, tensors: Tensors) -> DeviceSamples:
@@ -88,7 +88,7 @@ class DeviceSamples:
         return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
-        """Return a few inputs to test a model on, always the same ones, so that a resumed run gets the same answers."""
+        """Return a few inputs to test a model on. They are always the same, so a resumed run gets the same answers."""
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds a large last index up
 
@@ -140,7 +140,7 @@ def all_to_device(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device)
 
 
 class Fetch:
-    """Tensors that are being copied to the host. `read` waits for them, but not for work that started later."""
+    """A copy of tensors to the host that is under way. `read` waits for it, but not for work that started later."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Start to copy tensors from a GPU through pinned memory. Tensors on the host are not copied."""
@@ -183,7 +183,7 @@ def on_host(tensors: Tensors) -> Tensors:
 
 @cache
 def stream_for(purpose: str, device: torch.device) -> torch.cuda.Stream:  # noqa: ARG001 - the key of the cache
-    """Return the stream for a purpose, always the same one.
+    """Return the stream for a purpose. It is always the same one.
 
     Programs captured in one stream share a cuBLAS workspace, so programs that run in parallel need different streams.
     """

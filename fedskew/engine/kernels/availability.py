@@ -18,10 +18,10 @@ def _triton_is_installed() -> bool:
 
 
 def supported(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernels can process these tensors: on CUDA, or anywhere in Triton's interpreter."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    reachable = x.device == weight.device and (x.device.type == "cuda" or interpreted)
-    return reachable and x.dtype in _FORMATS and weight.dtype in _FORMATS and _triton_is_installed()
+    """Return whether the kernels can process these tensors: on CUDA, or on any device in Triton's interpreter."""
+    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    is_reachable = x.device == weight.device and (x.device.type == "cuda" or is_interpreted)
+    return is_reachable and x.dtype in _FORMATS and weight.dtype in _FORMATS and _triton_is_installed()
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
@@ -31,5 +31,5 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def tf32_allowed() -> bool:
-    """Return whether a float32 convolution may use TF32, as with cuDNN."""
+    """Return whether a float32 convolution may use TF32. The setting is that of cuDNN."""
     return bool(torch.backends.cudnn.allow_tf32)

@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients over their valid rows, with the activation that follows it.
 
-It is bound by memory: both the forward and the backward pass read the images twice, and only the images are kept in
-between. The operations take and return contiguous images [K, B, H, W, C]. Sums are computed in two stages of a fixed
-order, so that results have the same bits each time.
+Memory limits its speed: both the forward and the backward pass read the images twice. Between the two passes, only the
+images and their statistics are kept. The operations take and return contiguous images [K, B, H, W, C]. Sums are
+computed in two stages of a fixed order, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -70,13 +70,14 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """Return a tiling with two 16-byte loads in flight per thread. Backwards, one is of the images' gradient.
+    """Return a tiling with two 16-byte loads in flight per thread. Backwards, one loads the result's gradient.
 
     There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
     backwards. Each program has at least two blocks of rows.
     """
     block_channels = _channel_block(clients, channels)
-    block_rows = 8 * 32 * (16 if backwards else 32) // dtype.itemsize // block_channels
+    threads = 8 * 32  # of 8 warps
+    block_rows = threads * (16 if backwards else 32) // dtype.itemsize // block_channels
     programs = _MULTIPROCESSORS * (3 if backwards else 4)
     splits = min(
         blocks(rows, 2 * block_rows), max(1, programs // (clients * blocks(channels, block_channels))), _MAX_SPLITS
@@ -95,9 +96,9 @@ def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
 
 
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor [K, C] with contiguous rows, and their stride.
+    """Return a tensor [K, C] with contiguous rows, and the stride between them.
 
-    If the tensor is missing, the images stand in for it. The program does not read them as such.
+    If the tensor is missing, return the images, because a program needs some pointer. It does not read them as values.
     """
     if values is None:
         return x, 0
@@ -212,7 +213,7 @@ class SavedForBackward:
 
 
 def launch_gradient_sums(grad: Tensor, saved: SavedForBackward, tiling: Tiling) -> Tensor:
-    """Return sums of the gradient, and of its product with the normalised images: [splits, K, 2, C]."""
+    """Return the sums of the gradient and of its product with the normalised images: [splits, K, 2, C]."""
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
     x = saved.x
@@ -261,7 +262,7 @@ def launch_input_gradient(
 # -- operations --------------------------------------------------------------------------------------------
 
 
-def _rule(x: Tensor, *, backwards: bool) -> Tiling:
+def _tiling_for(x: Tensor, *, backwards: bool) -> Tiling:
     clients, samples, h, w, channels = x.shape
     return tiling(clients, samples * h * w, channels, x.dtype, backwards=backwards)
 
@@ -272,8 +273,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, mean and variance."""
     x = x.contiguous()
-    rule = _rule(x, backwards=False)
-    return launch_normalisation(x, weight, bias, launch_statistics(x, valid, rule), eps, activation, rule)
+    cut = _tiling_for(x, backwards=False)
+    return launch_normalisation(x, weight, bias, launch_statistics(x, valid, cut), eps, activation, cut)
 
 
 @operation("stacked_batch_norm_gradient")
@@ -290,9 +291,9 @@ def _gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of images, weight and bias."""
     grad, x = grad.contiguous(), x.contiguous()
-    rule = _rule(x, backwards=True)
+    cut = _tiling_for(x, backwards=True)
     saved = SavedForBackward(x, weight, bias, valid, mean.contiguous(), var.contiguous(), eps, activation)
-    return launch_input_gradient(grad, saved, launch_gradient_sums(grad, saved, rule), rule)
+    return launch_input_gradient(grad, saved, launch_gradient_sums(grad, saved, cut), cut)
 
 
 @_forward.register_fake
@@ -323,7 +324,7 @@ def _(
     return x.new_empty(x.shape), mean.new_empty(mean.shape), var.new_empty(var.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, ctx.eps, ctx.activation = inputs
     ctx.save_for_backward(*tensors, *output[1:])
     ctx.set_materialize_grads(False)
@@ -336,4 +337,4 @@ def _backward(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None,
     return *(g.to(t.dtype) if needed else None for g, t, needed in gradients), None, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_keep)
+_forward.register_autograd(_backward, setup_context=_save_for_backward)

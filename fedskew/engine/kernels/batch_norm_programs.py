@@ -1,14 +1,15 @@
 # mypy: ignore-errors
-"""The Triton programs of BatchNorm: each processes one block of a client's channels for one split of its rows.
+"""The Triton programs of BatchNorm. Each processes one block of a client's channels for one split of its rows.
 
 A row is a pixel of a sample. Images [K, rows, C], partial results [splits, K, 2, C], counts [splits, K] and statistics
 [K, C] are contiguous. Weight and bias [K, C] may have any stride between clients. `valid` is [K, samples]. Both passes
 over the images are split the same way. In the second pass, each program first combines the results of all splits for
-its channels, which saves a launch. It runs backwards, because the last values read are still in the cache.
+its channels, which saves a launch. The second pass reads the rows in reverse order, because the last values of the
+first pass are still in the cache.
 
-Names in capitals are compiled in. Sizes are not, because each would need a compilation per layer. C is `groups` times
-ALIGNED, the number of values that one load may take. `do_not_specialize` keeps Triton from compiling once more for
-sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
+Parameters in capitals are compiled in. Sizes are not, because every layer would then need a compilation. C is `groups`
+times ALIGNED. ALIGNED is the number of values that one load may take. `do_not_specialize` keeps Triton from compiling
+again for sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
 """
 
 import triton

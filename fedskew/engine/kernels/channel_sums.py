@@ -1,4 +1,4 @@
-"""Sums of images over samples and pixels: the gradient of a convolution's bias."""
+"""Sums of images over samples and pixels, for the gradient of a convolution's bias."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def channel_sums(images: Tensor) -> Tensor:
 
 
 def _cut(images: Tensor) -> tuple[int, int, int]:
-    """Return a block's rows and channels, and the splits of the rows. Each thread has two 16-byte loads in flight."""
+    """Return the rows and channels of a block, and the number of splits. A thread has two 16-byte loads in flight."""
     clients, samples, h, w, channels = images.shape
     block_channels = power_of_two(16, 64, channels)
     block_rows = 4 * 32 * 32 // images.dtype.itemsize // block_channels

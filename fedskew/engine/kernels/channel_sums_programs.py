@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton program of sums over a client's rows (samples × pixels): images [K, rows, C], sums [splits, K, C]."""
+"""The Triton program that sums images [K, rows, C] to [splits, K, C]. A row is a pixel of a sample."""
 
 import triton
 import triton.language as tl

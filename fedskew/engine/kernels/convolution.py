@@ -1,7 +1,7 @@
-"""Dense convolution of stacked clients: an implicit matrix product per client.
+"""Dense convolution of stacked clients, computed as one implicit matrix product per client.
 
 The operations take and return contiguous images [K, B, H, W, C], so that their strides are right under `make_fx` and
-`torch.compile`. Block sizes follow from shapes, never from timings, so that results have the same bits each time.
+`torch.compile`. Block sizes depend on shapes, never on timings, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedskew.engine.kernels.weights import packed_weights, summed_gradient
 def stacked_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """`F.conv2d` of each client: images [K, B, C, H, W], weights [K, O, C, kh, kw], biases [K, O].
+    """Apply `F.conv2d` to each client's images [K, B, C, H, W], with weights [K, O, C, kh, kw] and biases [K, O].
 
     The result is in channels-last memory, which is also the best layout for the images.
     """
@@ -36,7 +36,7 @@ def stacked_conv2d(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel is divided into programs, and how many resources of the GPU each takes."""
+    """How a kernel is divided into programs, and how many of the GPU's resources each program takes."""
 
     pixels: int
     channels: int
@@ -57,7 +57,7 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    """Return how blocks are multiplied. Float32 without TF32 takes three TF32 products, which are nearly as exact."""
+    """Return how blocks are multiplied. For float32 without TF32, three TF32 products are nearly as exact."""
     return "tf32" if tf32 or dtype != torch.float32 else "tf32x3"
 
 
@@ -86,55 +86,53 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
     block_channels = power_of_two(16, 128, columns)
-    short = dtype != torch.float32
-    in_tap = next((d for d in (64 if short else 32, 32, 16) if channels % d == 0), None)
+    is_16_bit = dtype != torch.float32
+    in_tap = next((d for d in (64 if is_16_bit else 32, 32, 16) if channels % d == 0), None)
     if in_tap is not None:
-        many = block_channels == 128 or short
-        return Tiling(
-            128, block_channels, in_tap, warps=8 if many else 4, stages=2 if short and block_channels < 128 else 3
-        )
-    depth = power_of_two(32, 128, taps * channels) if channels == 4 and short else 32
+        warps = 8 if block_channels == 128 or is_16_bit else 4
+        return Tiling(128, block_channels, in_tap, warps, stages=2 if is_16_bit and block_channels < 128 else 3)
+    depth = power_of_two(32, 128, taps * channels) if channels == 4 and is_16_bit else 32
     return Tiling(128, block_channels, depth, warps=8 if block_channels == 128 else 4, stages=2)
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
     """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
 
-    Channels that do not fill a vector are loaded one by one. Then there are fewer pixels at once, to avoid spilling
-    registers. Float32 blocks are smaller, because they are multiplied in parts.
+    Channels that do not fill a vector are loaded one by one. A block then has fewer pixels, because registers would
+    spill otherwise. Float32 blocks are smaller, because they are multiplied in parts.
     """
-    single = dtype == torch.float32
-    depth = power_of_two(16, 64 if single and shape.c % 16 == 0 else 128, shape.depth)
-    block_channels = power_of_two(16, 64 if single else 128, shape.o)
-    pixels = 64 if shape.c % (16 if single else 8) == 0 else 32
+    is_float32 = dtype == torch.float32
+    depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)
+    block_channels = power_of_two(16, 64 if is_float32 else 128, shape.o)
+    pixels = 64 if shape.c % (16 if is_float32 else 8) == 0 else 32
     programs = clients * blocks(shape.depth, depth) * blocks(shape.o, block_channels)
-    most = max(1, samples * shape.ho * shape.wo // (8 * pixels))
-    splits = min(most, _even_splits(programs))
+    max_splits = max(1, samples * shape.ho * shape.wo // (8 * pixels))
+    splits = min(max_splits, _even_splits(programs))
     warps = 8 if depth * block_channels == 128 * 128 else 4
-    return Tiling(pixels, block_channels, depth, warps, stages=2 if single and pixels == 64 else 3, splits=splits)
+    return Tiling(pixels, block_channels, depth, warps, stages=2 if is_float32 and pixels == 64 else 3, splits=splits)
 
 
 def _even_splits(programs: int) -> int:
-    """Return how often to split each program, so that every multiprocessor gets the same number, two to four."""
+    """Return how often to split each program. The multiprocessors should get equal numbers, from two to four."""
     choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
 
-    def busy(splits: int) -> float:
+    def busy_share(splits: int) -> float:
         total = programs * splits
         return total / (blocks(total, _MULTIPROCESSORS) * _MULTIPROCESSORS)
 
-    return next((splits for splits in choices if busy(splits) >= 0.9), max(choices, key=busy))
+    return next((splits for splits in choices if busy_share(splits) >= 0.9), max(choices, key=busy_share))
 
 
 # -- launches ----------------------------------------------------------------------------------------------
 
 
-def _fixed(shape: Geometry) -> bool:
-    """Return whether to compile the sizes in. Narrow layers get faster, and networks have few such shapes."""
+def _has_fixed_sizes(shape: Geometry) -> bool:
+    """Return whether to compile the sizes in. This makes narrow layers faster, and networks have few such shapes."""
     return min(shape.c, shape.o) < 128
 
 
 def _shifts(shape: Geometry) -> bool:
-    return shape.shifts and not _fixed(shape)
+    return shape.shifts and not _has_fixed_sizes(shape)
 
 
 def _sizes(shape: Geometry) -> dict[str, int]:
@@ -155,7 +153,7 @@ def launch_forward(
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.o)
     grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.o, tiling.channels), clients)
-    program = fixed_forward_program if _fixed(shape) else forward_program
+    program = fixed_forward_program if _has_fixed_sizes(shape) else forward_program
     program[grid](
         x.contiguous(),
         weight.contiguous(),
@@ -183,7 +181,7 @@ def launch_input_gradient(
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
     phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
     grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
-    program = fixed_input_gradient_program if _fixed(shape) else input_gradient_program
+    program = fixed_input_gradient_program if _has_fixed_sizes(shape) else input_gradient_program
     program[grid](
         grad.contiguous(),
         weight,
@@ -193,7 +191,8 @@ def launch_input_gradient(
         **_sizes(shape),
         **_windows(shape),
         WHOLE=shape.o % tiling.depth == 0,
-        maxnreg=None if _fixed(shape) or tiling.warps < 8 else 128,  # lets two programs fit on a multiprocessor
+        # With 128 registers per thread, two programs fit on a multiprocessor.
+        maxnreg=None if _has_fixed_sizes(shape) or tiling.warps < 8 else 128,
         PRECISION=_precision(grad.dtype, tf32),
         **tiling.constants(),
     )
@@ -208,7 +207,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
     partial = x.new_empty(tiling.splits, clients, shape.depth, shape.o, dtype=torch.float32)
     chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
     grid = (blocks(shape.depth, tiling.depth) * blocks(shape.o, tiling.channels), clients, tiling.splits)
-    program = fixed_weight_gradient_program if _fixed(shape) else weight_gradient_program
+    program = fixed_weight_gradient_program if _has_fixed_sizes(shape) else weight_gradient_program
     program[grid](
         x.contiguous(),
         grad.contiguous(),
@@ -296,7 +295,7 @@ def _(
     return weight.new_empty(weight.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     x, weight, bias, ctx.stride, ctx.padding, ctx.tf32 = inputs
     ctx.save_for_backward(x, weight)
     ctx.image = x.shape
@@ -316,4 +315,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, grad_weight, grad_bias, None, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_keep)
+_forward.register_autograd(_backward, setup_context=_save_for_backward)

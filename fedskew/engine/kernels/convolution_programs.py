@@ -1,11 +1,11 @@
 # mypy: ignore-errors
-"""The Triton programs of a dense convolution: each computes one block of a client's result.
+"""The Triton programs of a dense convolution. Each computes one block of a client's result.
 
-Memory, all contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, gradients
-of the weights [splits, K, taps·C, O]. Names in capitals are compiled in. Sizes are not, because each would need a
-compilation per layer, except in the `fixed` programs, for layers whose short loops make it worthwhile. C is `groups`
-times ALIGNED and O is `out_groups` times OUT_ALIGNED, the numbers of values that one load may take. SHIFTS means that
-all sizes of images are powers of two.
+All memory is contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and
+gradients of the weights [splits, K, taps·C, O]. Parameters in capitals are compiled in. Sizes are not, because every
+layer would then need a compilation. The `fixed` programs are an exception, for layers whose short loops make it
+worthwhile. C is `groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the
+numbers of values that one load may take. SHIFTS means that all image sizes are powers of two.
 """
 
 from types import FunctionType
@@ -51,7 +51,7 @@ def forward_program(
 ):
     """Compute [PIXELS, CHANNELS] of the result, reduced over flattened taps and input channels in blocks of DEPTH.
 
-    FEW is the number of input channels, compiled in, if a tap is not a whole number of blocks. Otherwise it is 0.
+    If a tap is not a whole number of blocks, FEW is the number of input channels. Otherwise it is 0.
     """
     client = tl.program_id(1).to(tl.int64)
     C = FEW if FEW else groups * ALIGNED
@@ -133,9 +133,9 @@ def input_gradient_program(
 ):
     """Compute [PIXELS, CHANNELS] of the gradient, reduced over taps and output channels.
 
-    With a stride, only some taps reach an input pixel: those of its row and column modulo the stride. A program
-    processes the pixels of one such phase, so that no tap is computed for nothing. WHOLE means that no block of output
-    channels is padded.
+    With a stride, only some taps reach an input pixel. They depend on its row and column modulo the stride, which is
+    its phase. A program processes the pixels of one phase, so that no tap is computed for nothing. WHOLE means that no
+    block of output channels is padded.
     """
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2) // SW

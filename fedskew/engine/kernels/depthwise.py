@@ -1,4 +1,4 @@
-"""Depthwise convolution of stacked clients. It is bound by memory, so blocks lie along the channels.
+"""Depthwise convolution of stacked clients. Memory limits its speed, so blocks lie along the channels.
 
 The operations take and return contiguous images [K, B, H, W, C], and take weights [K, kh, kw, C].
 """
@@ -21,7 +21,7 @@ from fedskew.engine.kernels.operations import operation
 def stacked_depthwise_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: tuple[int, int], padding: tuple[int, int]
 ) -> Tensor:
-    """`F.conv2d` of each client with a group per channel: images [K, B, C, H, W], weights [K, C, 1, kh, kw].
+    """Apply `F.conv2d` with one group per channel to images [K, B, C, H, W], with weights [K, C, 1, kh, kw].
 
     The result is in channels-last memory, which is also the best layout for the images.
     """
@@ -36,7 +36,7 @@ class Tiling:
     """How a kernel is divided into programs."""
 
     pixels: int
-    """Pixels per block, within one row if rows are processed one by one."""
+    """The number of pixels per block. They lie within one row if rows are processed one by one."""
     channels: int
     warps: int = 4
     splits: int = 1
@@ -64,7 +64,7 @@ def pass_tiling(shape: Geometry) -> Tiling:
 
 
 def _slides(shape: Geometry) -> bool:
-    """Return whether rows can be processed one by one, each for all windows that touch it."""
+    """Return whether the rows of the images can be processed one by one, each for all windows that touch it."""
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
 
@@ -73,8 +73,8 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
     block_channels = _channel_block(shape.c)
     pixels = 1024 // block_channels
     columns = blocks(samples * shape.wo, pixels)
-    most = columns if _slides(shape) else max(1, columns * shape.ho // 8)
-    splits = min(most, blocks(_PROGRAMS, clients * blocks(shape.c, block_channels)))
+    max_splits = columns if _slides(shape) else max(1, columns * shape.ho // 8)
+    splits = min(max_splits, blocks(_PROGRAMS, clients * blocks(shape.c, block_channels)))
     return Tiling(pixels, block_channels, splits=splits)
 
 
@@ -163,11 +163,11 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     length = samples * shape.wo * (1 if slides else shape.ho)
     chunk = blocks(blocks(length, tiling.pixels), tiling.splits) * tiling.pixels
     grid = (blocks(shape.c, tiling.channels), clients, tiling.splits)
-    given = (x.contiguous(), grad.contiguous(), partial, samples, chunk, *shape.sizes())
+    arguments = (x.contiguous(), grad.contiguous(), partial, samples, chunk, *shape.sizes())
     if slides:
-        sliding_program[grid](*given, **_sliding_window(shape), **tiling.constants())
+        sliding_program[grid](*arguments, **_sliding_window(shape), **tiling.constants())
     else:
-        weight_gradient_program[grid](*given, SHIFTS=shape.shifts, **shape.windows(), **tiling.constants())
+        weight_gradient_program[grid](*arguments, SHIFTS=shape.shifts, **shape.windows(), **tiling.constants())
     return partial
 
 
@@ -238,7 +238,7 @@ def _(
     return x.new_empty(splits, x.shape[0], shape.taps, shape.c, dtype=torch.float32)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     x, weight, bias, ctx.stride, ctx.padding = inputs
     ctx.save_for_backward(x, weight)
     ctx.image = x.shape
@@ -259,4 +259,4 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, grad_weight, grad_bias, None, None
 
 
-_forward.register_autograd(_backward, setup_context=_keep)
+_forward.register_autograd(_backward, setup_context=_save_for_backward)

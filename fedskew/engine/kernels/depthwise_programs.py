@@ -1,10 +1,10 @@
 # mypy: ignore-errors
-"""The Triton programs of a depthwise convolution: each computes one block of a client's result.
+"""The Triton programs of a depthwise convolution. Each computes one block of a client's result.
 
-Memory, all contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, gradients of the
-weights [splits, K, taps, C]. Parameters in capitals are compiled in. Sizes are not, because every layer would then need
-a compilation. C is `groups` times ALIGNED. ALIGNED is the number of values that one load may take. SHIFTS means that
-all image sizes are powers of two.
+All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, and gradients of
+the weights [splits, K, taps, C]. Parameters in capitals are compiled in. Sizes are not, because every layer would then
+need a compilation. C is `groups` times ALIGNED. ALIGNED is the number of values that one load may take. SHIFTS means
+that all image sizes are powers of two.
 """
 
 import triton
@@ -146,7 +146,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute [taps, CHANNELS] of one split's gradient. Each tap's sum stays in registers for all of its pixels."""
+    """Compute [taps, CHANNELS] of one split's gradient. Each tap's sum over the pixels stays in registers."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

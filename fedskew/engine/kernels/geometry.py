@@ -11,7 +11,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of images and windows, named as in the kernels."""
+    """Sizes of images and windows, named as in the kernels.
+
+    Images have height h, width w and c channels. Results have height ho, width wo and o channels. A window is kh × kw,
+    its stride is (sh, sw), and the padding is (ph, pw).
+    """
 
     h: int
     w: int
@@ -46,6 +50,7 @@ class Geometry:
 
     @property
     def depth(self) -> int:
+        """The number of products per value of the result."""
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
@@ -54,16 +59,16 @@ class Geometry:
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Return the sizes of images, the channels in units of their alignment, and the sizes of results."""
+        """Return h, w, the channels in units of their alignment, ho and wo."""
         return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
 
     @property
     def shifts(self) -> bool:
-        """Whether division by a size is a shift."""
+        """Whether all sizes are powers of two, so that a division by one of them is a shift."""
         return all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
 
     def windows(self) -> dict[str, int]:
-        """Return the constants that are compiled in."""
+        """Return the constants of the window that are compiled in."""
         names = ("kh", "kw", "sh", "sw", "ph", "pw")
         return {"ALIGNED": aligned(self.c), **{name.upper(): getattr(self, name) for name in names}}
 
@@ -79,6 +84,7 @@ def channels_first(images: Tensor) -> Tensor:
 
 
 def blocks(total: int, block: int) -> int:
+    """Return how many blocks cover the total."""
     return -(-total // block)
 
 
@@ -88,7 +94,7 @@ def power_of_two(least: int, most: int, number: int) -> int:
 
 
 def aligned(channels: int) -> int:
-    """Return the largest power of two up to 8 that divides the channels. A load takes 16 bytes: 8 values of 16 bits."""
+    """Return the largest power of two up to 8 that divides the channels. A load takes up to 8 values of 16 bits."""
     return math.gcd(channels, 8)
 
 

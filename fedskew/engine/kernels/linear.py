@@ -1,7 +1,8 @@
-"""Linear layers of stacked clients. Their gradients have the layout and the format of the parameters.
+"""Linear layers of stacked clients. Their gradients have the layout and the number format of the parameters.
 
-PyTorch's gradient of a product with transposed weights is itself transposed, and under autocast it has 16 bits. Both
-would cost a pass over memory. The largest layers of small networks are linear, so these passes would be long.
+PyTorch's gradient of a product with transposed weights is itself transposed, and under autocast it has 16 bits.
+Correcting either would take a pass over memory. The largest layers of small networks are linear, so these passes would
+be long.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ def stacked_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply rows [K, n, in] by weights [K, out, in] and add biases [K, out]."""
     dtype = working_dtype(rows)
     # The weights in the working format are an argument, so that the backward pass need not convert them again.
-    given = rows.to(dtype), weight, bias, weight.detach().to(dtype)
-    out: Tensor = _StackedLinear.apply(*given)  # type: ignore[no-untyped-call]
+    arguments = rows.to(dtype), weight, bias, weight.detach().to(dtype)
+    out: Tensor = _StackedLinear.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -54,7 +55,7 @@ class _StackedLinear(torch.autograd.Function):
 
 
 def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix products in this format. Older versions of PyTorch first round them to the format of `a`."""
+    """Return the matrix products in this dtype. Older versions of PyTorch first round them to the dtype of `a`."""
     if a.dtype != dtype and a.device.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
         return torch.bmm(a, b, out_dtype=dtype)
     return torch.bmm(a, b).to(dtype)

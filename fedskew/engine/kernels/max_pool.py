@@ -1,7 +1,7 @@
 """Max-pooling of images whose channels are last in memory, with the ReLU before it.
 
-It is memory-bound. PyTorch's kernels read and write several times as much: the ReLU makes a pass of its own, and the
-positions of the largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.
+Memory limits its speed. PyTorch's kernels read and write more: the ReLU is a separate pass, and the positions of the
+largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fedskew.engine.kernels.geometry import blocks, channels_first, channels_las
 from fedskew.engine.kernels.operations import operation
 
 _VALUES = 2048
-"""The values of a program's block: two 16-byte loads of 16-bit numbers for each of 128 threads."""
+"""The number of values in a program's block: two 16-byte loads of 16-bit numbers for each of 128 threads."""
 
 
 def pools_disjoint_windows(layer: nn.Module) -> bool:

@@ -31,7 +31,7 @@ class Operation(Generic[P, R]):
         return result
 
     def register_fake(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Register the function that returns empty tensors of the right shapes. It is used when a step is traced."""
+        """Register a function that returns empty tensors of the right shapes. PyTorch calls it to trace a step."""
         torch.library.register_fake(self._name, function, lib=_LIBRARY)
         return function
 

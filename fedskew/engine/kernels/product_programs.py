@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """Matrix products of float32 blocks on tensor cores, which multiply shorter numbers.
 
-The two largest parts of a float32 number in bfloat16 hold 16 of its 24 bits. The product of two such sums, without its
-smallest term, takes three products, and has errors of about 2⁻¹⁷. TF32 has 11 bits.
+A float32 number has 24 significant bits. A sum of two bfloat16 numbers holds 16 of them. The product of two such sums,
+without its smallest term, takes three products of bfloat16 and has errors of about 2⁻¹⁷. TF32 has only 11 bits.
 """
 
 import triton

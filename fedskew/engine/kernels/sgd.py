@@ -13,10 +13,11 @@ from fedskew.engine.kernels.availability import supported
 from fedskew.engine.kernels.geometry import blocks
 
 _SIZE = 1024
+"""The number of values that one program updates."""
 
 
 def can_step(param: Tensor, grad: Tensor) -> bool:
-    """Return whether the kernel can update this parameter [K, …], whose clients may lie apart in memory."""
+    """Return whether the kernel can update this parameter [K, …]. Its clients may lie apart in memory."""
     return supported(grad, grad) and param.dtype == torch.float32 and (param.numel() == 0 or param[0].is_contiguous())
 
 

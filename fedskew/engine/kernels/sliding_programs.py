@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""The Triton programs of a depthwise convolution of stride 1: each processes some columns of the images, row by row.
+"""The Triton programs of a depthwise convolution of stride 1. Each processes some columns of the images, row by row.
 
-A row is loaded once per column of the window, not once per tap, and is used for all rows of the result that it touches.
+A row is loaded once per column of the window, not once per tap. It is used for all rows of the result that it affects.
 Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
 """
 

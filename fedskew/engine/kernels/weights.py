@@ -8,12 +8,13 @@ from torch import Tensor
 from fedskew.engine.kernels.geometry import blocks
 
 _SIZE = 256
+"""The number of weights that one program rearranges."""
 
 
 def packed_weights(weight: Tensor, wide: int, dtype: torch.dtype, outputs_last: bool = False) -> Tensor:
-    """Return weights [K, O, C, kh, kw] as [K, O, kh·kw, wide] in this format, with zeros for channels beyond C.
+    """Return weights [K, O, C, kh, kw] as [K, O, kh·kw, wide] in this dtype, with zeros for channels beyond C.
 
-    With `outputs_last`, O is contiguous in memory. Otherwise, the channels are.
+    With `outputs_last`, the output channels O are contiguous in memory. Otherwise, the input channels are.
     """
     from fedskew.engine.kernels.weights_programs import pack_program
 

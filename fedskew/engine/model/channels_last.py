@@ -21,7 +21,7 @@ class InputLayout:
         self._suitable: bool | None = None
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return the same inputs, with channels last if that suits the network."""
+        """Return the same inputs, with channels last in memory if that suits the network."""
         if x.dim() != 4 or x.device.type != "cpu" or x.dtype != torch.float32 or torch.get_num_threads() != 1:
             return x
         if self._suitable is None:
@@ -42,6 +42,7 @@ class InputLayout:
             usual, other = (self._outputs(x) for x in (samples, channels_last(samples)))
         except RuntimeError:
             return False
+        # The tolerance is far above rounding errors.
         return torch.allclose(usual, other, rtol=0, atol=1e-2 * float(usual.abs().max()))
 
     def _outputs(self, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Layers in the forms that the engines use for one client.
+"""Replacements of layers, as the engines use them for one client.
 
-PyTorch's dropout draws from a global generator, so every engine uses a keyed dropout instead. BatchNorm would see the
-padding of short batches, so padded batches use a BatchNorm that counts valid rows only.
+PyTorch's dropout draws from a global generator, so every engine uses a keyed dropout instead. PyTorch's BatchNorm would
+include the padding of short batches, so padded batches use a BatchNorm that counts valid rows only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ class LayerContext:
     """What these layers need to know about the current forward pass."""
 
     key: Tensor | None = None
+    """The key of the dropout masks."""
     dropouts: int = 0
     """Number of dropout masks drawn so far. A layer may be called more than once."""
     valid: Tensor | None = None
+    """[B]: False for rows of padding. None if there is no padding."""
     buffers: Tensors = field(default_factory=dict)
+    """New running statistics of BatchNorm."""
     between: Between | None = None
 
 

@@ -1,7 +1,7 @@
-"""How a model is lifted over clients: it becomes one program that applies every client's parameters to its batch.
+"""Lift a model over clients. The result is one program that applies each client's parameters to that client's batch.
 
 This happens once per model and mode. `torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes
-one operation on all clients. Everything else is lifted by `vmap`, operation by operation.
+one operation on all clients. `vmap` lifts everything else, operation by operation.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class _Tracer(fx.Tracer):
         return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
 
 
-def _writes(node: fx.Node) -> bool:
+def _is_in_place(node: fx.Node) -> bool:
     """Return whether an operation changes its arguments in place, which a stack of clients does not allow."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    called = node.op in ("call_method", "call_function")
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in (
+    is_call = node.op in ("call_method", "call_function")
+    has_in_place_name = (name.endswith("_") and not name.endswith("__")) or name in (
         "setitem",
         "iadd",
         "isub",
         "imul",
         "itruediv",
     )
-    return called and (in_place or bool(node.kwargs.get("inplace")))
+    return is_call and (has_in_place_name or bool(node.kwargs.get("inplace")))
 
 
 def lifted_model(module: nn.Module) -> StackedModel | None:
@@ -68,7 +68,7 @@ def _lift(module: nn.Module) -> StackedModel:
     graph = _Tracer().trace(module)
     if before != _random_streams():
         raise ValueError("the model draws random numbers, which would be the same in each call of the program")
-    if any(_writes(node) for node in graph.nodes):
+    if any(_is_in_place(node) for node in graph.nodes):
         raise ValueError("the model changes tensors in place")
     *nodes, output = graph.nodes
     if output.op != "output":
@@ -108,7 +108,7 @@ class _AlreadyApplied:
 
 @dataclass(frozen=True)
 class _AnyOperation:
-    """An operation that has no rule."""
+    """An operation that has no rule. `vmap` lifts it, unless it does not depend on the client."""
 
     node: fx.Node
     module: nn.Module
@@ -121,7 +121,7 @@ class _AnyOperation:
             return attribute(self.module, target) if found is None else Stacked(found)
         if self.node.op == "call_module":
             return self._layer(forward, target, args, kwargs)
-        return _function(getattr(Tensor, target) if self.node.op == "call_method" else target, args, kwargs)
+        return _call_lifted(getattr(Tensor, target) if self.node.op == "call_method" else target, args, kwargs)
 
     def _layer(self, forward: StackedForward, name: str, args: Any, kwargs: Any) -> Any:
         layer = self.module.get_submodule(name)
@@ -135,10 +135,11 @@ _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.rel
 def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
-    They are BatchNorm layers whose only user is an activation, and max-pooling layers that are the only user of a ReLU.
+    These are BatchNorm layers whose result only an activation uses, and max-pooling layers after a ReLU whose result
+    nothing else uses.
     """
-    found: dict[fx.Node, Activation] = {}
-    done: set[fx.Node] = set()
+    layers: dict[fx.Node, Activation] = {}
+    fused: set[fx.Node] = set()
     for node in graph.nodes:
         source = node.args[0] if node.args else None
         kind = type(module.get_submodule(node.target)) if node.op == "call_module" else node.target
@@ -146,12 +147,12 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
             continue
         user = next(iter(node.users), node)
         if _has_rule(source, module, batch_norm) and len(source.users) == 1:
-            found[source] = _ACTIVATIONS[kind]
-            done.add(node)
+            layers[source] = _ACTIVATIONS[kind]
+            fused.add(node)
         elif _ACTIVATIONS[kind] == "relu" and len(node.users) == 1 and _is_max_pooling(user, module):
-            found[user] = "relu"
-            done.add(node)
-    return found, done
+            layers[user] = "relu"
+            fused.add(node)
+    return layers, fused
 
 
 def _has_rule(node: fx.Node, module: nn.Module, rule: Rule) -> bool:
@@ -167,7 +168,8 @@ def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
 
 
-def _function(function: Any, args: Any, kwargs: Any) -> Any:
+def _call_lifted(function: Any, args: Any, kwargs: Any) -> Any:
+    """Call a function of one client's values for all clients."""
     given = [a for a in args if isinstance(a, Stacked)]
     if function in (getattr, Tensor.size, Tensor.dim) and given:
         one = function(args[0].tensor[0], *args[1:])
@@ -175,7 +177,7 @@ def _function(function: Any, args: Any, kwargs: Any) -> Any:
         return _by_vmap(function, args, kwargs) if isinstance(one, Tensor) else one
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
-    if function in _ELEMENTWISE and not kwargs and _alike(args):
+    if function in _ELEMENTWISE and not kwargs and _have_same_shape(args):
         return Stacked(function(*(a.tensor if isinstance(a, Stacked) else a for a in args)))
     return _by_vmap(function, args, kwargs)
 
@@ -186,7 +188,7 @@ def _holds_stacked(args: Any) -> bool:
     return bool(found)
 
 
-def _alike(args: Any) -> bool:
+def _have_same_shape(args: Any) -> bool:
     """Return whether an elementwise function of these arguments needs no broadcasting over clients."""
     given = [a for a in args if isinstance(a, Stacked)]
     same = all(a.tensor.shape == given[0].tensor.shape for a in given)
@@ -225,6 +227,7 @@ def _tensor_names(layer: nn.Module) -> list[str]:
 
 
 def _canonical_names(module: nn.Module) -> dict[str, str]:
+    """Map each name of a parameter or buffer to its first name. Tied tensors have several names."""
     first: dict[int, str] = {}
     both = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(id(tensor), name) for name, tensor in both}

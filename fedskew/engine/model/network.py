@@ -45,7 +45,7 @@ class Network:
                 layer.forward = ValidBatchNorm(layer, self._context, name).forward  # type: ignore[assignment, method-assign]
 
         self._plain.train()
-        self._ties = _has_ties(self._model)
+        self._has_tied_tensors = _has_tied_tensors(self._model)
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
@@ -57,7 +57,7 @@ class Network:
 
     @property
     def resolution(self) -> float:
-        """The relative rounding error of one operation."""
+        """The relative rounding error of one operation, in the network's number format."""
         return torch.finfo(self._autocast or self._dtype).eps
 
     def state(self) -> ModelState:
@@ -66,7 +66,7 @@ class Network:
         return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
 
     def module(self, state: ModelState) -> nn.Module:
-        """Return an ordinary module with the given tensors."""
+        """Return an ordinary PyTorch module with the given tensors, in eval mode."""
         module = copy.deepcopy(self._model).eval()
         module.load_state_dict({**state.params, **state.buffers}, strict=False)
         return module
@@ -93,7 +93,7 @@ class Network:
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
     ) -> tuple[Outputs, Tensors]:
-        """Like `forward`, for a padded batch. It has no side effects and returns the new statistics instead."""
+        """Do the same as `forward` for a padded batch, but return the new statistics instead of writing them."""
         outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
         return outputs, {**buffers, **self._context.buffers}
 
@@ -107,7 +107,7 @@ class Network:
         keys: Tensor,
         between: Between | None = None,
     ) -> tuple[Outputs, Tensors]:
-        """Like `forward_padded`, for a stack of clients. All tensors have a leading axis of clients.
+        """Do the same as `forward_padded` for a stack of clients. All tensors have a leading axis of clients.
 
         `valid` is None if there is no padding.
         """
@@ -167,7 +167,7 @@ class Network:
         self._context.valid, self._context.buffers = valid, {}
         with self._precision(x.device):
             logits, features = torch.func.functional_call(
-                module, _prefixed({**params, **buffers}), (x,), tie_weights=self._ties
+                module, _prefixed({**params, **buffers}), (x,), tie_weights=self._has_tied_tensors
             )
         return self._outputs(logits, features)
 
@@ -186,7 +186,7 @@ class Network:
         return self._convolves and kernels.supported(samples, samples)
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
-        """Return whether a sample's output depends on the other samples of the batch, or on its position there."""
+        """Return whether a sample's output depends on the other samples of the batch, or on its position in it."""
         if mode not in self._mixes:
             known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
             self._mixes[mode] = known or self._mixes_on_trial(mode, samples)
@@ -202,10 +202,11 @@ class Network:
 
         together = logits(samples)
         apart = torch.cat([logits(samples[row : row + 1]) for row in range(len(samples))])
+        # The tolerance is far above rounding errors.
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
-        """Return the smallest batch size for training: 2 if BatchNorm would see a single value, else 1."""
+        """Return the smallest batch size for training: 2 if one sample gives BatchNorm a single value, else 1."""
         state = self.state()
         devices = [sample.device] if sample.device.type == "cuda" else []
         try:
@@ -225,10 +226,10 @@ class Network:
         return model
 
 
-def _has_ties(model: nn.Module) -> bool:
+def _has_tied_tensors(model: nn.Module) -> bool:
     """Return whether a tensor has two names.
 
-    `functional_call` would otherwise look for such tensors at every call, which is slow for a small model.
+    If this were unknown, `functional_call` would look for such tensors at every call, which is slow for a small model.
     """
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)

@@ -1,8 +1,8 @@
 """Layers over stacked clients, and the forward pass of a model that is made of them.
 
 A stacked layer processes the values of all clients at once. A value has the shape [K, B, …], one batch per client, in
-any memory order. After a grouped convolution the clients' channels lie side by side, [B, K·C, H, W]; after the GPU
-kernels (`kernels`) the channels come last. A layer keeps the order of its input.
+any memory order. After a grouped convolution, the clients' channels lie side by side, [B, K·C, H, W]. After the GPU
+kernels (`kernels`), the channels come last. A layer keeps the order of its input.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class StackedForward:
 
     clients: int
     tensors: Callable[[str], Tensor | None]
-    """Finds a parameter or buffer of all clients by its qualified name, and returns None for an unknown name."""
+    """Returns a parameter or buffer of all clients by its qualified name, or None for an unknown name."""
     valid: Tensor | None
     """[K, B]: False for rows of padding. None if there is no padding."""
     keys: Tensor | None
-    """[K]: the keys of dropout."""
+    """[K]: the keys of the dropout masks."""
     between: Between | None = None
     """Changes the features of all clients between encoder and head."""
     dropouts: int = 0
@@ -228,11 +228,11 @@ def _embedding(forward: StackedForward, name: str, layer: nn.Embedding, tokens: 
         )
         return lifted
     size = layer.num_embeddings
-    first = (torch.arange(forward.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
+    start = (torch.arange(forward.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
     known = (tokens >= 0) & (tokens < size)
     # An unknown token must raise an error, as with a single table, instead of reading another client's row.
     outside = forward.clients * size
-    return F.embedding(torch.where(known, tokens + first, outside), weight.flatten(0, 1))
+    return F.embedding(torch.where(known, tokens + start, outside), weight.flatten(0, 1))
 
 
 @rule(nn.BatchNorm1d, nn.BatchNorm2d)
@@ -250,7 +250,7 @@ def batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Ten
         mean, var = _batch_statistics(forward, wide)
         out = _normed(forward, name, layer, wide, mean, var).to(x.dtype)
     if layer.training and layer.track_running_stats:
-        count = _values(forward, x)
+        count = _value_count(forward, x)
         _update_running_statistics(forward, name, layer, mean, var * count / (count - 1))
     return out
 
@@ -282,14 +282,14 @@ def _activated(x: Tensor, activation: Activation) -> Tensor:
 
 def _full_batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
     """Apply PyTorch's BatchNorm to batches without padding, with the clients' channels as channels of one batch."""
-    keep = layer.training and layer.track_running_stats
+    updates = layer.training and layer.track_running_stats
     weight, bias = (
         None if t is None else t.flatten() for t in (forward.tensor(name, "weight"), forward.tensor(name, "bias"))
     )
-    tracked = [forward.tensor(name, statistic) if keep else None for statistic in ("running_mean", "running_var")]
+    tracked = [forward.tensor(name, statistic) if updates else None for statistic in ("running_mean", "running_var")]
     new = [None if t is None else t.flatten().clone() for t in tracked]
     out = F.batch_norm(_as_channels(x), new[0], new[1], weight, bias, True, layer.momentum or 0.0, layer.eps)
-    if keep:
+    if updates:
         for statistic, value in zip(("running_mean", "running_var"), new, strict=True):
             assert value is not None
             forward.statistics[f"{name}.{statistic}"] = value.view(forward.clients, -1)
@@ -303,13 +303,13 @@ def _batch_statistics(forward: StackedForward, x: Tensor) -> tuple[Tensor, Tenso
     if forward.valid is None:
         var, mean = torch.var_mean(x, axes, correction=0)
         return mean, var
-    rows, count = forward.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2)), _values(forward, x)
+    rows, count = forward.valid.to(x.dtype).view(*x.shape[:2], *(1,) * (x.dim() - 2)), _value_count(forward, x)
     mean = (x * rows).sum(axes) / count
     centred = (x - _per_channel(mean, x)) * rows
     return mean, centred.square().sum(axes) / count
 
 
-def _values(forward: StackedForward, x: Tensor) -> Tensor | int:
+def _value_count(forward: StackedForward, x: Tensor) -> Tensor | int:
     """Return the number of values per statistic: [K, 1], or one number if it is the same for all clients."""
     if forward.valid is None:
         return x[0, :, 0].numel()
@@ -379,10 +379,10 @@ def _elementwise(forward: StackedForward, name: str, layer: nn.Module, x: Tensor
 def _layer_norm(forward: StackedForward, name: str, layer: nn.LayerNorm, x: Tensor) -> Tensor:
     weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     out = F.layer_norm(x, layer.normalized_shape, eps=layer.eps)
-    over = (len(x), *(1,) * (x.dim() - 1 - len(layer.normalized_shape)), *layer.normalized_shape)
+    shape = (len(x), *(1,) * (x.dim() - 1 - len(layer.normalized_shape)), *layer.normalized_shape)
     if weight is not None:
-        out = out * weight.view(over)
-    return out if bias is None else out + bias.view(over)
+        out = out * weight.view(shape)
+    return out if bias is None else out + bias.view(shape)
 
 
 @rule(nn.Flatten)

@@ -1,4 +1,4 @@
-"""Several devices of one machine: each trains a share of the round's clients with its own engine.
+"""Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
 Every client's result is the same as on one device, up to rounding.
 """
@@ -32,8 +32,8 @@ class DevicesEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        # Threads may set and restore torch's global random state at the same time, and so leave another thread's seed
-        # behind. Therefore it is restored once more here.
+        # The threads set and restore torch's global random state at the same time, so one may restore another's seed.
+        # Therefore the state is restored once more here.
         with torch.random.fork_rng(devices=[]):
             results = self._results(work, shares)
         for engine in self._engines:
@@ -44,7 +44,7 @@ class DevicesEngine(Engine):
         return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
-        """Train the shares in parallel, except in the first round of a kind of work.
+        """Train the shares in parallel, except in the first round with these parts of a method.
 
         In that round, engines trace the model. Torch patches its own modules while it traces, which would disturb
         other threads.
@@ -71,7 +71,7 @@ class DevicesEngine(Engine):
 
 
 def _move_work(device: torch.device, work: RoundWork) -> RoundWork:
-    """Copy the work's models to the device. Engines copy the clients' states from the host themselves."""
+    """Copy the work's models to the device. The engines themselves copy the clients' states from the host."""
     return replace(
         work,
         sent=_move_model(work.sent, device),

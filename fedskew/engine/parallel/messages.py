@@ -1,7 +1,7 @@
-"""Messages between processes of one machine: JSON facts and tensors.
+"""Messages between processes of one machine. A message has JSON values, called facts, and tensors.
 
-Facts travel over a socket. Tensors lie in anonymous shared memory, whose descriptor is sent along. The receiver maps
-the memory, so nothing is pickled or copied on the way.
+The facts are sent over a socket, with the descriptor of anonymous shared memory that holds the tensors. The receiver
+maps the memory, so no tensor is pickled or copied on the way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from fedskew.methods.parts import Tensors
 Facts = dict[str, Any]
 
 _ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes."""
 _LENGTH = 8
+"""The bytes at the start of a message that hold the length of its facts."""
 
 
 class Parcel:
@@ -42,7 +44,7 @@ class Parcel:
         os.ftruncate(self._memory, max(end, 1))
 
     def _write(self, tensor: Tensor, position: int) -> int:
-        """Write a tensor as bytes, because numpy lacks some of torch's dtypes, and return where they end."""
+        """Write a tensor as bytes, because numpy lacks some of torch's dtypes. Return where the tensor ends."""
         content = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         while content:
             written = os.pwrite(self._memory, content, position)
@@ -55,7 +57,7 @@ class Parcel:
         to.sendall(body)
 
     def close(self) -> None:
-        """Release the memory in this process. Receivers still hold it."""
+        """Release the memory in this process. Receivers can still read it."""
         os.close(self._memory)
 
 

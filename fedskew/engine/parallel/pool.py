@@ -1,9 +1,9 @@
 """The pool engine: single-threaded worker processes share a round's clients.
 
-On a CPU, small networks gain little from a second thread, but training two clients at a time is almost twice as fast.
-Workers are forked when they are first needed, so they inherit network, data and method, and they stay for the next
-rounds. Models and results are sent through shared memory (`messages`). With `plain` inside, a client's result has the
-same bits as with the plain engine and one thread, whichever worker trains it.
+On a CPU, small networks gain little from a second thread, but two processes that train two clients at a time are almost
+twice as fast. Workers are forked when they are first needed, so they inherit network, data and method. They stay for
+the next rounds. Models and results are sent through shared memory (`messages`). If the workers use the plain engine, a
+client's result has the same bits as with the plain engine and one thread, whichever worker trains it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def usable_cores() -> int:
 
 
 class PoolEngine(Engine):
-    """Trains a share of the round's clients in each worker process, with an engine of its own."""
+    """Trains a share of the round's clients in each worker process."""
 
     def __init__(self, inner: Engine, workers: int | None = None) -> None:
         """Each worker inherits a copy of the `inner` engine. The original never trains."""
@@ -78,7 +78,7 @@ class PoolEngine(Engine):
         return [self._result(place, parcel, facts | {"share": share}) for place, share in enumerate(shares)]
 
     def _result(self, place: int, parcel: Parcel, facts: Facts) -> RoundResult:
-        """Return the result of a worker. A worker that died is replaced once."""
+        """Return the result of a worker. If the worker died, replace it once and send the work again."""
         reply = self._workers[place].reply()
         if reply is None:
             self._workers[place].end()
@@ -91,15 +91,15 @@ class PoolEngine(Engine):
                 f"a worker process of engine {self.name!r} died twice ({how}), perhaps because memory ran out; "
                 "choose --engine plain or stacked"
             )
-        about, tensors = reply
+        reported, tensors = reply
         # Several workers may report the same notice.
-        fresh = [line for line in about.get("notices", ()) if line not in self._noticed]
+        fresh = [line for line in reported.get("notices", ()) if line not in self._noticed]
         self.notices += fresh
         self._noticed.update(fresh)
-        if "refused" in about:
-            raise UserError(about["refused"])
-        if "failed" in about:
-            raise RuntimeError(f"a worker process failed:\n{about['failed']}")
+        if "refused" in reported:
+            raise UserError(reported["refused"])
+        if "failed" in reported:
+            raise RuntimeError(f"a worker process failed:\n{reported['failed']}")
         return unpack_result(tensors)
 
 
@@ -108,11 +108,12 @@ class _Worker:
 
     def __init__(self, engine: Engine, parts: tuple[Part, ...]) -> None:
         self._connection, far_end = socket.socketpair()
-        # Block Ctrl-C during the fork, because the child must not run its parent's handler, which ends the workers.
+        # Block Ctrl-C during the fork. The child must not run its parent's handler, which ends the workers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with warnings.catch_warnings():
-                # Python warns if other threads exist during a fork. The child needs neither them nor their locks.
+                # Python warns if other threads exist during a fork. The child uses neither these threads nor their
+                # locks.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self.process = os.fork()
             if self.process == 0:
@@ -124,14 +125,14 @@ class _Worker:
         self._end_reason = ""
 
     def send(self, parcel: Parcel, facts: Facts) -> None:
-        """Send work. A dead worker is noticed when its reply is read."""
+        """Send work. If the worker is dead, `reply` returns None."""
         try:
             parcel.send(self._connection, facts)
         except ConnectionError:
             return
 
     def reply(self) -> Reply | None:
-        """Wait for the reply. Returns None if the worker died."""
+        """Wait for the reply. Return None if the worker died."""
         return receive(self._connection)
 
     def end(self) -> str:

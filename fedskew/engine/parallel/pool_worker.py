@@ -1,4 +1,4 @@
-"""A worker process, which trains the work that it receives until its parent process is gone."""
+"""A worker process. It trains the clients that it receives, until its parent process is gone."""
 
 from __future__ import annotations
 

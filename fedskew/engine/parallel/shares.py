@@ -26,7 +26,7 @@ def client_costs(work: RoundWork) -> list[int]:
 def balanced_shares(costs: Sequence[int], workers: int) -> list[Share]:
     """Assign the costliest clients first, each to the share with the least cost so far. No share is empty.
 
-    The largest share costs at most 4/3 of what it would cost in the best assignment.
+    The largest share costs at most 4/3 of the largest share in the best possible assignment.
     """
     shares: list[Share] = [[] for _ in range(min(workers, len(costs)))]
     loads = [0] * len(shares)
@@ -38,6 +38,7 @@ def balanced_shares(costs: Sequence[int], workers: int) -> list[Share]:
 
 
 def take_share(work: RoundWork, share: Share) -> RoundWork:
+    """Return the work with only the clients of the share."""
     return replace(work, assignments=[work.assignments[i] for i in share])
 
 
@@ -61,7 +62,7 @@ def join_results(results: Sequence[RoundResult], shares: Sequence[Share]) -> Rou
 
 
 def _join_rows(parts: Sequence[Tensor | None], shares: Sequence[Share], device: torch.device) -> Tensor:
-    """Join the rows of several tensors. A missing tensor means zeros, because clients without steps have no tally."""
+    """Join the rows of several tensors. A missing tensor counts as zeros: clients without steps have no tally."""
     like = next(part for part in parts if part is not None)
     whole = torch.empty(sum(map(len, shares)), *like.shape[1:], dtype=like.dtype, device=device)
     for part, share in zip(parts, shares, strict=True):

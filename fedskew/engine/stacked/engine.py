@@ -1,4 +1,4 @@
-"""The stacked engine: all of a round's clients as one tensor program.
+"""The stacked engine trains all of a round's clients as one tensor program.
 
 Parameters have a leading axis of clients. Each client trains in a *slot*, a row of memory that is kept from round to
 round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a GPU runs as a CUDA graph
@@ -37,16 +37,17 @@ from fedskew.methods.parts import Part, Tensors
 T = TypeVar("T")
 
 _CPU_CACHE = 8 << 20
-"""On a CPU, the most bytes that the parameters of all clients in training may take together."""
+"""On a CPU, the parameters of all clients that train at a time should take at most this many bytes."""
 _MIN_ON_CPU = 4
-"""On a CPU, this many clients train at a time even if their parameters take more bytes than that."""
+"""On a CPU, at least this many clients train at a time, even if their parameters take more than `_CPU_CACHE` bytes."""
 
-_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}  # what fits in a cache; what keeps a GPU busy
+_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+"""The maximum size of the batches that are staged at a time. They fit in a CPU's cache, and keep a GPU busy."""
 STAGED_STEPS = 16
-"""The maximum number of steps staged at a time. It is small, so that the device does not wait long for the first."""
+"""The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2}
-"""Windows of staged batches in memory. A GPU stages one while it steps through the other."""
+"""The number of windows of staged batches in memory. A GPU stages one while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot, besides the optimiser's state."""
@@ -150,9 +151,9 @@ class Slots:
         sample = self._samples[0]
         shape = (*sample.shape[1:], sample.shape[0]) if self._channels_last else sample.shape
         bytes_ = slots * width * sample.numel() * sample.element_size()
-        most = max(1, min(STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
-        even = -(-times // -(-times // most))  # windows of equal size, so that the last one is not half empty
-        window = max(even, min(most, STAGED_STEPS // 2))  # later rounds may be longer than this one
+        longest = max(1, min(STAGED_STEPS, _STAGED_BYTES[self._device.type] // max(bytes_, 1)))
+        even = -(-times // -(-times // longest))  # windows of equal size, so that the last one is not half empty
+        window = max(even, min(longest, STAGED_STEPS // 2))  # later rounds may be longer than this one
 
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=self._device)
@@ -179,9 +180,9 @@ class _Ability:
     """Whether the model and the method ignore padding."""
     tally: Mapping[str, torch.dtype] | None = None
     max_clients: int = 1
-    """Maximum number of clients to train at a time, in any round."""
+    """The maximum number of clients to train at a time, in any round."""
     fitting: int = sys.maxsize
-    """Number of clients that fit in the device's memory."""
+    """The number of clients that fit in the device's memory."""
 
 
 class StackedEngine(Engine):
@@ -250,7 +251,7 @@ class StackedEngine(Engine):
         return with_opening_pass(self._network, self._data, work, plans) if work.needs_pass("opening") else work
 
     def _try_opening_pass(self, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork | None:
-        """Run the opening pass, if there is one, and return the work. Returns None if the pass cannot be stacked."""
+        """Run the opening pass, if there is one, and return the work. Return None if the pass cannot be stacked."""
         try:
             return self._with_opening_pass(work, plans)
         except (torch.OutOfMemoryError, UserError):
@@ -262,14 +263,15 @@ class StackedEngine(Engine):
     # -- slots -------------------------------------------------------------------------------------------
 
     def _on_slots(self, work: RoundWork, plans: Sequence[BatchPlan], do: Callable[[Slots, SlotSchedule, int], T]) -> T:
+        """Call `do` with slots for the work. If memory runs out, try again with half as many slots."""
         steps = [plan.steps for plan in plans]
         while True:
             ability = self._find_ability(work, plans)
-            most = min(ability.max_clients, ability.fitting, len(plans))
-            number = choose_slots(steps, most, coarse=self._compile)
+            max_slots = min(ability.max_clients, ability.fitting, len(plans))
+            number = choose_slots(steps, max_slots, coarse=self._compile)
             with contextlib.suppress(torch.OutOfMemoryError):  # within `except`, the error would keep the memory alive
                 width = self._width(work, plans, ability)
-                return do(self._slots_for(work, ability, most), make_schedule(steps, number), width)
+                return do(self._slots_for(work, ability, max_slots), make_schedule(steps, number), width)
             if number == 1:
                 raise UserError(
                     f"one client's step does not fit in the memory of {self._data.y.device}; "
@@ -286,10 +288,10 @@ class StackedEngine(Engine):
             self._slots = kind, slots
         return self._slots[1]
 
-    def _limit_clients(self, work: RoundWork, most: int) -> None:
+    def _limit_clients(self, work: RoundWork, fitting: int) -> None:
         kind = _kind(work)
         parts, ability = self._abilities[kind]
-        self._abilities[kind] = parts, replace(ability, fitting=most)
+        self._abilities[kind] = parts, replace(ability, fitting=fitting)
         self._slots = None
         gc.collect()
         torch.cuda.empty_cache()
@@ -306,7 +308,7 @@ class StackedEngine(Engine):
     def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         """Find out whether this objective, solver and model can be stacked, and whether they ignore padding.
 
-        A trial step of one client, with and without padding, shows both.
+        A trial step of one client, with and without padding, shows both. The result is kept for later rounds.
         """
         kind = _kind(work)
         parts, ability = self._abilities.get(kind, ((), _Ability(stackable=False)))
@@ -336,11 +338,11 @@ class StackedEngine(Engine):
 
     def _max_clients(self, work: RoundWork) -> int:
         """Return the maximum number of clients at a time. On a CPU, their parameters should fit in its cache."""
-        most = sys.maxsize if self._max_slots is None else self._max_slots
+        maximum = sys.maxsize if self._max_slots is None else self._max_slots
         if self._data.y.device.type == "cpu":
             each = max(Layouts.for_work(work, {}).params.row_bytes, 1)
-            most = min(most, max(_MIN_ON_CPU, _CPU_CACHE // each))
-        return most
+            maximum = min(maximum, max(_MIN_ON_CPU, _CPU_CACHE // each))
+        return maximum
 
     def _fitting(self, work: RoundWork, step: Callable[[int], object]) -> int:
         """Estimate the number of clients that fit in memory from the steps of one and of two clients."""
@@ -376,5 +378,5 @@ def _kind(work: RoundWork) -> str:
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:
-    """Return whether any client has a short batch, which must be padded."""
+    """Return whether a client has a short batch, which must be padded."""
     return any(plan.visits < plan.steps * plan.width for plan in plans)

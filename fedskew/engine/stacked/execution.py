@@ -21,9 +21,10 @@ Memory = dict[str, dict[str, Tensor]]
 """All tensors that a step reads and writes, by kind and name."""
 
 StaticStep = Callable[[Memory], None]
-"""Reads and writes static memory only."""
+"""A step that reads and writes static memory only."""
 
 _WARM_UPS = 2
+"""How often a step runs before it is captured."""
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
@@ -53,8 +54,8 @@ def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "tra
 def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = None) -> StaticStep:
     """Compile the step, forward and backward, as one program.
 
-    The step is first recorded as tensor operations, so that no user's Python code is compiled. After
-    `longest_expression` operations a value is stored in memory instead of being computed anew for each use.
+    The step is first recorded as tensor operations, so that no user's Python code is compiled. A value that takes more
+    than `longest_expression` operations is stored in memory, not computed again for each use.
     """
     leaves, structure = tree_flatten(memory)
 
@@ -77,7 +78,8 @@ def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = 
 def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
     """Raise an error if the step makes tensors from Python numbers.
 
-    Such tensors are in host memory, and a replayed graph would copy from where they were during the capture.
+    Such tensors are in host memory. A replayed graph would copy from where they were during the capture, although that
+    memory may have been freed.
     """
     made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]
     made += [*recorded.buffers(), *recorded.parameters()]

@@ -1,4 +1,4 @@
-"""`Program` on a GPU: staging and steps are CUDA graphs, which may be compiled and run in parallel with each other."""
+"""A `Program` whose staging and steps are CUDA graphs. They may be compiled, and they run in parallel."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fedskew.engine.stacked.execution import Memory, StaticStep, captured, compi
 from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
 
 _LONGEST_EXPRESSION = 15
-"""The number of operations after which compiled code stores a value instead of computing it anew for each use.
+"""If a value takes more operations than this, compiled code stores it and does not compute it again for each use.
 
-A keyed draw has more operations, so a sample's draw is computed once and not for each pixel.
+A keyed random draw takes more operations, so a sample's draw is computed once and not for each pixel.
 """
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Temporary memory of CUDA graphs. Graphs of one pool never run at the same time."""
+    """Temporary memory of CUDA graphs. Graphs that share a pool never run at the same time."""
 
     steps: object
     staging: object
@@ -53,7 +53,7 @@ class GraphProgram(Program):
         """Fires when the device has finished all work that was launched before the last window was staged."""
 
     def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
-        """Prepare only the form with padding. GPU kernels mask padding at no cost, so a second graph would not pay."""
+        """Prepare only the form with padding. GPU kernels mask padding at no cost, so a second graph is not needed."""
         super().prepare({False})
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
@@ -62,9 +62,10 @@ class GraphProgram(Program):
 
     @contextlib.contextmanager
     def _beside_steps(self, first: bool) -> Iterator[None]:
-        """Stage during the previous window's steps, but after the steps of the window whose memory is reused.
+        """Stage a window while the steps of the previous one run.
 
-        Steps that are launched later wait for the staging.
+        Staging waits for the steps of the window whose memory it reuses. Steps that are launched later wait for the
+        staging.
         """
         steps, staging = torch.cuda.current_stream(self._device), stream_for("staging", self._device)
         launched = steps.record_event()

@@ -1,4 +1,4 @@
-"""The memory layout of the stacked engine: the named tensors of several clients, with one row per client.
+"""The memory layout of the stacked engine. The named tensors of several clients are stored with one row per client.
 
 A row holds all tensors of a client, so one copy moves the client into or out of a slot. On a GPU, optimisers without a
 kernel, and compiled steps, update whole rows at once.
@@ -19,7 +19,8 @@ from fedskew.engine.stacked.execution import Memory
 from fedskew.methods.parts import Tensors
 
 _ALIGNMENT = 16
-"""In elements. Matrix products are fastest if tensors start at multiples of 64 bytes, which are 16 float32 numbers."""
+"""Tensors start at multiples of this many elements, if possible. Matrix products are fastest if tensors start at
+multiples of 64 bytes, which are 16 float32 numbers."""
 
 Flats = dict[str, Tensor]
 """Arrays [rows, width] by the name of their dtype."""
@@ -88,7 +89,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The layouts of a kind of work, the same in every round."""
+    """The layouts of a kind of work. They are the same in every round."""
 
     params: RowLayout
     buffers: RowLayout
@@ -132,7 +133,7 @@ class Layouts:
         return memory
 
     def work_from_memory(self, work: RoundWork, memory: Memory) -> RoundWork:
-        """Return the work, with everything that clients receive read from memory."""
+        """Return the work with models and downlink that are views of the memory."""
 
         def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
             role, _, name = kind.partition(" ")

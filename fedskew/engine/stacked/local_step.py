@@ -1,4 +1,4 @@
-"""The local steps of a stack of clients: what one step computes, and the program that repeats it over static memory.
+"""The local steps of a stack of clients: what a step computes, and the program that repeats it over static memory.
 
 The model is one program over all clients (`stacked_layers`), and `torch.func.vmap` lifts the objective of one client.
 One backward pass of the sum of all losses gives every client its gradient.
@@ -68,7 +68,7 @@ def compute_step(
 def finish_clients(
     work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """Return what each client sends besides its model, and its next state, after its last step and closing pass."""
+    """Return what each client sends besides its model, and its next state. Its last step and closing pass are done."""
     local = work.local
 
     def finish(
@@ -135,7 +135,7 @@ class _Descent:
         return StepResult(direction, self._buffers, loss, tally)
 
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
-        """Compute one client's direction, under `vmap`. Gradients are computed for all clients at once."""
+        """Compute one client's direction, under `vmap`. Each gradient is computed for all clients at once."""
 
         def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
             grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
@@ -152,7 +152,10 @@ class _Descent:
 
     @torch.enable_grad()
     def _gradient(self, at: Tensors, half: Half | None = None) -> Tensors:
-        """Compute each client's gradient as that of the sum, because no loss depends on another client's parameters."""
+        """Compute all clients' gradients as the gradient of the sum of their losses.
+
+        This is right because no loss depends on another client's parameters.
+        """
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
         y = half_targets(batches.y, half, axis=1)
@@ -167,7 +170,7 @@ class _Descent:
         return dict(zip(leaves, grads, strict=True))
 
     def _perturbation(self, y: Tensor) -> Between | None:
-        """Return the function with which the objective changes all clients' features, if it has one."""
+        """Return the function with which the objective changes all clients' features, or None if it does not."""
         work, batches = self._work, self._batches
         if not uses_hook(work.objective, "perturbed"):
             return None
@@ -265,7 +268,7 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters: one by one on a CPU and with a kernel, otherwise whole rows of memory at once."""
+        """Update the parameters: one by one on a CPU or with a kernel, else whole rows of memory at once."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
         flat_direction = direction if by_tensor else layout.flat(direction)
@@ -301,7 +304,7 @@ class Staging:
 
 
 class Program:
-    """Staging and step for one number of slots and one batch width. The step has a form with and without padding.
+    """Staging and step for one number of slots and one batch width. The step has two forms: with and without padding.
 
     This class calls them directly. GPUs use `GraphProgram` instead.
     """
@@ -342,7 +345,10 @@ class Program:
         self.memory["inputs"]["at"].zero_()
 
     def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Stage the batches of a window, numbered from 0. Earlier steps in the same memory must have been launched."""
+        """Stage the batches of a window. Windows are numbered from 0.
+
+        Earlier steps that read the same memory must already have been launched.
+        """
         for name, array in plan.items():
             self.memory["plan"][name][: len(array)].copy_(self._sendable(array), non_blocking=True)
         self._staging_by_window[window % self.windows](len(plan["steps"]))

@@ -1,6 +1,6 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
-A slot is memory for one client. Clients have unequal numbers of steps. The longest client, which has the most steps,
+A slot is memory for one client. Clients have unequal numbers of steps. The *longest* client, which has the most steps,
 decides how long a round takes. Meanwhile, the other clients take turns in the remaining slots, so that few slots are
 idle. If a round has more clients than fit in memory, there are fewer slots.
 """
@@ -73,7 +73,7 @@ class SlotSchedule:
 def make_schedule(steps: Sequence[int], slots: int) -> SlotSchedule:
     """Assign each client with steps to a slot: the longest client first, each to the slot that is free first.
 
-    Schedules are cached: if all clients have the same number of samples, every round has the same one.
+    Schedules are cached, because every round has the same one if all clients have the same number of samples.
     """
     return _make_schedule(tuple(steps), slots)
 
@@ -94,7 +94,7 @@ def _make_schedule(steps: tuple[int, ...], slots: int) -> SlotSchedule:
 
 
 def _assign_slots(steps: Sequence[int], slots: int) -> tuple[list[tuple[int, int, int]], int]:
-    """Return the (start, slot, client) of each turn, and when the last turn ends."""
+    """Return the (start, slot, client) triple of each turn, and the time at which the last turn ends."""
     free = [(0, slot) for slot in range(slots)]
     turns: list[tuple[int, int, int]] = []
     for client in sorted((c for c in range(len(steps)) if steps[c]), key=lambda c: -steps[c]):
@@ -119,21 +119,21 @@ def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> 
     """
     busy = [n for n in steps if n]
     longest, limit = max(busy), min(max_slots, len(busy))
-    for slots in _sizes(limit, coarse):
+    for slots in _slot_counts(limit, coarse):
         if slots * longest * SLACK >= sum(busy) and _assign_slots(busy, slots)[1] <= longest * SLACK:
             return slots
     return limit
 
 
-def _sizes(most: int, coarse: bool) -> list[int]:
-    """Return 1, 2, 3, 4, 6, 8, 12, 16, …, or only powers of two, up to and including `most`."""
-    powers = [1 << bits for bits in range(most.bit_length())]
-    between = [] if coarse else [3 * size // 2 for size in powers[1:]]
-    return sorted({size for size in (*powers, *between) if size < most} | {most})
+def _slot_counts(maximum: int, coarse: bool) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, …, or only powers of two, up to and including `maximum`."""
+    powers = [1 << bits for bits in range(maximum.bit_length())]
+    between = [] if coarse else [3 * count // 2 for count in powers[1:]]
+    return sorted({count for count in (*powers, *between) if count < maximum} | {maximum})
 
 
 class SlotRound:
-    """One round on the slots."""
+    """Trains the clients of one round on the slots."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class SlotRound:
 
     @property
     def step_forms(self) -> set[bool]:
-        """Which forms of the step the round needs: with full batches only (True), with padding (False), or both."""
+        """The forms of the step that the round needs: for full batches (True), for padded batches (False), or both."""
         return {bool(full) for full in np.unique(self.full)}
 
     def train(self) -> RoundResult:
@@ -195,7 +195,7 @@ class SlotRound:
             self._stage(window, again=True)
 
     def _stage(self, window: int, again: bool = False) -> None:
-        """Prepare the batches of a window. With `again`, a window after the round's end repeats the first one."""
+        """Stage the batches of a window. With `again`, a window after the round's end repeats the first one."""
         size = self._program.window
         first = window * size
         first = 0 if again and first >= self._schedule.times else first
@@ -291,7 +291,7 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states: from the slots if each client had its own, else copied to the device again."""
+        """Return the clients' states from the slots, or copy them to the device again if clients shared a slot."""
         state = self._layouts.state
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))
@@ -300,7 +300,10 @@ class SlotRound:
 
 
 class _Moves:
-    """(slots, clients) that change at each time, as indices on the device. They are copied there once per round."""
+    """The slots and clients of the arrivals and departures, as indices on the device.
+
+    They are copied to the device once per round.
+    """
 
     def __init__(self, schedule: SlotSchedule, packed: Tensor) -> None:
         self._packed, self._next = packed, 0
@@ -314,20 +317,20 @@ class _Moves:
 
 
 def _packed(schedule: SlotSchedule) -> npt.NDArray[np.int64]:
-    """[2, moves]: the slots and clients of all events, arrivals first."""
+    """Return the slots and clients of all arrivals and then of all departures: [2, moves]."""
     events = [*schedule.arrivals.values(), *schedule.departures.values()]
     return np.concatenate([np.stack([event.slots, event.clients]) for event in events], axis=1)
 
 
 def _as_rows(numbers: npt.NDArray[np.int64], on_device: Tensor) -> Rows:
-    """Return a slice if the numbers are consecutive, because a plain copy is faster than one by indices."""
+    """Return a slice if the numbers are consecutive, because a copy of a slice is faster than one by indices."""
     first, last = int(numbers[0]), int(numbers[-1])
-    consecutive = np.array_equal(numbers, np.arange(first, last + 1))
-    return slice(first, last + 1) if consecutive else on_device
+    are_consecutive = np.array_equal(numbers, np.arange(first, last + 1))
+    return slice(first, last + 1) if are_consecutive else on_device
 
 
 def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> npt.NDArray[np.bool_]:
-    """[times]: whether all clients' batches are full."""
+    """Return, for each time, whether all clients' batches are full: [times]."""
     full = np.ones(schedule.times, dtype=bool)
     for time, event in schedule.arrivals.items():
         for client in event.clients:
@@ -338,7 +341,7 @@ def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) ->
 def _batches_per_slot(
     plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the batch indices and keys per slot, from step `first`."""
+    """Return the sample indices and keys per slot, for `window` times from `first` on."""
     end = min(first + window, schedule.times)
     step = schedule.step[first:end]
     indices = np.full((*step.shape, width), -1, dtype=np.int64)

@@ -22,7 +22,7 @@ from fedskew.methods.hook_results import wrong_number, wrong_tally, wrong_tensor
 from fedskew.methods.parts import Outputs, Seen, Tensors, same_form
 from fedskew.randomness import fold
 
-_WHEN: tuple[PassKind, ...] = ("opening", "closing")
+_PASSES: tuple[PassKind, ...] = ("opening", "closing")
 
 
 class Trial:
@@ -34,7 +34,7 @@ class Trial:
         self._few = replace(largest, samples=largest.samples[:3])
 
     def tally(self) -> dict[str, torch.dtype]:
-        """Return the dtypes of the objective's tally. Raises an error if the step cannot be stacked."""
+        """Return the dtypes of the objective's tally. Raise an error if the step cannot be stacked."""
         found = self._compute_step(1, self._few.samples, len(self._few.samples))
         self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
@@ -43,7 +43,7 @@ class Trial:
         return {name: t.dtype for name, t in found.tally.items()}
 
     def _check_step(self, found: StepResult) -> None:
-        """Check what the hooks of one client's step returned. Raises `UserError`."""
+        """Raise `UserError` if a hook of one client's step returned something wrong."""
         work, direction = self._work, {name: t[0] for name, t in found.direction.items()}
         if not same_form(direction, work.sent.params):
             raise wrong_tensors(work.solver, "direction", direction, work.sent.params)
@@ -71,17 +71,17 @@ class Trial:
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        The content of such rows is tested with a whole step: a row of weight zero adds exactly nothing, so another
-        content must give the same result. Their number is tested on the objective alone, because a network rounds
-        differently for another batch shape, and a deep network amplifies the difference.
+        A whole step tests their content: it must give the same result with other values in these rows. The objective
+        alone tests their number, because a network rounds differently for another batch shape, and a deep network
+        amplifies the difference.
         """
         samples = self._few.samples
         padded, otherwise_padded = (
             self._compute_step(1, np.concatenate([samples, [row] * 3]), len(samples)).direction
             for row in (0, len(self._data) - 1)
         )
-        same = _close(padded, otherwise_padded, 10 * self._network.resolution)
-        return same and self._ignores_padding_length(self._few)
+        are_same = _are_close(padded, otherwise_padded, 10 * self._network.resolution)
+        return are_same and self._ignores_padding_length(self._few)
 
     def _compute_step(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> StepResult:
         """Take a step on these rows of the data. Rows after the first `valid_rows` are padding."""
@@ -134,21 +134,21 @@ class Trial:
             )
             passes = {
                 f"{when} {n}": t
-                for when in _WHEN
+                for when in _PASSES
                 if work.needs_pass(when)
                 for n, t in DataPass(work, when).batch_sums(seen, client).items()
             }
             gradients = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
             return {"loss": loss.detach(), **gradients, **passes}
 
-        return _close(results(samples), results(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+        return _are_close(results(samples), results(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
 
 
 def _copies(tensor: Tensor, clients: int) -> Tensor:
     return tensor.expand(clients, *tensor.shape).clone()
 
 
-def _close(a: Tensors, b: Tensors, tolerance: float) -> bool:
+def _are_close(a: Tensors, b: Tensors, tolerance: float) -> bool:
     """Return whether tensors differ only by rounding. Infinities must agree, and NaN counts as zero."""
     infinities_agree = all(torch.equal(_infinities(a[name]), _infinities(b[name])) for name in a)
     difference = _norm({name: _finite(a[name]) - _finite(b[name]) for name in a})
@@ -167,14 +167,14 @@ def _norm(tensors: Tensors) -> float:
     return float(torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt())
 
 
-_SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""The share of the free memory that slots may take. Evaluation and the server need some, too."""
+_USABLE_SHARE = {"cpu": 0.5, "cuda": 0.8}
+"""The share of the free memory that slots may take. Evaluation and the server need the rest."""
 
 
 def spare_bytes(device: torch.device) -> int | None:
     """Return the number of bytes that the slots may take, or None if unknown."""
     free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
-    return None if free is None else int(free * _SHARE[device.type])
+    return None if free is None else int(free * _USABLE_SHARE[device.type])
 
 
 def _free_cuda_bytes(device: torch.device) -> int:
@@ -209,8 +209,8 @@ def _read(path: Path) -> str:
 def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
     """Return the peak memory of a call of `function`.
 
-    On a GPU it is measured. On a CPU it is estimated as twice what autograd saves for the backward pass, because
-    gradients take about as much.
+    On a GPU, it is measured. On a CPU, it is estimated as twice the memory that autograd saves for the backward pass,
+    because gradients take about as much.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedskew as fs
-from fedskew.engine.stacked.trial import _close
+from fedskew.engine.stacked.trial import _are_close
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,6 @@ def test_a_model_that_fails_in_an_odd_way_gives_the_plain_engines_result() -> No
 
 def test_a_trial_that_overflows_does_not_hide_other_differences() -> None:
     a = {"w": torch.tensor([math.inf, 1.0]), "b": torch.tensor([math.nan])}
-    assert _close(a, {name: tensor.clone() for name, tensor in a.items()}, 1e-6)
-    assert not _close(a, {**a, "w": torch.tensor([math.inf, 100.0])}, 1e-6)
-    assert not _close(a, {**a, "w": torch.tensor([-math.inf, 1.0])}, 1e-6)
+    assert _are_close(a, {name: tensor.clone() for name, tensor in a.items()}, 1e-6)
+    assert not _are_close(a, {**a, "w": torch.tensor([math.inf, 100.0])}, 1e-6)
+    assert not _are_close(a, {**a, "w": torch.tensor([-math.inf, 1.0])}, 1e-6)
