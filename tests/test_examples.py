@@ -13,7 +13,8 @@ pytest.importorskip("nbclient", reason="nbclient is not installed: pip install f
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOKS = sorted((REPOSITORY / "examples").glob("*.ipynb"))
 MAX_BYTES = 300_000
-SLOW = {"simulation-to-federation.ipynb"}  # it starts a server and three sites
+SLOW = {"images-own-method.ipynb", "simulation-to-federation.ipynb"}
+"""Notebooks with many runs, or with a server and three sites. `make test` checks their committed outputs only."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

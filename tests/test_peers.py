@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_cases import slow
 
 PEERS = Path(__file__).parents[1] / "benchmarks" / "peers"
 
@@ -19,7 +20,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(PEERS))
 
 
-@pytest.mark.parametrize("script", ["plain_loop.py", "fedskew_run.py"])
+@pytest.mark.parametrize("script", ["fedskew_run.py", *slow("plain_loop.py")])  # `compare` also runs the plain loop
 def test_a_script_trains_and_prints_one_line_of_json(script: str) -> None:
     done = _run(script, "--size", "tiny", "--rounds", "3")
     assert done.returncode == 0, done.stderr

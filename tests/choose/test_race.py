@@ -121,6 +121,7 @@ def test_another_budget_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -
     assert again.run < watcher.run / 4, "the smaller race needs little that the larger one has not trained"
 
 
+@pytest.mark.slow
 def test_another_field_is_another_race_that_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -> None:
     config, out = with_values(Config(), TINY), tmp_path / "race"
     choose(config=config, methods=["fedlmd"], budget=BUDGET, out=out, workers=1)

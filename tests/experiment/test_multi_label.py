@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from findings import FINDINGS, findings, findings_federation, findings_file
+from method_cases import by_kind
 from sklearn.metrics import cohen_kappa_score, f1_score, roc_auc_score
 from torch import Tensor
 
@@ -25,12 +26,12 @@ REQUIRED = {
 }  # fmt: skip
 
 
-def test_the_methods_of_the_issue_fit() -> None:
+def test_which_methods_fit() -> None:
     assert set(FITTING) >= REQUIRED
     assert {"fedvls", "fedlc", "fedrs", "fedntd", "fedgr", "pkd"}.isdisjoint(FITTING)
 
 
-@pytest.mark.parametrize("method", FITTING)
+@pytest.mark.parametrize("method", by_kind(FITTING))
 def test_engines_agree(method: str) -> None:
     federation = findings_federation()
     plain, stacked = (

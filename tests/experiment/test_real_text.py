@@ -45,10 +45,8 @@ def _split(name: str) -> Federation:
 )
 def test_it_runs_the_same_on_both_engines(name: str, method: str) -> None:
     fed = _split(name)
-    plain, stacked = (
-        run(fed, method, rounds=3, clients_per_round=5, lr=0.1, local_epochs=1, engine=engine, device="cpu")
-        for engine in ("plain", "stacked")
-    )
+    settings = {"rounds": 3, "eval_every": 3, "clients_per_round": 5, "lr": 0.1, "local_epochs": 1, "device": "cpu"}
+    plain, stacked = (run(fed, method, engine=engine, **settings) for engine in ("plain", "stacked"))
     assert plain.config.model == "fasttext"
     assert plain.diverged == stacked.diverged == 0
     losses = [[row.loss for row in result.history[1:]] for result in (plain, stacked)]

@@ -75,7 +75,7 @@ def test_twins_have_the_same_layers() -> None:
         assert layers(deeper) <= layers(other), deeper
 
 
-PUSHED = {"dnn", "cnn", "resnet8", "fasttext"}
+PUSHED = {"dnn", "resnet8", "fasttext"}
 """Models that `make test` exports; `make test-all` exports all of them."""
 
 

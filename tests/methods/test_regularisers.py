@@ -41,7 +41,10 @@ ENGINES = ("plain", "stacked")
 @pytest.mark.parametrize(
     ("base", "regulariser", "parameter", "engine"),
     [
-        (base, *weight, ENGINES[(row + column) % 2])  # each pair of the three occurs
+        # Each pair of the three occurs; `make test` has each base, and each regulariser on each engine.
+        pytest.param(
+            base, *weight, ENGINES[(row + column) % 2], marks=pytest.mark.slow if (row // 2 + column) % 2 else ()
+        )
         for row, base in enumerate(BASES)
         for column, weight in enumerate(WEIGHTS)
     ],

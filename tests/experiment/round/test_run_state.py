@@ -77,7 +77,7 @@ def assert_same_state(state: RunState, again: RunState) -> None:
     assert list(again.model.params) == list(state.model.params)
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize("method", only(FAST, RUNS))
 def test_a_state_in_float64_comes_back_from_a_file_as_it_was(method: str, tmp_path: Path) -> None:
     this = server(image_federation(), method, norm_and_dropout(), RUNS[method], rounds=2, local_epochs=1)
     state = finished(this, this.start(on_disk(tmp_path)))[0]
