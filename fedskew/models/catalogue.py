@@ -76,7 +76,7 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 def make_model(name: str, data: DataShape, seed: int = 0) -> nn.Module:
     """Make the model called `name`, or the one that a user's `package.module:factory` returns.
 
-    `seed` determines the initial weights.
+    `data` is the shape of a sample and the number of classes. `seed` determines the initial weights.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)
