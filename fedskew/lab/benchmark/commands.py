@@ -33,7 +33,7 @@ class Command:
     """A short name for tables. If it is empty, tables show the command itself."""
     python: tuple[str, ...] = ("-m", "fedskew")
     """What the Python interpreter runs."""
-    files: tuple[tuple[str, str], ...] = ()
+    files: tuple[tuple[str, bytes], ...] = ()
     """Files in the temporary folder: their names and contents."""
     empty_caches: bool = False
     """Whether the caches of compiled kernels are empty, as on a new machine."""
@@ -109,7 +109,7 @@ def _time_once(command: Command) -> tuple[float, float]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
     with tempfile.TemporaryDirectory() as folder:
         for name, content in command.files:
-            Path(folder, name).write_text(content, encoding="utf-8")
+            Path(folder, name).write_bytes(content)
         if command.empty_caches:
             environment |= {variable: str(Path(folder, variable)) for variable in _CACHES}
         start = time.perf_counter()

@@ -107,8 +107,8 @@ class Group:
     title: str
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
-    once: bool = False
-    """Run each command once, in order, because they take long."""
+    fill_caches: tuple[Command, ...] = ()
+    """Commands to run before. With them, each of `commands` is measured once, because they take long."""
     interleaved: bool = True
     """Whether contenders are timed alternately. Large ones are timed one after another, because together they would not
     fit on the device."""
@@ -141,7 +141,9 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     if "start-up" in plan.levels:
         yield 2, Group("start-up of commands", commands=START_UP)
     if "whole-runs" in plan.levels and plan.kind == "cuda":
-        yield 5, Group("whole runs", commands=whole_runs(plan.device), once=True)
+        runs = whole_runs(plan.device)
+        yield 5, Group("whole runs", commands=runs.single, fill_caches=runs.fill_caches)
+        yield 5, Group("a comparison and a sweep", commands=runs.several, fill_caches=runs.fill_caches[:1])
 
 
 def _steps(plan: Plan, case: Case) -> Group:

@@ -11,7 +11,7 @@ import torch
 from fedskew.engine.parallel.pool import usable_cores
 from fedskew.errors import UserError
 from fedskew.experiment.storage import about
-from fedskew.lab.benchmark.commands import time_commands
+from fedskew.lab.benchmark.commands import CommandTime, time_commands
 from fedskew.lab.benchmark.plan import Group, Plan, groups
 from fedskew.lab.benchmark.results import SCALE, Failure, Results
 from fedskew.lab.benchmark.scale import measure_scale, scale_case
@@ -55,8 +55,7 @@ class Benchmark:
 
         if group.commands:
             try:
-                repetitions = 1 if group.once else self._plan.length.repetitions
-                self.results.commands += time_commands(group.commands, repetitions, show, warm_up=not group.once)
+                self.results.commands += self._time_commands(group, show)
             except UserError as error:
                 self.results.failures.append(Failure.from_error(group.title, error))
             return
@@ -66,6 +65,12 @@ class Benchmark:
                 self.results.measurements += self._timer.measure(batch, show)
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
+
+    def _time_commands(self, group: Group, show: Callable[[str], None]) -> list[CommandTime]:
+        if not group.fill_caches:
+            return time_commands(group.commands, self._plan.length.repetitions, show)
+        time_commands(group.fill_caches, 1, show, warm_up=False)
+        return time_commands(group.commands, 1, show, warm_up=False)
 
     def _measure_scale(self, show_progress: ShowProgress) -> None:
         case = scale_case(self._plan.device, self._plan.scale_clients)

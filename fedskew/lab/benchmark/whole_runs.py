@@ -1,21 +1,29 @@
-"""Whole commands on a GPU, timed from the start of the process to its end, as a user waits for them.
+"""Whole commands on a GPU, from the start of the process to its end: what a user waits for.
 
-In each round, 10 of 100 clients train the CNN on 600 images of 28×28 each, for 5 local epochs in batches of 50.
+The work: 10 of 100 clients per round, 600 images of 28×28 per client, 5 local epochs in batches of 50, and the CNN.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedskew.data.published.idx import PARTS
 from fedskew.lab.benchmark.commands import Command
 
 ROUNDS = 100
 _METHODS = "fedavg", "fedvls", "fedlmd", "fedrs"
 _SEEDS = 3
+_IMAGES = 60_000, 10_000
+"""For training, and for the test."""
 _WORK = (
-    "--data synthetic --set data.image=[28,28] --set data.samples=75000 --partition iid --clients 100 "
-    "--clients-per-round 10 --model cnn --local-epochs 5 --batch-size 50 --lr 0.01"
+    "--data mnist --data-dir . --partition iid --clients 100 --clients-per-round 10 --model cnn --local-epochs 5 "
+    "--batch-size 50 --lr 0.01"
 )
 _GRID = f"""\
-data: {{name: synthetic, image: [28, 28], samples: 75000}}
+data: mnist
+data_dir: .
 partition: {{rule: iid, clients: 100}}
 clients_per_round: 10
 model: cnn
@@ -27,35 +35,68 @@ grid:
   method: [{", ".join(_METHODS)}]
 seeds: {_SEEDS}
 """
-IMPORTS = "fedskew run, imports only"
-FIRST, SECOND = "fedskew run, 1 round, nothing cached", "fedskew run, 1 round, second time"
-FORMATS = {precision: f"fedskew run, {ROUNDS} rounds, {precision}" for precision in ("bf16", "tf32", "float32")}
-COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUNDS} rounds"
+PRECISIONS = "bf16", "tf32", "float32"
+IMPORTS = "imports of fedskew run"
+FIRST = "fedskew run, 1 round, bf16, no kernel cached"
+ONE_ROUND = {precision: f"fedskew run, 1 round, {precision}, second time" for precision in PRECISIONS}
+ALL_ROUNDS = {precision: f"fedskew run, {ROUNDS} rounds, {precision}" for precision in PRECISIONS}
+COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUNDS} rounds, bf16"
 SWEEP = COMPARE.replace("compare", "sweep")
 
 FIRST_ROUND = 8.0
-"""The most seconds of a first round after the imports, if no kernel was compiled on this machine before."""
+"""Most seconds of a run of one round after the imports, if no kernel was compiled on this machine before."""
 SECOND_TIME = 3.0
-"""The most seconds of a first round after the imports, if the same command has run before."""
+"""Most seconds of a run of one round after the imports, if the same command has run before."""
+WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
+"""Most seconds of a run in bf16, and of a comparison and a sweep."""
 FLOAT32_ROUND = 0.070
-"""The most seconds of a round in float32."""
+"""Most seconds of a round in float32."""
 
 
-def whole_runs(device: str) -> tuple[Command, ...]:
-    """List the commands. Each finds the kernels that earlier ones compiled, unless its caches are empty."""
-    run = ("run", *_WORK.split(), "--method", "fedavg", "--device", device)
-    one = (*run, "--rounds", "1", "--precision", "bf16", "--out", "run")
-    many = (*run, "--rounds", str(ROUNDS), "--out", "run")
-    several = ("--methods", ",".join(_METHODS), "--seeds", str(_SEEDS), "--rounds", str(ROUNDS), "--out", "runs")
-    compare = ("compare", *_WORK.split(), "--device", device, "--precision", "bf16", *several)
-    sweep = ("sweep", "grid.yaml", "--device", device, "--precision", "bf16", "--out", "runs")
-    return (
-        Command((), "end", name=IMPORTS, python=("-c", "import fedskew.cli.running")),
-        Command(one, "end", name=FIRST, empty_caches=True),
-        Command(one, "end", name=f"{SECOND}, to fill the caches"),
-        Command(one, "end", name=SECOND),
-        *(Command((*many, "--precision", precision), "end", 9.0 if precision == "bf16" else None, name)
-          for precision, name in FORMATS.items()),
-        Command(compare, "end", 60.0, COMPARE),
-        Command(sweep, "end", 60.0, SWEEP, files=(("grid.yaml", _GRID),)),
+@dataclass(frozen=True)
+class WholeRuns:
+    """The commands, in the order in which they are measured."""
+
+    fill_caches: tuple[Command, ...]
+    """Commands that are not measured. They compile the kernels, as a user's first runs do."""
+    single: tuple[Command, ...]
+    several: tuple[Command, ...]
+    """A comparison and a sweep."""
+
+
+def whole_runs(device: str) -> WholeRuns:
+    files = _mnist_files()
+    run = ("run", *_WORK.split(), "--method", "fedavg", "--device", device, "--out", "run")
+    imports = Command((), "end", name=IMPORTS, python=("-c", "import fedskew.cli.running"))
+    one = {
+        precision: Command((*run, "--rounds", "1", "--precision", precision), "end", None, name, files=files)
+        for precision, name in ONE_ROUND.items()
+    }
+    first = Command(one["bf16"].arguments, "end", None, FIRST, files=files, empty_caches=True)
+    many = tuple(
+        Command((*run, "--rounds", str(ROUNDS), "--precision", precision), "end",
+                WHOLE_RUN if precision == "bf16" else None, name, files=files)
+        for precision, name in ALL_ROUNDS.items()
     )  # fmt: skip
+    several = ("--methods", ",".join(_METHODS), "--seeds", str(_SEEDS), "--rounds", str(ROUNDS))
+    machine = ("--device", device, "--precision", "bf16", "--out", "runs")
+    compare = Command(("compare", *_WORK.split(), *several, *machine), "end", SEVERAL_RUNS, COMPARE, files=files)
+    grid = (*files, ("grid.yaml", _GRID.encode()))
+    sweep = Command(("sweep", "grid.yaml", *machine), "end", SEVERAL_RUNS, SWEEP, files=grid)
+    return WholeRuns((imports, *one.values()), (imports, first, *one.values(), *many), (compare, sweep))
+
+
+def _mnist_files() -> tuple[tuple[str, bytes], ...]:
+    """Random images in the form of MNIST's files, brighter for higher classes, so that there is something to learn."""
+    rng = np.random.default_rng(0)
+    contents = []
+    for count in _IMAGES:
+        labels = rng.integers(0, 10, count, dtype=np.uint8)
+        images = rng.integers(0, 128, (count, 28, 28), dtype=np.uint8) + 12 * labels[:, None, None]
+        contents += [_idx(images), _idx(labels)]
+    return tuple(zip(PARTS, contents, strict=True))
+
+
+def _idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    sides = np.array(array.shape, ">u4").tobytes()
+    return bytes([0, 0, 8, array.ndim]) + sides + array.tobytes()

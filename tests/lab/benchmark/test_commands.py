@@ -19,7 +19,7 @@ from fedskew.lab.benchmark.run import Benchmark
 from fedskew.lab.benchmark.tables import markdown
 from fedskew.lab.benchmark.targets import targets
 from fedskew.lab.benchmark.timing import TimingLength
-from fedskew.lab.benchmark.whole_runs import FIRST, FORMATS, IMPORTS, SECOND, whole_runs
+from fedskew.lab.benchmark.whole_runs import ALL_ROUNDS, FIRST, IMPORTS, ONE_ROUND, whole_runs
 
 VERSION = Command(("--version",), "first line", bound=1000.0)
 
@@ -36,7 +36,7 @@ def test_a_command_is_timed_to_its_first_line_or_to_its_end() -> None:
 
 def test_a_command_may_have_files_and_empty_caches() -> None:
     code = "import os, pathlib; assert pathlib.Path('a.txt').read_text() == 'x'; assert 'TRITON' in os.environ[{!r}]"
-    command = Command((), "end", files=(("a.txt", "x"),), empty_caches=True, name="mine")
+    command = Command((), "end", files=(("a.txt", b"x"),), empty_caches=True, name="mine")
     shown: list[str] = []
     (time,) = time_commands(
         [replace(command, python=("-c", code.format("TRITON_CACHE_DIR")))], 1, shown.append, warm_up=False
@@ -51,24 +51,27 @@ def test_whole_runs_are_valid_commands(
     """Each is read by the real command line. It fails only because this machine has no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    by_name = {command.arguments[0]: command for command in whole_runs("cuda:0") if command.arguments}
+    runs = whole_runs("cuda:0")
+    by_name = {command.arguments[0]: command for command in (*runs.single, *runs.several) if command.arguments}
     assert list(by_name) == ["run", "compare", "sweep"]
     for command in by_name.values():
         for name, content in command.files:
-            Path(name).write_text(content, encoding="utf-8")
-        smaller = ["--set", "data.samples=500", *(("--workers", "1") if command.files else ())]
-        assert main([*command.arguments, *smaller]) in (1, 2)  # a sweep reports failed runs by 1
+            Path(name).write_bytes(content)
+        workers = ("--workers", "1") if command.arguments[0] == "sweep" else ()
+        assert main([*command.arguments, *workers]) in (1, 2)  # a sweep reports failed runs by 1
         assert "no CUDA device is" in capsys.readouterr().err, command.text
 
 
 def test_targets_of_whole_runs() -> None:
-    seconds = {IMPORTS: 3.0, FIRST: 10.0, SECOND: 7.0, FORMATS["bf16"]: 9.5, FORMATS["float32"]: 14.0}
+    seconds = {
+        IMPORTS: 3.0, FIRST: 10.0, ONE_ROUND["bf16"]: 7.0, ONE_ROUND["float32"]: 7.0, ALL_ROUNDS["float32"]: 14.0
+    }  # fmt: skip
     times = [CommandTime(name, "end", (value,), (value,)) for name, value in seconds.items()]
     results = Results({"device": "cuda", "gpu": "a GPU"}, {}, "fedskew bench", "today", commands=times)
     found = {target.what: (round(target.value, 3), target.met) for target in targets(results)}
     assert found == {
         f"{FIRST}: seconds after the imports": (7.0, True),
-        f"{SECOND}: seconds after the imports": (4.0, False),
+        f"{ONE_ROUND['bf16']}: seconds after the imports": (4.0, False),
         "fedskew run, float32: ms per round": (70.707, False),
     }
 
