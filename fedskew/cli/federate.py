@@ -287,6 +287,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
+    from fedskew.flower.policy import LOCAL_TESTS
     from fedskew.flower.request_checks import DETAILS
 
     settings, contract, config = read_app(app)
@@ -303,6 +304,11 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         _show_column_sums(site, federation)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
         notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
+    if settings.local_tests and not site.policy.allows(LOCAL_TESTS):
+        notice(
+            "this site's policy does not allow local tests, so the server will not learn its accuracy after local "
+            f"training; to report it, add policy: {{reveals: [{LOCAL_TESTS}]}}"
+        )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
     if not require_approval(Path(app), site.folder):

@@ -138,7 +138,7 @@ class OverlappingRounds:
         evaluation = None
         if optimistic is not None and optimistic.after is not None:
             with contextlib.suppress(Exception):  # non-finite numbers; `_settle` repeats the evaluation
-                evaluation = self._begin_evaluation(plan, optimistic.model, optimistic.after)
+                evaluation = self._begin_evaluation(plan, optimistic.model)
         return LaunchedRound(plan, result, report, optimistic, evaluation, began)
 
     def _aggregate_optimistically(self, plan: RoundPlan, result: RoundResult) -> OptimisticOutcome | None:
@@ -148,8 +148,7 @@ class OverlappingRounds:
             return None
         state, stage = plan.before, plan.stage
         changes_states = bool(result.states) or stage.cohort == "alone"
-        ends_stage = state.stage_round + 1 >= stage.rounds
-        if changes_states or ends_stage or not self._server.evaluation.covers_one_model(plan):
+        if changes_states or plan.ends_stage or not self._server.evaluation.covers_one_model(plan):
             return OptimisticOutcome(model, None)
         return OptimisticOutcome(model, self._server.state_after(plan, state.clients, model))
 
@@ -189,16 +188,16 @@ class OverlappingRounds:
         seconds = time.perf_counter() - launched.began
         return SettledRound(aggregated.after, replace(row, time=laps), evaluation, snapshot, seconds)
 
-    def _begin_evaluation(self, plan: RoundPlan, model: ServerModel, after: RunState) -> ReadEvaluation | None:
+    def _begin_evaluation(self, plan: RoundPlan, model: ServerModel) -> ReadEvaluation | None:
         """Start to evaluate the round's model on the device, if an evaluation is due."""
-        if not self._server.evaluation.is_due(plan, after):
+        if not self._server.evaluation.is_due(plan):
             return None
         return plan.runtime.test_set.begin_to_measure(model.model, plan.stage.labels)
 
     def _evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> ReadEvaluation | None:
         """Evaluate a settled round. Only the evaluation of a single model runs in the background."""
         if self._server.evaluation.covers_one_model(plan):
-            return self._begin_evaluation(plan, aggregated.model, aggregated.after)
+            return self._begin_evaluation(plan, aggregated.model)
         fields = self._server.evaluate(plan, result, aggregated)
         return lambda: fields
 

@@ -247,6 +247,19 @@ class Result:
         """Names of the sites that took part in the last evaluation. Empty in a simulation."""
         return list(self.evaluated[-1].sites or {}) if self.evaluated else []
 
+    @property
+    def client_tests(self) -> dict[str, dict[str, float]]:
+        """Accuracies on the own test samples of each client or site after the last evaluated round, by name: `accuracy`
+        of the new global model, and of a participant's model `before` and `after` local training."""
+        tested = [row.client_tests for row in self.evaluated if row.client_tests]
+        found: dict[str, dict[str, float]] = {}
+        for kind, values in tested[-1].items() if tested else ():
+            names = self.client_labels if len(self.client_labels) == len(values) else map(str, range(len(values)))
+            for name, value in zip(names, values, strict=False):
+                if value is not None:
+                    found.setdefault(name, {})[kind] = value
+        return found
+
     # -- the model, and views of the result ---------------------------------------------------------------
 
     @cached_property
@@ -268,6 +281,7 @@ class Result:
             **({} if self.scores is None else {"scores": self.scores.to_json()}),
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             **({"site_scores": {k: v.to_json() for k, v in self.site_scores.items()}} if self.site_scores else {}),
+            **({"client_tests": self.client_tests} if self.client_tests else {}),
             "diverged": self.diverged,
             **({"sites": self.site_rounds, "tested_by": self.testing_sites} if self.sites else {}),
             "compute": self.compute,

@@ -350,8 +350,18 @@ def _reported_tests(run: Result) -> str:
     if not run.history[-1].sites:
         return ""
     if not _tests_by_class(run):
-        return "The sites reported the accuracy of their tests. "
-    return "The sites reported their test results by class, which reveal the label counts of their test parts. "
+        return f"The sites reported the accuracy of their tests. {_reported_local_tests(run)}"
+    return (
+        "The sites reported their test results by class, which reveal the label counts of their test parts. "
+        f"{_reported_local_tests(run)}"
+    )
+
+
+def _reported_local_tests(run: Result) -> str:
+    names = [name for name, found in run.client_tests.items() if "after" in found]
+    if not names:
+        return ""
+    return f"These sites also reported the accuracy before and after local training: {', '.join(map(_cell, names))}. "
 
 
 def _tests_by_class(run: Result) -> bool:

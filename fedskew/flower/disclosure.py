@@ -8,6 +8,7 @@ from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
 from fedskew.flower.contract import Contract
+from fedskew.flower.policy import LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
@@ -44,10 +45,16 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
     entries = entries_with_weights(config.method, config.class_weights)
     sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     loss = " and the mean training loss" if settings.share_loss else ""
+    tests = TESTS[settings.site_metrics]
+    if settings.local_tests:
+        tests += (
+            f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many are right before "
+            "and after its local training"
+        )
     return [
         *([COLUMN_SUMS] if contract.column_sums else []),
         f"{entries_name(entries)} sends: {', '.join(sends)}{loss}",
-        f"tests: {TESTS[settings.site_metrics]}",
+        f"tests: {tests}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",
     ]

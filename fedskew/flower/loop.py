@@ -20,11 +20,11 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.federation_server import FederationServer
 from fedskew.flower.privacy import SENSITIVITY, epsilon
-from fedskew.flower.remote_evaluation import Replies
-from fedskew.flower.remote_training import Answers, SiteTraining
+from fedskew.flower.remote_evaluation import Replies, read_local_tests
+from fedskew.flower.remote_training import Answers, SiteTraining, SiteUpdates
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Sites
+from fedskew.flower.sites import Reply, Sites
 from fedskew.methods import Stage
 
 
@@ -49,6 +49,8 @@ class TrainedRound:
     failures: dict[int, str]
     """Sites whose updates were discarded, with the reason."""
     absent: list[str]
+    local_tests: dict[str, list[float | None]] | None
+    """The participants' accuracies before and after local training, if they were requested."""
 
 
 class FederatedRounds:
@@ -88,6 +90,9 @@ class FederatedRounds:
         evaluation = self._evaluate_and_train_next(plan, aggregated)
         clock.lap("evaluate")
         row = self._row(trained, aggregated)
+        if trained.local_tests is not None and "sites" in evaluation:
+            accuracies = [evaluation["sites"].get(name, {}).get("accuracy") for name in self._sites.names]
+            evaluation["client_tests"] = {"accuracy": accuracies, **trained.local_tests}
         return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total)
 
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:
@@ -104,7 +109,7 @@ class FederatedRounds:
             enough = min(self._settings.required_sites, len(plan.clients))
             if found.finite >= enough:
                 result = self._training.result(plan, found.updates)
-                return TrainedRound(plan, result, found.failures, requested.absent)
+                return TrainedRound(plan, result, found.failures, requested.absent, self._local_tests(requested, found))
             number = plan.work.key.round + 1
             self._sites.log(f"round {number}: {found.finite} of {enough} required updates arrived in attempt {attempt}")
             requested = None
@@ -116,7 +121,7 @@ class FederatedRounds:
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
         """Test the round's model if that is due, with the same messages that train the next round."""
         evaluation, labels = self._server.site_evaluation, plan.stage.labels
-        if not self._server.evaluation.is_due(plan, aggregated.after):
+        if not self._server.evaluation.is_due(plan):
             return {}
         replies: Replies = {}
         test_request = evaluation.test_request(labels, plan.stage.concatenates)
@@ -132,7 +137,18 @@ class FederatedRounds:
 
     def _request(self, plan: RoundPlan, test_request: dict[str, Any] | None = None) -> RequestedRound:
         absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]
-        return RequestedRound(plan, *self._training.request(plan, test_request), absent)
+        return RequestedRound(plan, *self._training.request(plan, test_request, self._tests_locally(plan)), absent)
+
+    def _tests_locally(self, plan: RoundPlan) -> bool:
+        """Whether the participants test the global model before and after their training: if the round is evaluated."""
+        return self._settings.local_tests and plan.stage.model == "global" and self._server.evaluation.is_due(plan)
+
+    def _local_tests(self, requested: RequestedRound, found: SiteUpdates) -> dict[str, list[float | None]] | None:
+        if not self._tests_locally(requested.plan):
+            return None
+        finite = {client for client, update in found.updates.items() if update.tensors}
+        replies = {c: a for c, a in requested.answers.items() if isinstance(a, Reply) and c in finite}
+        return read_local_tests(replies, len(self._sites.names))
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
         """The round's row, with the reasons why updates were discarded, and without what the sites do not share."""

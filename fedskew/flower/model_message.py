@@ -19,6 +19,12 @@ def read_model(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
     return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
 
 
+def single_model(stacked: ModelState) -> ModelState:
+    """The model of the only client of a result, whose tensors have a leading client axis."""
+    first = ({name: t[0] for name, t in tensors.items()} for tensors in (stacked.params, stacked.buffers))
+    return ModelState(*first)
+
+
 def needed_companions(work: RoundWork) -> list[str]:
     """The models of earlier stages that the objective uses."""
     return [name for name in work.objective.companions() if name in work.companions]

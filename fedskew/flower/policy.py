@@ -9,7 +9,8 @@
       clip: 2.0                      # largest clip of local privacy, with noise
       hours: 20-6                    # hours of the day in which the site works, local time
 
-`column sums` leave a site only if `reveals` lists them. The site's worker checks every request against the policy.
+`column sums` and `local tests` leave a site only if `reveals` lists them. The site's worker checks every
+request against the policy.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from fedskew.experiment.config import Config
 from fedskew.flower.wire import Facts
 from fedskew.methods.class_weights import entries_name, entries_with_weights
 
-COLUMN_SUMS = "column sums"
-"""The word for them in `reveals`."""
+COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
+"""What leaves a site only if `reveals` lists it."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)

@@ -125,12 +125,29 @@ class SiteEvaluation:
 
     def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
         """Correctly predicted samples and tested samples of each site that reports both."""
-        counts = {client: (reply.facts.get("right"), reply.facts.get("tested")) for client, reply in replies.items()}
-        return {
-            client: (right, tested)
-            for client, (right, tested) in counts.items()
-            if is_count(right) and is_count(tested, at_least=1) and right <= tested
-        }
+        counts = {client: _read_counts(reply.facts) for client, reply in replies.items()}
+        return {client: count for client, count in counts.items() if count is not None}
+
+
+def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | None]]:
+    """Accuracies before and after local training, by client. None for a client that does not report both."""
+    found: dict[str, list[float | None]] = {"before": [None] * clients, "after": [None] * clients}
+    for client, reply in replies.items():
+        reported = reply.facts.get("local_tests")
+        counts = [_read_counts(reported.get(when)) for when in found] if isinstance(reported, dict) else [None]
+        if None not in counts:
+            for when, count in zip(found, counts, strict=True):
+                assert count is not None
+                found[when][client] = count[0] / count[1]
+    return found
+
+
+def _read_counts(reported: object) -> tuple[int, int] | None:
+    """Correctly predicted and tested samples, if a site reports possible numbers."""
+    if not isinstance(reported, dict):
+        return None
+    right, tested = reported.get("right"), reported.get("tested")
+    return (right, tested) if is_count(right) and is_count(tested, at_least=1) and right <= tested else None
 
 
 def _require_tests(results: Mapping[int, object]) -> None:

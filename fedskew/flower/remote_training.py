@@ -58,14 +58,19 @@ class SiteTraining:
         self._replies: dict[tuple[int, str], str] = {}
         """For each client and digest of an update: the digest of the model that the update was trained from."""
 
-    def request(self, plan: RoundPlan, test_request: Facts | None = None) -> tuple[Answers, dict[int, Reply]]:
+    def request(
+        self, plan: RoundPlan, test_request: Facts | None = None, local_tests: bool = False
+    ) -> tuple[Answers, dict[int, Reply]]:
         """Ask the sites to train a round. With `test_request`, all sites also test the model at the start of the round.
+
+        With `local_tests`, the participants test it before and after their training.
 
         Returns the participants' replies, and the reports of all sites on their tests.
         """
         if self._settings.privacy == "local":
             self._count_release()
-        tests = {} if test_request is None else {"tests": test_request}
+        tests: Facts = {} if test_request is None else {"tests": test_request}
+        tests |= {"local_tests": True} if local_tests else {}
         drawn = {a.client: self._facts(plan, a.client, a.state) | tests for a in plan.work.assignments}
         others: dict[int, Facts] = {}
         if test_request is not None:

@@ -15,7 +15,7 @@ from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
-from fedskew.flower.policy import COLUMN_SUMS
+from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.wire import Facts
@@ -33,6 +33,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
         "share_loss": settings.share_loss,
         "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,
         "detail": settings.site_metrics,
+        "local_tests": settings.local_tests,
     }
 
 
@@ -60,6 +61,8 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     if requested != agreed and not requested.completes(agreed):
         found.append("the contract")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
+    if facts.get("local_tests", False) and not approved.get("local_tests", False):
+        found.append("local_tests")
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
     if tests is not None and tests["detail"] != approved["detail"]:
         found.append("site_metrics")
@@ -107,6 +110,16 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
         raise UserError(
             "the server requests test results of some labels, which reveals label counts; "
             f"method {method.name!r} does not declare that"
+        )
+
+
+def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
+    """Refuse to report the accuracy before and after local training unless the site's policy allows it."""
+    require_agreed_tests({"detail": "total", "labels": None}, method, site)
+    if not site.policy.allows(LOCAL_TESTS):
+        raise UserError(
+            "the server requests the accuracy before and after local training, which this site does not allow; "
+            f"expected policy.reveals: [{LOCAL_TESTS}]"
         )
 
 

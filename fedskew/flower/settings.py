@@ -85,6 +85,9 @@ class FederationSettings:
         choice("class", "total", "none"),
         "what a site reports of its tests: results by class, which reveal label counts, the total, or nothing",
     )
+    local_tests: bool = _option(
+        False, flag, "whether sites also report the accuracy on their test part before and after their local training"
+    )
     largest_update: float = _option(
         30.0, real(above=1), "largest norm of an update that counts, in multiples of the round's median"
     )
@@ -112,6 +115,10 @@ class FederationSettings:
             raise UserError(
                 "federation.site_metrics is 'none'; expected 'total' or 'class', since the sites' tests are the only "
                 "ones, or federation.evaluation = 'server' with federation.test_data"
+            )
+        if self.local_tests and self.site_metrics == "none":
+            raise UserError(
+                "federation.local_tests is true, but federation.site_metrics is 'none'; expected 'total' or 'class'"
             )
         if self.privacy == "local" and (self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"):
             raise UserError(

@@ -2,7 +2,8 @@
 
 hello      the number of training samples, after checking the data against the contract
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
-train      the model after local training, the method's other tensors, and loss and tallies if they are shared
+train      the model after local training, the method's other tensors, and loss and tallies if they are shared; also
+           the accuracy before and after local training, if the site's policy allows it
 evaluate   the model's results on the site's test part: by class or in total, as the site allows; after the last round
            also score histograms by class, if it allows results by class
 column_sums  before the first round: counts, means and squared deviations of a table's columns, and its frequent
@@ -22,7 +23,7 @@ import torch
 
 from fedskew.data.column_sums import ColumnSums, sum_columns
 from fedskew.data.federation import Federation
-from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundWork, arithmetic, survey
+from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundResult, RoundWork, arithmetic, survey
 from fedskew.errors import UserError
 from fedskew.experiment.class_weights import with_class_weights
 from fedskew.experiment.config import Config
@@ -31,10 +32,11 @@ from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.flower.contract import Contract
-from fedskew.flower.model_message import read_model, result_tensors
+from fedskew.flower.model_message import read_model, result_tensors, single_model
 from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.request_checks import (
+    require_agreed_local_tests,
     require_agreed_scores,
     require_agreed_sums,
     require_agreed_tests,
@@ -48,7 +50,7 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.methods.parts import collect
-from fedskew.metrics.confusion import correct
+from fedskew.metrics.confusion import Confusion, correct
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
@@ -60,7 +62,7 @@ _ALLOWED_FACTS = {
     "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
-    | {"tests"},
+    | {"tests", "local_tests"},
     "evaluate": {"labels", "detail", "frozen", "scores"},
     "survey": {"predictions"},
     "column_sums": set(),
@@ -147,6 +149,8 @@ class Site:
             reply["loss"] = loss
         if tested is not None:
             reply["tests"] = tested
+        if facts.get("local_tests"):
+            reply["local_tests"] = self._test_locally(run, stage, tensors, result)
         _refuse_undeclared(work, result.uplink)
         reply_tensors = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
@@ -170,7 +174,7 @@ class Site:
         confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
         if test_request["detail"] == "class":
             return {"confusion": confusion.tolist(), "log_loss": log_loss}
-        return {"right": correct(confusion), "tested": int(confusion.sum())}
+        return _totals(confusion)
 
     def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:
         """Histograms of the received model's probabilities on the site's test part."""
@@ -190,6 +194,16 @@ class Site:
             return self._test(run, test_request, tensors)
         except UserError as error:
             return {"refused": str(error)}
+
+    def _test_locally(self, run: SiteRun, stage: Stage, tensors: Tensors, result: RoundResult) -> Facts:
+        """Total results on the test part before and after local training, or the reason why they stay at the site."""
+        try:
+            require_agreed_local_tests(run.method, self.config)
+        except UserError as error:
+            return {"refused": str(error)}
+        test_set = run.runtime(stage.concatenates, tensors).test_set
+        models = {"before": read_model("sent", tensors), "after": single_model(result.trained)}
+        return {when: _totals(test_set.confusion(model)) for when, model in models.items()}
 
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         require_declared("survey", run.method)
@@ -270,6 +284,10 @@ def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums
     if federation.dataset.raw_train is None:
         raise UserError("the site's data are no table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
+
+
+def _totals(confusion: Confusion) -> Facts:
+    return {"right": correct(confusion), "tested": int(confusion.sum())}
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:

@@ -18,7 +18,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import is_site_name, make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
 from fedskew.flower.planning import make_settings, read_app, resolve_config
-from fedskew.flower.policy import COLUMN_SUMS, revealed_by
+from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, revealed_by
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
@@ -107,6 +107,7 @@ def _data_dir(config: Config) -> str | None:
 
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:
+    agreed = [item for item, used in ((COLUMN_SUMS, column_sums), (LOCAL_TESTS, settings.local_tests)) if used]
     own_code = [name.partition(":")[0] for name in (*config.method.split("+"), config.model) if ":" in name]
     return {
         "name": name,
@@ -119,7 +120,7 @@ def _site(client: int, name: str, config: Config, settings: FederationSettings, 
         "device": config.device,
         "threads": 1,
         "idle": _IDLE_SECONDS,
-        "policy": {"reveals": [COLUMN_SUMS, *revealed_by(config)]} if column_sums else None,
+        "policy": {"reveals": [*agreed, *revealed_by(config)]} if agreed else None,
     }
 
 

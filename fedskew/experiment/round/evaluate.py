@@ -40,7 +40,7 @@ class RoundEvaluation:
     def __init__(self, federation: Federation, config: Config, initial: ModelState, device: torch.device) -> None:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
 
-    def is_due(self, plan: RoundPlan, after: RunState) -> bool:
+    def is_due(self, plan: RoundPlan) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
 
         No evaluation is due if the test set has no samples with the stage's labels.
@@ -48,8 +48,7 @@ class RoundEvaluation:
         labels = plan.stage.labels
         if labels is not None and not np.isin(self._federation.dataset.test.y, labels).any():
             return False
-        ends_stage = after.stage_round == 0
-        return ends_stage or (plan.start.rounds + 1) % self._config.eval_every == 0
+        return plan.ends_stage or (plan.start.rounds + 1) % self._config.eval_every == 0
 
     def covers_one_model(self, plan: RoundPlan) -> bool:
         """Whether only the aggregated model is evaluated, and no client's model."""
@@ -77,9 +76,8 @@ class RoundEvaluation:
             sent = plan.start.model if stage.cohort == "clients" else None
             fields["client_tests"] = tests.measure(aggregated.model.model, sent, trained)
         if self._config.eval_local and stage.cohort == "clients":
-            ends_stage = after.stage_round == 0
             fields |= test_set.measure_participants(
-                plan.start.model, trained, plan.federation, stage.labels, with_matrices=ends_stage
+                plan.start.model, trained, plan.federation, stage.labels, with_matrices=plan.ends_stage
             )
         return fields
 

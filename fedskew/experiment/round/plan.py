@@ -40,6 +40,11 @@ class RoundPlan:
         return self.participants.clients
 
     @property
+    def ends_stage(self) -> bool:
+        """Whether this is the last round of its stage."""
+        return self.before.stage_round + 1 >= self.stage.rounds
+
+    @property
     def federation(self) -> Federation:
         """The clients, with only the samples that this stage uses."""
         return self.participants.federation

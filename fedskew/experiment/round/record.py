@@ -67,9 +67,9 @@ class RoundRow:
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     client_tests: dict[str, list[float | None]] | None = None
-    """With `client_test`: accuracies on each client's held-out samples. `accuracy` is that of the new global model, or
-    of the client's own model if there is no global one. `before` and `after` are those of the participants' models
-    before and after local training. The value is None for a client that was not evaluated."""
+    """With `client_test`, or `local_tests` on Flower: accuracies on each client's held-out samples. `accuracy` is that
+    of the new global model, or of the client's own model if there is no global one. `before` and `after` are those of
+    the participants' models before and after local training. The value is None for a client that was not evaluated."""
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)

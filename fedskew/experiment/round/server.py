@@ -177,7 +177,7 @@ class Server:
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
         """Evaluate the round's models if an evaluation is due, and return the fields for the round's row."""
-        if not self.evaluation.is_due(plan, aggregated.after):
+        if not self.evaluation.is_due(plan):
             return {}
         return self.evaluation.evaluate(plan, result, aggregated)
 
