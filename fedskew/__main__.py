@@ -1,4 +1,4 @@
-"""`python -m fedskew`."""
+"""Run the command line with `python -m fedskew`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of public objects: as text, as HTML for notebooks, and as pandas DataFrames."""
+"""Tables that public objects show: as text, as HTML for notebooks, and as pandas DataFrames."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def text_table(records: Records) -> str:
     """Format the records as text in columns, with numbers aligned right."""
     cells = _cells(records)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    numeric = [all(isinstance(record[key], int | float) for record in records) for key in records[0]]
+    are_numeric = [all(isinstance(record[key], int | float) for record in records) for key in records[0]]
     lines = (
         "  ".join(
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(row, widths, numeric, strict=True)
+            cell.rjust(width) if is_numeric else cell.ljust(width)
+            for cell, width, is_numeric in zip(row, widths, are_numeric, strict=True)
         )
         for row in cells
     )

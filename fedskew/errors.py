@@ -37,13 +37,13 @@ def unknown_parameter(owner: str, key: str, known: Sequence[str]) -> UserError:
     return UserError(f"{owner} has no parameter {key!r};{hint} its parameters: {', '.join(known) or 'none'}")
 
 
-def expect(ok: bool, name: str, value: object, expected: str) -> None:
-    """Raise a `UserError` unless `ok`."""
-    if not ok:
+def expect(is_valid: bool, name: str, value: object, expected: str) -> None:
+    """Raise a `UserError` that says what was expected, unless the value is valid."""
+    if not is_valid:
         raise UserError(f"{name} is {value!r}; expected {expected}")
 
 
-def shorten(names: Sequence[str], most: int = 8) -> str:
-    """List the first `most` names in quotes, and count the rest."""
-    shown = ", ".join(map(repr, names[:most]))
-    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+def shorten(names: Sequence[str], max_shown: int = 8) -> str:
+    """List the first `max_shown` names in quotes, and count the rest."""
+    shown = ", ".join(map(repr, names[:max_shown]))
+    return shown + (f" and {len(names) - max_shown} more" if len(names) > max_shown else "")

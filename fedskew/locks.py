@@ -1,4 +1,4 @@
-"""A file lock, which lets one process at a time use what several processes share.
+"""A file lock, which lets one process at a time use a file or folder that several processes share.
 
 The operating system drops a lock when its process ends, even by a crash. A forked worker does not inherit it.
 """
@@ -14,7 +14,7 @@ from filelock import FileLock
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Let one process at a time enter. If the file system has no locks, all enter at once."""
+    """Let one process at a time enter the `with` block. If the file system has no locks, all enter at once."""
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

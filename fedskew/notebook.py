@@ -25,6 +25,7 @@ MAX_CLASSES = 30
 """The map shows at most this many classes."""
 
 Points = Sequence[tuple[float, float]]
+"""The points (x, y) of a curve."""
 
 
 def in_notebook() -> bool:
@@ -66,7 +67,7 @@ def bar(done: int, total: int) -> str:
 
 
 def curves(lines: Mapping[str, Sequence[Points]], x_label: str = "round", y_label: str = "accuracy, %") -> str:
-    """Return a small chart. All curves under one name have the same colour. Nothing if no curve has two points."""
+    """Return a small chart. All curves under one name have the same colour. Empty if no curve has two points."""
     drawn = {name: [c for c in group if len(c) > 1] for name, group in lines.items()}
     points = [point for group in drawn.values() for curve in group for point in curve]
     if not points:
@@ -76,14 +77,14 @@ def curves(lines: Mapping[str, Sequence[Points]], x_label: str = "round", y_labe
     spread = high - low or 1.0
     width, height, left, top = 360, 130, 44, 8
 
-    def place(x: float, y: float) -> str:
+    def to_pixels(x: float, y: float) -> str:
         return f"{left + width * x / (right or 1):.0f},{top + height * (high - y) / spread:.0f}"
 
     shapes, legend = [], []
     for number, (name, group) in enumerate(drawn.items()):
         colour = COLOURS[number % len(COLOURS)]
         for curve in group:
-            line = " ".join(place(x, y) for x, y in _thinned(curve))
+            line = " ".join(to_pixels(x, y) for x, y in _thin_out(curve))
             shapes.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         if group:
             legend.append(f'<span style="color:{colour}">━ {escape(name)}</span>')
@@ -100,13 +101,13 @@ def curves(lines: Mapping[str, Sequence[Points]], x_label: str = "round", y_labe
     return f"<svg {size}>{frame}{''.join(shapes)}{labels}</svg><div>{' '.join(legend)}</div>"
 
 
-def _thinned(curve: Points) -> Points:
+def _thin_out(curve: Points) -> Points:
     step = -(-len(curve) // MAX_POINTS)
     return curve if step == 1 else [*curve[:-1:step], curve[-1]]
 
 
 def label_map(counts: npt.NDArray[np.int64], clients: Sequence[str], classes: Sequence[str]) -> str:
-    """Return the class × client map: a row per class, a column per client. The more samples, the darker."""
+    """Return the class × client map: a row per class, a column per client. More samples give a darker cell."""
     largest = int(counts.max(initial=0))
     with_counts = len(clients) <= MAX_WITH_COUNTS
     headings = [f"<th>{escape(name)}</th>" for name in clients] if with_counts else [f"<th>{len(clients)} clients</th>"]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
 _SMALL = 4096
+"""Below this number of items, `sample` permutes all of them, which is fast enough."""
 
 
 def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
@@ -55,8 +56,8 @@ def _order(bits: np.ndarray) -> np.ndarray:
 def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """Draw m of range(n) without replacement, in random order.
 
-    They are the first m of `permutation`. If n is large and m is small, they are drawn directly, at a cost that does
-    not depend on n.
+    The result is the first m of `permutation`. If n is large and m is small, the numbers are drawn directly instead, at
+    a cost that does not depend on n.
     """
     if n < _SMALL or 8 * m > n:
         return permutation(n, seed, purpose, *key)[:m]

@@ -1,8 +1,9 @@
-"""What a sample's labels mean: one class per sample, or any number of labels per sample.
+"""The meaning of a sample's labels: one class per sample, or any number of labels per sample.
 
 Everything that depends on this is here: the loss, the predictions and their counts, the label counts of clients, and
-the groups by which samples are split. The labels' shape decides: class numbers [n], or a matrix of 0 and 1 [n, labels].
-The helpers that losses share are here, too. They mask the rows of padding, and mark the class of each row.
+the groups by which samples are split. The shape of the labels decides which task it is: class numbers [n], or a matrix
+of 0 and 1 [n, labels]. This module also has helpers for losses, which mask rows of padding and mark the class of each
+row.
 """
 
 from __future__ import annotations

@@ -22,14 +22,14 @@ def import_user_module(kind: str, name: str, attribute_kind: str) -> tuple[Modul
         raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_kind}")
     importlib.invalidate_caches()
     try:
-        with current_directory_importable():
+        with importing_from_current_folder():
             return importlib.import_module(module_name), attribute
     except Exception as error:
         raise UserError(f"{kind} {name!r}: cannot import {module_name!r}: {describe(error)}") from error
 
 
 @contextmanager
-def current_directory_importable() -> Iterator[None]:
+def importing_from_current_folder() -> Iterator[None]:
     """Put the current folder first on the import path, as `python -m` does and a console script does not."""
     folder = os.getcwd()
     sys.path.insert(0, folder)

@@ -1,9 +1,9 @@
 """Worker processes that answer requests, one at a time, as lines of JSON.
 
-A worker is started as `python -m fedskew.workers package.module:function`, never by fork: a process that has used a GPU
-cannot be forked, and a crash stays in one process. It imports the function once, so data and compiled programs that the
-function keeps serve all later requests. Unlike `multiprocessing`, this needs no `if __name__ == "__main__"` in a user's
-script.
+A worker is started as `python -m fedskew.workers package.module:function`. It is never a fork, because a process that
+has used a GPU cannot be forked. A crash ends only one worker. A worker imports the function once, so data and compiled
+programs that the function keeps serve all later requests. Unlike `multiprocessing`, this needs no
+`if __name__ == "__main__"` in a user's script.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GPU_WORKERS = 4
 
 
 def default_workers(device: str, requests: int) -> int:
-    """The default number of processes on this machine."""
+    """Return the default number of processes for this many requests: one per core, or `GPU_WORKERS` per GPU."""
     import torch
 
     from fedskew.engine.parallel.pool import usable_cores
@@ -74,7 +74,8 @@ class WorkerPool:
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
 
-        At `give_up_at`, in seconds since the epoch, processes are killed. Returns the requests without an answer.
+        At `give_up_at`, in seconds since the epoch, processes are killed. Return the positions of requests without an
+        answer.
         """
         waiting = deque(range(len(requests)))
         while waiting or self._busy:
@@ -188,7 +189,7 @@ class WorkerProcess:
             return
 
     def messages(self) -> Iterator[Message]:
-        """Read the new messages. Raises EOFError if the worker died."""
+        """Read the new messages. Raise EOFError if the worker died."""
         content = os.read(self.stream.fileno(), 1 << 20)
         if not content:
             raise EOFError
@@ -271,7 +272,7 @@ def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
 
 
 def _gpu_works() -> bool:
-    """Whether this process can still use its GPU; after a CUDA error it cannot."""
+    """Whether this process can still use its GPU. After a CUDA error it cannot."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True

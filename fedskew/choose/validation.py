@@ -21,26 +21,26 @@ def validation_fraction(samples: int) -> float:
 
 def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     """Return the federation with a share of each client's samples of each class as its test set."""
-    held = federation.draw_held_out(fraction, seed, _PURPOSE)
-    if not held.any():
+    is_held_out = federation.draw_held_out(fraction, seed, _PURPOSE)
+    if not is_held_out.any():
         raise UserError(
             f"{federation.dataset.name}: no client has enough samples of a class to hold one out for validation; "
             "expected at least two samples per client and class"
         )
-    kept = tuple(part[~held[part]] for part in federation.indices)
-    dataset = replace(federation.dataset, test=federation.dataset.train.select(held))
-    return replace(federation, dataset=dataset, indices=kept)
+    indices = tuple(part[~is_held_out[part]] for part in federation.indices)
+    dataset = replace(federation.dataset, test=federation.dataset.train.select(is_held_out))
+    return replace(federation, dataset=dataset, indices=indices)
 
 
 _cache: dict[tuple[str, int, float], Federation] = {}
 _CACHE_SIZE = 12
 
 
-def validation_federation(whole: Federation, seed: int, fraction: float) -> Federation:
-    """Return `hold_out` of the federation, computed once per process."""
-    key = (whole.hash, seed, fraction)
+def validation_federation(federation: Federation, seed: int, fraction: float) -> Federation:
+    """Return the result of `hold_out` for the federation, which is computed once per process."""
+    key = (federation.hash, seed, fraction)
     if key not in _cache:
         while len(_cache) >= _CACHE_SIZE:
             del _cache[next(iter(_cache))]
-        _cache[key] = hold_out(whole, fraction, seed)
+        _cache[key] = hold_out(federation, fraction, seed)
     return _cache[key]

@@ -170,9 +170,9 @@ def _refuse_duplicates(methods: list[Config]) -> list[Config]:
     """Return the methods. Refuse one that is listed twice with the same settings, because its rows would look alike."""
     from fedskew.methods import make_method
 
-    made = [make_method(config.method, config.method_params) for config in methods]
-    for i, method in enumerate(made):
-        if any((other.name, other.params) == (method.name, method.params) for other in made[:i]):
+    complete = [make_method(config.method, config.method_params) for config in methods]  # with default parameters
+    for i, method in enumerate(complete):
+        if any((other.name, other.params) == (method.name, method.params) for other in complete[:i]):
             raise UserError(
                 f"method {method.name!r} is listed twice with the same settings; expected it once, or with "
                 f"different settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"

@@ -255,7 +255,7 @@ def _site(
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
     Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
-    are checked, too.
+    are also checked.
     """
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_config import load_site

@@ -72,7 +72,7 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of a grid's values. Repeat the command to resume; finished runs are not repeated."""
+    """Run every combination of a grid's values. Repeat the command to resume. Finished runs are not repeated."""
     from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
     from fedskew.experiment.storage.files import reporting_os_errors

@@ -112,11 +112,11 @@ class NotebookProgress(Callback):
     def html(self) -> str:
         """Return the runs as a table, and their curves."""
         listed = self._lines[-MAX_LISTED:]
-        before = len(self._lines) - len(listed)
+        hidden = len(self._lines) - len(listed)
         rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in line.cells()) + "</tr>" for line in listed)
         count = f"<div>run {len(self._lines)} of {self._runs}</div>" if self._runs > 1 else ""
-        runs_are = "run is" if before == 1 else "runs are"
-        earlier = f"<div>{before} earlier {runs_are} finished</div>" if before else ""
+        runs_are = "run is" if hidden == 1 else "runs are"
+        earlier = f"<div>{hidden} earlier {runs_are} finished</div>" if hidden else ""
         by_method: dict[str, list[list[tuple[float, float]]]] = {}
         for line in self._lines[-MAX_CURVES:]:
             by_method.setdefault(line.method, []).append(line.curve)

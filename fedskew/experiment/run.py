@@ -171,8 +171,8 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     """Load the result of a run that finished earlier."""
     tensors, meta = folder.load_model()
     module = with_encoders(server.initial_module(), meta.get("encoders", 0))
-    buffers, whole = dict(module.named_buffers()), count_encoders(module) or server.saves_whole_model
-    expected = dict(module.named_parameters()) if whole else server.network.state().params
+    buffers, is_whole = dict(module.named_buffers()), count_encoders(module) or server.saves_whole_model
+    expected = dict(module.named_parameters()) if is_whole else server.network.state().params
     _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
     rows = folder.rounds()

@@ -25,10 +25,10 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import build_federation, data_options, partition_rule
 from fedskew.locks import exclusive
 
-_CACHE_AFTER = 1.0
+_MIN_CACHED_SECONDS = 1.0
 """A split is cached if drawing it took more seconds than this."""
 _MAX_CACHED_SAMPLES = 5_000_000
-"""Larger splits are not cached: reading them as JSON would take longer than drawing them."""
+"""Larger splits are not cached, because reading them as JSON would take longer than drawing them."""
 
 
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
@@ -45,8 +45,8 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 @lru_cache(maxsize=4)
 def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
     """Load a dataset. `data` has its name and parameters as JSON, because a cache needs hashable arguments."""
-    named = json.loads(data)
-    dataset = load(named.pop("name"), data_dir, **named)
+    options = json.loads(data)
+    dataset = load(options.pop("name"), data_dir, **options)
     return dataset if validation is None else hold_out_validation(dataset, validation)
 
 
@@ -83,7 +83,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
                                   arranged.client_names, (*arranged.dataset.notes, *arranged.notes))  # fmt: skip
         start = time.perf_counter()
         drawn = build_federation(config, dataset)
-        if time.perf_counter() - start > _CACHE_AFTER and len(drawn.samples) <= _MAX_CACHED_SAMPLES:
+        if time.perf_counter() - start > _MIN_CACHED_SECONDS and len(drawn.samples) <= _MAX_CACHED_SAMPLES:
             with contextlib.suppress(UserError):  # continue if the cache cannot be written
                 drawn.save_split(path)
         return drawn

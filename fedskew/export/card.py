@@ -60,8 +60,8 @@ def _lead(run: Result) -> str:
     evaluation = run.evaluation
     lost = [run.classes[c] for c in lost_classes(run.class_accuracy)]
     encoders = count_encoders(run.model)
-    joined = f" in {encoders} concatenated encoders" if encoders else ""
-    size = f"{parameter_count(run.model):,} parameters{joined}"
+    in_encoders = f" in {encoders} concatenated encoders" if encoders else ""
+    size = f"{parameter_count(run.model):,} parameters{in_encoders}"
     lead = (
         f"A classifier for {len(run.classes)} classes ({size}), trained by federated learning on {_data(run)}: "
         f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
@@ -79,11 +79,11 @@ def _use(run: Result, onnx: bool, with_words: bool) -> str:
     blocks = [_python_use(run, with_words)]
     if onnx:
         name = INPUT_NAMES[run.inputs["kind"]]
-        given = "inputs.numpy()" if has_named_columns(run) and run.config.model in MODELS else name
+        argument = "inputs.numpy()" if has_named_columns(run) and run.config.model in MODELS else name
         blocks.append(
             "With ONNX Runtime:\n\n```python\nimport onnxruntime\n\n"
             'session = onnxruntime.InferenceSession("model.onnx")\n'
-            f'(logits,) = session.run(None, {{"{name}": {given}}})  # {_array(run)}\n```'
+            f'(logits,) = session.run(None, {{"{name}": {argument}}})  # {_array(run)}\n```'
         )
     return "\n\n".join(blocks)
 
@@ -94,7 +94,7 @@ def _python_use(run: Result, with_words: bool) -> str:
             f"The model's code is not part of fedskew: `{run.config.model}`. With that code:\n\n```python\n"
             "from safetensors.torch import load_file\n\n"
             'model.load_state_dict(load_file("model.safetensors"))\n```\n\n'
-            "It expects normalised inputs, as described below."
+            "The model expects normalised inputs, as described below."
         )
     name = INPUT_NAMES[run.inputs["kind"]]
     prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array(run)}"
@@ -158,31 +158,31 @@ def _array(run: Result) -> str:
 
 
 def _inputs(run: Result, with_words: bool) -> str:
-    form = run.inputs
-    if form.get("fields"):
-        listed = (f"`{name}` [n, {', '.join(map(str, shape))}]" for name, shape, _ in form["fields"])
+    inputs = run.inputs
+    if inputs.get("fields"):
+        listed = (f"`{name}` [n, {', '.join(map(str, shape))}]" for name, shape, _ in inputs["fields"])
         described = f"Several inputs by name: {', '.join(listed)}."
-    elif form["kind"] == "image":
-        pairs = zip(form["mean"], form["std"], strict=True)
+    elif inputs["kind"] == "image":
+        pairs = zip(inputs["mean"], inputs["std"], strict=True)
         described = (
             f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are part of "
             f"the exported model. Mean and standard deviation per channel: "
             f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
         )
-    elif form["kind"] == "table":
+    elif inputs["kind"] == "table":
         standardised = "The exported model standardises the columns; `model.json` has the statistics."
         as_given = "fedskew did not standardise the columns: scale them as in training."
-        columns = f": {', '.join(map(_cell, form['columns']))}" if form.get("columns") else ""
-        scaled = standardised if form.get("scaling") else as_given
-        described = f"Rows of {form['shape'][0]} numbers, {_array(run)}{columns}. {scaled}"
-        if form.get("encoding"):
-            made = "`rows()` makes these numbers from the table's columns: one number per category, and gaps filled."
-            described = f"{made}\n\n{_column_table(run)}\n\n{described}"
+        columns = f": {', '.join(map(_cell, inputs['columns']))}" if inputs.get("columns") else ""
+        scaling = standardised if inputs.get("scaling") else as_given
+        described = f"Rows of {inputs['shape'][0]} numbers, {_array(run)}{columns}. {scaling}"
+        if inputs.get("encoding"):
+            encoded = "`rows()` makes these numbers from the table's columns: one number per category, and gaps filled."
+            described = f"{encoded}\n\n{_column_table(run)}\n\n{described}"
     else:
         known = "`words.txt` lists the words, starting at index 2." if with_words else "The vocabulary is not included."
         described = (
             f"Word indices, {_array(run)}: 0 is padding, and 1 is any word outside the vocabulary of "
-            f"{form['vocabulary'] - 2:,} words. {known}"
+            f"{inputs['vocabulary'] - 2:,} words. {known}"
         )
     several = run.config.task == "multi-label"
     ending = (
@@ -193,13 +193,14 @@ def _inputs(run: Result, with_words: bool) -> str:
     batch = (
         " BatchNorm uses the statistics of the batch, so a prediction depends on the other samples in the batch: "
         "use large batches."
-        if _mixes(run)
+        if _depends_on_batch(run)
         else ""
     )
     return f"{described} {ending}{batch}"
 
 
-def _mixes(run: Result) -> bool:
+def _depends_on_batch(run: Result) -> bool:
+    """Whether a prediction depends on the other samples of its batch, because BatchNorm keeps no statistics."""
     return any(getattr(layer, "track_running_stats", True) is False for layer in run.model.modules())
 
 
@@ -218,7 +219,7 @@ def _accuracy(run: Result) -> str:
 
 
 def _scores(run: Result) -> list[tuple[str, str]]:
-    """The metrics of the model's probabilities, as far as they are known."""
+    """List the metrics of the model's probabilities. Unknown ones are left out."""
     scores = run.scores
     if scores is None:
         return []
@@ -238,15 +239,18 @@ def _by_class(run: Result) -> str:
     evaluation = run.evaluation
     if evaluation.totals is not None:
         return f"The sites reported no results by class. Outputs: {', '.join(map(_cell, run.classes))}."
-    tested = evaluation.class_samples
+    test_samples = evaluation.class_samples
     rows: list[tuple[Any, ...]] = []
     for number, (name, accuracy) in enumerate(zip(run.classes, evaluation.class_accuracy, strict=True)):
-        rows.append((number, _cell(name), percent(accuracy), f"{tested[number]:,}", *_held(run, number)))
+        rows.append(
+            (number, _cell(name), percent(accuracy), f"{test_samples[number]:,}", *_training_cells(run, number))
+        )
     headings = ("output", "class", "accuracy", "test samples")
     return _table((*headings, *(("held by", "training samples") if run.label_counts is not None else ())), rows)
 
 
-def _held(run: Result, label: int) -> tuple[str, ...]:
+def _training_cells(run: Result, label: int) -> tuple[str, ...]:
+    """Return how many clients hold a class, and its number of training samples. Empty if they are unknown."""
     if run.label_counts is None:
         return ()
     counts = run.label_counts[:, label]
@@ -258,15 +262,15 @@ def _coverage(run: Result) -> str:
     if counts is None:
         return _labels_of_sites(run)
     present, sizes, holders = (counts > 0).sum(axis=1), counts.sum(axis=1), (counts > 0).sum(axis=0)
-    few = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
-    nobody = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
+    held_by_one = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
+    held_by_none = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
     sentences = [
         f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples, {sizes.sum():,} in total, "
         f"from {present.min()} to {present.max()} of the {len(run.classes)} classes. "
         f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
-    sentences += [f"Classes held by only one client: {', '.join(map(_cell, few))}."] if few else []
-    sentences += [f"**Classes held by no client: {', '.join(map(_cell, nobody))}.**"] if nobody else []
+    sentences += [f"Classes held by only one client: {', '.join(map(_cell, held_by_one))}."] if held_by_one else []
+    sentences += [f"**Classes held by no client: {', '.join(map(_cell, held_by_none))}.**"] if held_by_none else []
     return " ".join(sentences)
 
 
@@ -279,7 +283,7 @@ def _labels_of_sites(run: Result) -> str:
             "The sites reported their test results by class, which reveal the label counts of their test parts."
         )
     if not any(words):
-        words.append("The label counts stayed with the sites: the server did not receive them.")
+        words.append("The label counts stayed at the sites. The server did not receive them.")
     words.append(_participation(run))
     return " ".join(word for word in words if word)
 
@@ -324,10 +328,10 @@ def _revealed(run: Result) -> str:
     entries = method_entries(run)
     if not entries:
         return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
-    sent = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
+    sends = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
-        f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sent}. "
+        f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
         f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "
         f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     )

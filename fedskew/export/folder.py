@@ -39,6 +39,7 @@ class Exported:
 
     folder: Path
     files: tuple[str, ...]
+    """Names of the files in the folder."""
     onnx_difference: float | None
     """Largest difference between the logits of ONNX Runtime and PyTorch, relative to the largest logit."""
     notices: tuple[str, ...]
@@ -96,7 +97,7 @@ def _require_exportable(run: Result) -> None:
 
 
 def _create_folder(folder: Path) -> None:
-    """Create the folder, or refuse one that has files but no `model.json`: they are not an exported model."""
+    """Create the folder. Refuse one with files but without `model.json`, because it is not an exported model."""
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
@@ -105,7 +106,7 @@ def _create_folder(folder: Path) -> None:
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
-    """Read a text model's vocabulary from the data, because the run does not store it. Also returns notices."""
+    """Read a text model's vocabulary from the data, because the run does not store it. Also return notices."""
     if run.inputs["kind"] != "text" or run.inputs.get("fields"):
         return (), []
     if run.sites:

@@ -19,7 +19,7 @@ from fedskew.export.raw_inputs import RawInputs
 from fedskew.results import Result
 
 TOLERANCE = 1e-4
-"""Largest allowed difference of a logit, relative to max(1, largest logit)."""
+"""The largest allowed difference of a logit, relative to max(1, largest logit)."""
 INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
 _TRACED, _CHECKED = 2, (1, 2, 7)
 """Batch sizes for tracing and for checking. The file accepts any size."""
@@ -32,13 +32,13 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: Result, path: Path) -> float:
-    """Write and check the file. Returns the largest difference of a logit, relative as in `TOLERANCE`."""
+    """Write and check the file. Return the largest difference of a logit, relative as in `TOLERANCE`."""
     if run.inputs.get("fields"):
         named = " and ".join(name for name, _, _ in run.inputs["fields"])
         raise UserError(f"{run.folder}: the model takes {named}; the ONNX format needs a model with a single input")
     model = RawInputs(run.model, run.inputs).eval()
-    content = _onnx(model, run)
-    difference = _difference(content, model, run)
+    content = _export(model, run)
+    difference = _largest_difference(content, model, run)
     if not difference <= TOLERANCE:
         raise UserError(
             f"the ONNX model of {run.folder} and PyTorch compute different logits: the relative difference is "
@@ -48,7 +48,7 @@ def write_onnx(run: Result, path: Path) -> float:
     return difference
 
 
-def _onnx(model: RawInputs, run: Result) -> bytes:
+def _export(model: RawInputs, run: Result) -> bytes:
     with _quiet():
         program: Any = torch.onnx.export(
             model,
@@ -70,13 +70,13 @@ def _onnx(model: RawInputs, run: Result) -> bytes:
     return content
 
 
-def _difference(content: bytes, model: RawInputs, run: Result) -> float:
+def _largest_difference(content: bytes, model: RawInputs, run: Result) -> float:
     import numpy as np
     import onnxruntime
 
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     (name,) = (given.name for given in session.get_inputs())
-    worst = []
+    differences = []
     for size in _CHECKED:
         samples = random_samples(run.inputs, size)
         with torch.no_grad():
@@ -84,19 +84,19 @@ def _difference(content: bytes, model: RawInputs, run: Result) -> float:
         (found,) = session.run(None, {name: samples.numpy()})
         if found.shape != expected.shape:
             return float("inf")
-        worst.append(np.abs(found - expected).max() / np.maximum(1.0, np.abs(expected).max()))
-    return float(np.max(worst))
+        differences.append(np.abs(found - expected).max() / np.maximum(1.0, np.abs(expected).max()))
+    return float(np.max(differences))
 
 
-def random_samples(form: dict[str, Any], size: int) -> torch.Tensor:
+def random_samples(inputs: dict[str, Any], size: int) -> torch.Tensor:
     """Draw random samples with the type and scale of stored ones."""
     random = torch.Generator().manual_seed(0)
-    shape = (size, *form["shape"])
-    if form["kind"] == "image":
+    shape = (size, *inputs["shape"])
+    if inputs["kind"] == "image":
         return torch.randint(256, shape, generator=random, dtype=torch.uint8)
-    if form["kind"] == "text":
-        return torch.randint(form["vocabulary"], shape, generator=random)
-    columns = torch.tensor(form.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)
+    if inputs["kind"] == "text":
+        return torch.randint(inputs["vocabulary"], shape, generator=random)
+    columns = torch.tensor(inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)
     return columns[:, 0] + columns[:, 1] * torch.randn(shape, generator=random, dtype=torch.float64)
 
 

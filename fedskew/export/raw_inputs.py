@@ -12,8 +12,8 @@ from torch import Tensor, nn
 class RawInputs(nn.Module):
     """Scales and normalises samples, then applies the model.
 
-    Takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × columns),
-    or word indices (int64, n × length), and returns logits (n × classes).
+    It takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × columns),
+    or word indices (int64, n × length). It returns logits (n × classes).
     """
 
     mean: Tensor

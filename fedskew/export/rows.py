@@ -1,4 +1,4 @@
-"""Turns rows of a table into a model's inputs. This module's source is exported with table models."""
+"""Turn rows of a table into a model's inputs. This module's source is exported with table models."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 class Rows:
-    """Maps the columns of a table to inputs: numbers as they are, one input per category, and gaps.
+    """Maps the columns of a table to inputs.
 
-    A gap among numbers becomes the mean. An unknown category has 0 in all inputs of its column. Some columns have a
-    further input, which is 1 for a gap.
+    A number is one input, and a gap among numbers becomes the mean. A category has one input per known category, and an
+    unknown one has 0 in all of them. Some columns have a further input, which is 1 for a gap.
     """
 
     def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:
@@ -29,18 +29,18 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     if column["name"] not in row:
         raise ValueError(f"a row has no column {column['name']!r}; expected it, with None for a gap")
     value = row[column["name"]]
-    gap = value is None or value != value or (isinstance(value, str) and not value.strip())
+    is_gap = value is None or value != value or (isinstance(value, str) and not value.strip())
     categories = column.get("categories")
     if categories is None:
-        found = [column["mean"] if gap else float(value)]
+        found = [column["mean"] if is_gap else float(value)]
     else:
-        text = "" if gap else _text(value)
+        text = "" if is_gap else _text(value)
         found = [float(text == category) for category in categories]
-    return [*found, float(gap)] if column.get("marks_gaps") else found
+    return [*found, float(is_gap)] if column.get("marks_gaps") else found
 
 
 def _text(value: Any) -> str:
-    """Write a number as training did: 3.0 as 3."""
+    """Write a category as in training, where 3.0 is written as 3."""
     if isinstance(value, str):
         return value.strip()
     return str(int(value)) if float(value).is_integer() else repr(float(value))

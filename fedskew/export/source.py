@@ -90,7 +90,7 @@ def model_source(name: str, with_words: bool = False, encoders: int = 0, with_ro
 
 
 def _side_by_side() -> _Source:
-    """The source of FedConcat's model, without the code that builds it during a run."""
+    """Return the source of FedConcat's model, without the code that builds it during a run."""
     title = (sys.modules[ConcatenatedEncoders.__module__].__doc__ or "").strip()
     texts = (f'"""{title}"""', _IMPORTS_SIDE_BY_SIDE, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
     return _Source("\n".join(texts))
@@ -105,7 +105,7 @@ class _Source:
         docstring = ast.get_docstring(tree) or ""
         self.title = docstring.partition(". ")[0].rstrip(".")
         self.imports = [node for node in imports if _package(node) not in ("fedskew", "__future__")]
-        self.body = _without(text, [*imports, *(tree.body[:1] if docstring else [])])
+        self.body = _remove_statements(text, [*imports, *(tree.body[:1] if docstring else [])])
 
 
 def _package(node: ast.Import | ast.ImportFrom) -> str:
@@ -113,9 +113,9 @@ def _package(node: ast.Import | ast.ImportFrom) -> str:
     return (name or "").partition(".")[0]
 
 
-def _without(text: str, dropped: Iterable[ast.stmt]) -> str:
+def _remove_statements(text: str, statements: Iterable[ast.stmt]) -> str:
     lines = text.splitlines()
-    for node in dropped:
+    for node in statements:
         for number in range(node.lineno - 1, node.end_lineno or node.lineno):
             lines[number] = ""
     return "\n".join(lines).strip()
@@ -123,15 +123,15 @@ def _without(text: str, dropped: Iterable[ast.stmt]) -> str:
 
 def _imports(nodes: Iterable[ast.Import | ast.ImportFrom]) -> str:
     """Merge imports into one statement per module, the standard library first."""
-    whole: set[str] = set()
+    modules: set[str] = set()
     names: dict[str, set[str]] = {}
     for node in nodes:
         spelled = {ast.unparse(alias) for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             names.setdefault(node.module or "", set()).update(spelled)
         else:
-            whole |= spelled
-    lines = [f"import {name}" for name in sorted(whole)]
+            modules |= spelled
+    lines = [f"import {name}" for name in sorted(modules)]
     lines += [f"from {module} import {', '.join(sorted(found))}" for module, found in sorted(names.items())]
     standard = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     return "\n".join([*standard, "", *(line for line in lines if line not in standard)])

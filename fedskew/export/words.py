@@ -1,4 +1,4 @@
-"""Turns texts into word indices. This module's source is exported with text models."""
+"""Turn texts into word indices. This module's source is exported with text models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The same methods across machines, as Flower apps."""
+"""Federations across machines: the methods of the simulation, run as Flower apps."""

@@ -22,7 +22,7 @@ _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
     "client_test", "train",
 )  # fmt: skip
-"""Keys that a federation does not use, or that are written separately."""
+"""Configuration keys that a federation does not use, or that the app has in another table."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -51,8 +51,8 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
 
 
 def _guide(project: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
-    leaves = "\n".join(f"- {line}" for line in disclosures(settings, contract, config))
-    return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=leaves)
+    listed = "\n".join(f"- {line}" for line in disclosures(settings, contract, config))
+    return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=listed)
 
 
 _APP = '''"""What Flower starts on the {side}."""
@@ -87,10 +87,10 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
     return "\n".join(
         [
             head + _table("tool.flwr.app.config", training),
-            _table("tool.flwr.app.config.method", _bare({"name": config.method, **config.method_params})),
+            _table("tool.flwr.app.config.method", _without_help({"name": config.method, **config.method_params})),
             _table("tool.flwr.app.config.federation", federation),
             "# Every site's data must meet this contract. A site may lack some of the classes.",
-            _table("tool.flwr.app.config.contract", _bare(contract.to_json())),
+            _table("tool.flwr.app.config.contract", _without_help(contract.to_json())),
         ]
     )
 
@@ -99,7 +99,7 @@ def _training(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.to_mapping().items() if key not in _OMITTED_KEYS}
 
 
-def _bare(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+def _without_help(values: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     return {key: (value, "") for key, value in values.items()}
 
 
@@ -113,7 +113,7 @@ def _key(key: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Flower accepts text, numbers and booleans: None becomes empty text, and a list becomes text too."""
+    """Write a value in TOML. Flower accepts only text, numbers and booleans, so None and lists become text."""
     if value is None:
         return '""'
     if isinstance(value, bool | int | float):

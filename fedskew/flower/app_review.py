@@ -1,4 +1,4 @@
-"""The review of an app at a site: describe the app to the administrator, and make the approval."""
+"""Review an app at a site: describe the app to the administrator, and make the approval."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from fedskew.flower.disclosure import disclosures
 from fedskew.flower.planning import read_app, resolve_config
 from fedskew.flower.request_checks import approved_settings
 
-_SHOWN_NAMES = 20
+_MAX_NAMES = 20
+"""The most names that a line lists."""
 
 
 def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
@@ -38,18 +39,18 @@ def make_approval(app: Path, site: str, approved_by: str | None = None) -> Appro
 
 
 def build_archive(app: Path) -> bytes:
-    """The archive of an app's folder that Flower sends to the sites."""
+    """Build the archive of an app's folder, as Flower sends it to the sites."""
     from flwr.cli.build import build_fab_from_disk
 
     if not app.is_dir():
         raise UserError(f"{app} is not a folder; expected the folder of a federation's app")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Flower's own
+        warnings.simplefilter("ignore", DeprecationWarning)  # Flower calls deprecated functions
         return build_fab_from_disk(app)
 
 
 def require_approval(app: Path, site_folder: Path) -> bool:
-    """Refuse an app that the site has not approved. Returns whether the site has a list of approvals."""
+    """Refuse an app that the site has not approved. Return whether the site has a list of approvals."""
     approvals = read_approvals(site_folder)
     if approvals is None:
         return False
@@ -81,5 +82,5 @@ def _describe_contract(contract: Contract) -> str:
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-    return ", ".join(names[:_SHOWN_NAMES]) + more
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

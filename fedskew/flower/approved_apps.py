@@ -22,8 +22,8 @@ from typing import Any
 from fedskew.errors import UserError
 
 NAME = "approvals.json"
-_FLOWERS_OWN = ".info/"
-"""Flower's list of the files in an archive. Flower deletes it when it installs the app."""
+_FILE_LIST = ".info/"
+"""The folder with Flower's list of the files in an archive. Flower deletes it when it installs the app."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Approval:
 
 
 def read_approvals(folder: Path) -> list[Approval] | None:
-    """The approvals of the site in this folder; None if it has no list of approvals."""
+    """Read the approvals of the site in this folder. None if it has no list of approvals."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -63,19 +63,19 @@ def add_approval(folder: Path, approval: Approval) -> Path:
 def file_hashes(archive: bytes) -> dict[str, str]:
     """SHA-256 of each file in one of Flower's app archives (FAB)."""
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
-        names = [name for name in files.namelist() if not name.startswith(_FLOWERS_OWN)]
+        names = [name for name in files.namelist() if not name.startswith(_FILE_LIST)]
         if len(set(names)) < len(names):
             raise UserError("the app's archive has two files of the same name")
         return {name: hashlib.sha256(files.read(name)).hexdigest() for name in sorted(names)}
 
 
 def app_hash(files: Mapping[str, str]) -> str:
-    """The hash of an app, from the hashes of its files."""
+    """Compute the hash of an app from the hashes of its files."""
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
 def refusal(folder: Path, archive: bytes) -> str | None:
-    """The reason why the site in this folder does not run an app; None if it does."""
+    """Return the reason why the site in this folder does not run an app. None if it does."""
     try:
         approvals = read_approvals(folder)
         if approvals is None:

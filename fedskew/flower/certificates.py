@@ -1,7 +1,7 @@
 """X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients accept.
 
-Python 3.13 refuses certificates without key identifiers and key usage, so ours have these extensions. Flower accepts
-node keys in OpenSSH's format, on a NIST curve.
+Python 3.13 refuses certificates without key identifiers and key usage, so these certificates have such extensions.
+Flower accepts node keys in OpenSSH's format, on a NIST curve.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
+"""A certificate should be renewed if it expires within this time."""
 _CLOCK_SKEW = timedelta(minutes=5)
 """A certificate's validity begins this long before now, because the clocks of the machines differ."""
 
@@ -43,7 +44,7 @@ def certificate_pem(certificate: x509.Certificate) -> bytes:
 
 
 def node_key_pair(comment: str) -> tuple[bytes, bytes]:
-    """A private and a public key as `ssh-keygen -t ecdsa -b 384` writes them."""
+    """Make a private and a public key as `ssh-keygen -t ecdsa -b 384` writes them."""
     key = new_key()
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -51,7 +52,7 @@ def node_key_pair(comment: str) -> tuple[bytes, bytes]:
 
 
 def new_authority() -> tuple[x509.Certificate, Key]:
-    """A certificate authority that signs server certificates, and no other authorities."""
+    """Make a certificate authority that can sign server certificates, but no other authorities."""
     key = new_key()
     name = _name("fedskew test authority")
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
@@ -61,16 +62,16 @@ def new_authority() -> tuple[x509.Certificate, Key]:
 
 
 def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Key]:
-    """Load an authority. Raises ValueError if a file is damaged or the key is not the certificate's."""
+    """Load an authority. Raise ValueError if a file is damaged or the key does not belong to the certificate."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = load_pem_private_key(key, password=None)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
-        raise ValueError("the key is not the certificate's")
+        raise ValueError("the key does not belong to the certificate")
     return authority, private
 
 
 def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str], days: int) -> tuple[bytes, bytes]:
-    """A server's certificate for these names and addresses, and its key."""
+    """Issue a server's certificate for these names and addresses. Return it with its key."""
     key = new_key()
     builder = _builder(_name("fedskew test server"), authority.subject, key.public_key(), days)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
@@ -92,7 +93,7 @@ def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
 
 
 def expires_soon(certificate: bytes) -> bool:
-    """Return whether a certificate should be renewed now."""
+    """Whether a certificate should be renewed now."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < _RENEWAL
 
 

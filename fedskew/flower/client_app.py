@@ -1,4 +1,4 @@
-"""The ClientApp: passes messages to the site's worker, and its replies back, without reading the tensors.
+"""The ClientApp. It passes messages to the site's worker, and its replies back, without reading the tensors.
 
 Flower starts a new process for every message, so this module imports neither torch nor data.
 """
@@ -23,11 +23,13 @@ from fedskew.flower.wire import Facts, from_records, to_records
 app = ClientApp()
 
 _START_SECONDS = 120.0
+"""Seconds in which a worker must start."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
+"""Seconds between attempts to connect to a worker that starts."""
 
 
 def answer(message: Message, context: Context) -> Message:
-    """The worker's reply to a message."""
+    """Return the worker's reply to a message."""
     site = context.node_config.get("site")
     if not isinstance(site, str):
         raise RuntimeError("this SuperNode has no site; expected --node-config 'site=\"/path/to/site.yaml\"'")
@@ -42,7 +44,7 @@ app.evaluate()(answer)
 
 
 def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once."""
+    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start one other."""
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
@@ -73,13 +75,13 @@ def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
     with contextlib.suppress(KeyError, OSError):
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None
-    # A separate session: signals to this process or its group do not reach the worker.
+    # The worker has a separate session, so that signals to this process or its group do not reach it.
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(superexec)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 def _fork_worker(server: str, site: Path, superexec: int) -> None:
-    """Have the fork server start a worker whose output goes where ours goes."""
+    """Let the fork server start a worker that writes to the standard output and error of this process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(server)
         socket.send_fds(connection, [b"\0"], [1, 2])

@@ -26,10 +26,11 @@ from fedskew.errors import UserError, shorten, unknown
 from fedskew.task import TASKS
 
 _FAR = 5.0
-"""A column gives a warning if its mean at the site is more than this many standard deviations from the contract's."""
+"""A site gets a warning if the mean of its column is more than this many standard deviations from the contract's."""
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
+"""Mean and standard deviation of each column."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,13 @@ class Contract:
     shape: tuple[int, ...]
     """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
     mean: tuple[float, ...] = ()
-    """Mean per channel of images scaled to [0, 1], or per column of a table. Without it, every site uses its own."""
+    """Mean per channel of images scaled to [0, 1], or per column of a table. If it is empty, each site uses its own."""
     std: tuple[float, ...] = ()
+    """Standard deviation per channel or column."""
     vocabulary: int = 0
+    """Number of words, for text."""
     columns: tuple[str, ...] = ()
-    """Columns of a table, in order. Without names, sites are not checked for using the same columns."""
+    """Columns of a table, in order. If it is empty, it is not checked whether sites use the same columns."""
     words: str = ""
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
@@ -81,20 +84,20 @@ class Contract:
 
     @property
     def scaling(self) -> Scaling:
-        """Mean and deviation of a table's columns."""
+        """Mean and standard deviation of each of a table's columns."""
         return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
 
     @property
     def table_encoding(self) -> TableEncoding | None:
-        """The encoding of a table with named columns; None for other data."""
+        """The encoding of a table with named columns. None for other data."""
         if self.encoding is not None or self.kind != "table" or not self.columns or not self.scaling:
             return self.encoding
         return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
 
     def data_options(self, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Add to the options of a site's own data what the contract knows: the classes, and how to encode a table.
+        """Add the contract's classes and table encoding to the options with which a site's own data are loaded.
 
-        The site's rows are then encoded without being seen by anyone else.
+        So the site can encode its rows without any information from other sites.
         """
         if not path.exists():
             return dict(given)
@@ -181,16 +184,16 @@ class Contract:
         return plain | {"column_sums": True} if self.column_sums else plain
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """Return a site's data with the federation's classes and scaling. A `UserError` lists all differences."""
+        """Return a site's data with the federation's classes and scaling. If they differ, raise a `UserError`."""
         if differences := self._differences(dataset):
             raise UserError(f"the data do not meet the federation's contract: {'; '.join(differences)}")
-        dataset = self._ordered(dataset)
+        dataset = self._reorder(dataset)
         number = {name: index for index, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)
         train, test = (
             replace(
                 part,
-                x=self._scaled(part.x, dataset.scaling),
+                x=self._rescale(part.x, dataset.scaling),
                 y=dataset.task.renumber(part.y, renumbered, len(self.classes)),
             )
             for part in (dataset.train, dataset.test)
@@ -206,22 +209,22 @@ class Contract:
         )
 
     def warnings(self, dataset: Dataset) -> list[str]:
-        """Warnings about columns whose mean is so far from the contract's that they may be in other units."""
+        """Warn about columns whose mean is so far from the contract's that they may be in other units."""
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling) or self.column_sums:
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
-        ordered = self._ordered(dataset)
+        ordered = self._reorder(dataset)
         shifts = np.asarray(ordered.train.x, np.float64).mean(axis=0)
-        own = [(mean + shift * std, std) for (mean, std), shift in zip(ordered.scaling, shifts, strict=True)]
+        means = [mean + shift * std for (mean, std), shift in zip(ordered.scaling, shifts, strict=True)]
         return [
             f"column {name!r} has mean {mean:.4g}, but the federation's contract has {expected:.4g} ± {std:.4g}: "
             "is it in other units?"
-            for name, (mean, _), (expected, std) in zip(names, own, self.scaling, strict=True)
+            for name, mean, (expected, std) in zip(names, means, self.scaling, strict=True)
             if abs(mean - expected) > _FAR * std
         ]
 
-    def _ordered(self, dataset: Dataset) -> Dataset:
-        """The dataset with its columns in the contract's order."""
+    def _reorder(self, dataset: Dataset) -> Dataset:
+        """Put the dataset's columns into the contract's order."""
         if not self.columns or dataset.columns in ((), self.columns):
             return dataset
         order = [dataset.columns.index(name) for name in self.columns]
@@ -229,17 +232,17 @@ class Contract:
         scaling = tuple(dataset.scaling[index] for index in order) if dataset.scaling else ()
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
-    def _scaled(self, x: Array, own: Scaling) -> Array:
-        """A table's columns, scaled with the federation's means and deviations instead of the site's."""
-        if not self.scaling or own == self.scaling:
+    def _rescale(self, x: Array, scaling: Scaling) -> Array:
+        """Scale a table's columns with the federation's means and deviations instead of the site's, `scaling`."""
+        if not self.scaling or scaling == self.scaling:
             return x
-        mean, std = np.array(own or ((0.0, 1.0),)).T
+        mean, std = np.array(scaling or ((0.0, 1.0),)).T
         raw = np.asarray(x, np.float64) * std + mean
         scaled: Array = ((raw - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return scaled
 
     def blank(self) -> Dataset:
-        """A dataset of this form with one empty input per class, for the server, which has no data."""
+        """Make a dataset of this form with one empty input per class, for the server, which has no data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(
             np.zeros((len(self.classes), *self.shape), numbers), TASKS[self.task].example_labels(len(self.classes))

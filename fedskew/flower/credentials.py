@@ -4,7 +4,7 @@
     server.pem, server.key      the certificate of the SuperLink, or of the proxy in front of it
     sites/NAME/                 the files of one site: ca.pem, node.key, node.pub
 
-TLS proves the server's identity to the sites; a node's key proves the site's identity to the server.
+TLS proves the server's identity to the sites. A node's key proves the site's identity to the server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 from fedskew.flower import certificates
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""Names in every server certificate, for the server's own processes and its operator."""
+"""Names in every server certificate, for processes on the server itself."""
 SECRET, PUBLIC = 0o600, 0o644
+"""Permissions of files."""
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
@@ -33,7 +34,7 @@ _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """A site's folder."""
+    """Paths of the files in a site's folder."""
 
     folder: Path
 
@@ -52,7 +53,7 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of all files."""
+    """Paths of all files of a federation's keys."""
 
     folder: Path
 
@@ -126,12 +127,12 @@ def _checked_host(host: str) -> str:
 def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
     authority, authority_key = _authority(credentials)
     known: tuple[str, ...] = ()
-    renew = True
+    needs_renewal = True
     if credentials.certificate.exists() and credentials.key.exists():
         old = _read(credentials.certificate)
         with _report_damage(credentials.certificate):
-            known, renew = certificates.certificate_hosts(old), certificates.expires_soon(old)
-    if set(hosts) <= set(known) and not renew:
+            known, needs_renewal = certificates.certificate_hosts(old), certificates.expires_soon(old)
+    if set(hosts) <= set(known) and not needs_renewal:
         return
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
     _write(credentials.key, key, SECRET)
@@ -139,7 +140,7 @@ def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
 
 
 def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]:
-    """The authority in the folder, or a new one."""
+    """Load the authority in the folder, or make a new one."""
     files = (credentials.authority, credentials.authority_key)
     if any(file.exists() for file in files):
         with _report_damage(credentials.authority_key):
@@ -151,7 +152,7 @@ def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]
 
 
 def _make_node(credentials: Credentials, site: str) -> None:
-    """Write the site's folder; an existing key pair is the site's identity and stays."""
+    """Write the site's folder. An existing key pair stays, because it is the site's identity."""
     node = credentials.node(site)
     _make_folder(node.folder)
     _write(node.authority, _read(credentials.authority), PUBLIC)

@@ -1,4 +1,4 @@
-"""Describes what a site reveals under a federation's settings, for `--check`, the app's README and the model card."""
+"""Describe what a site reveals under a federation's settings, for `--check`, the app's README and the model card."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TESTS = {
 
 
 def learned_labels(settings: FederationSettings, config: Config) -> str:
-    """What the server learns about a site's labels, by the method and by the reported tests."""
+    """Name what the server learns about a site's labels, from the method and from the reported tests."""
     entries = entries_with_weights(config.method, config.class_weights)
     learned = [entry.reveals for entry in entries if entry.reveals != "nothing"]
     if settings.site_metrics == "class":
@@ -41,7 +41,7 @@ COLUMN_SUMS = (
 
 
 def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
-    """One line for each thing that leaves a site."""
+    """Describe what leaves a site, one line for each kind of data."""
     entries = entries_with_weights(config.method, config.class_weights)
     sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     loss = " and the mean training loss" if settings.share_loss else ""
@@ -64,12 +64,12 @@ def describe_privacy(settings: FederationSettings, rounds: int) -> str:
     """Describe the privacy of a run of this many rounds: its kind and ε."""
     if settings.privacy == "none":
         return "no noise is added; model updates can reveal something about the training data"
-    reached = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
-    return f"{settings.privacy}, ε = {reached:.3g} at δ = {settings.delta:g} after {rounds} rounds, {NEIGHBOURS}"
+    spent = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
+    return f"{settings.privacy}, ε = {spent:.3g} at δ = {settings.delta:g} after {rounds} rounds, {NEIGHBOURS}"
 
 
 def settings_warnings(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
-    """What an operator should know before a run begins."""
+    """List the warnings that an operator should see before a run begins."""
     found = (noise_warning(settings, contract, config), trimming_warning(settings, config))
     return [warning for warning in found if warning is not None]
 

@@ -1,4 +1,4 @@
-"""The server of a federation across machines. It plans and aggregates as in a simulation; the sites train and test."""
+"""The server of a federation across machines. It plans and aggregates as in a simulation. The sites train and test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedskew.metrics.site_scores import SiteScore, score_site_histograms
 
 
 class FederationServer(Server):
-    """The simulation's server, with surveys and tests by the sites."""
+    """The server of a simulation, except that the sites answer surveys and test models."""
 
     repeated_by = f"flwr run, with the federation's app; the data are at its sites, and {NAME} has its other settings"
 
@@ -59,7 +59,7 @@ class FederationServer(Server):
         return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}))
 
     def scores(self, state: RunState) -> Scores | None:
-        """From the sites' histograms if they test the model and report results by class. None if they report totals."""
+        """Compute scores from the sites' histograms if the sites test the model. None if they report only totals."""
         if not self.site_evaluation.by_sites:
             return super().scores(state)
         histograms = self._histograms(state)
@@ -68,31 +68,31 @@ class FederationServer(Server):
         return ScoreHistograms.total(histograms.values()).scores(self._config.specificity, self._positive)
 
     def site_scores(self, state: RunState) -> dict[str, SiteScore]:
-        """Scores on each site's test part, if the sites report results by class."""
+        """Compute scores on each site's test part. Empty unless the sites report results by class."""
         return {name: score_site_histograms(found, self._positive) for name, found in self._histograms(state).items()}
 
     def _histograms(self, state: RunState) -> dict[str, ScoreHistograms]:
-        """The sites' score histograms of the final model. They are requested once."""
+        """Return the sites' score histograms of the final model. They are requested once."""
         if self._final_histograms is None:
             frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
             self._final_histograms = self.site_evaluation.histograms(state.model, frozen)
         return self._final_histograms
 
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
-        """Zero, because the sites keep their states themselves."""
+        """Return zero, because the sites keep the clients' states."""
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """What the sites report about their labels, as the method declares. Each stage asks once."""
+        """Return what the sites report about their labels. They are asked once per stage."""
         if stage.name not in self._surveys:
             self._surveys[stage.name] = self._ask_sites(stage, state)
         return self._surveys[stage.name]
 
     def _ask_sites(self, stage: Stage, state: RunState) -> Survey:
         self._sites.wait_for(self._settings.required_sites)
-        predictions = stage.survey == "predictions"
-        payload = to_bytes(model_tensors("sent", state.models[stage.model].model)) if predictions else b""
-        facts = {client: {"predictions": predictions} for client in self._sites.online}
+        with_predictions = stage.survey == "predictions"
+        payload = to_bytes(model_tensors("sent", state.models[stage.model].model)) if with_predictions else b""
+        facts = {client: {"predictions": with_predictions} for client in self._sites.online}
         answers = self._sites.request("survey", facts, payload, self._settings.round_timeout)
         require_any_reply(answers, self._sites.names, "with its label counts")
         classes = self._federation.classes
@@ -100,26 +100,27 @@ class FederationServer(Server):
         sums = np.zeros((classes, classes))
         for client, reply in usable_replies(answers):
             try:
-                report = _checked(from_bytes(reply.payload), classes, predictions)
+                report = _check_report(from_bytes(reply.payload), classes, with_predictions)
             except Garbled as problem:
                 self._sites.log(f"the label counts of {self._sites.names[client]} are discarded: {problem}")
                 continue
             counts[client] = report["label_counts"].numpy()
-            if predictions:
+            if with_predictions:
                 sums += report["probability"].numpy() * counts[client][:, None]
         total = counts.sum(axis=0)[:, None]
         mean = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
-        return Survey(counts, mean if predictions else None)
+        return Survey(counts, mean if with_predictions else None)
 
 
-def _checked(report: Tensors, classes: int, predictions: bool) -> Tensors:
+def _check_report(report: Tensors, classes: int, with_predictions: bool) -> Tensors:
+    """Return a site's report. Raise `Garbled` if its numbers are impossible."""
     expected = {"label_counts": torch.empty(classes, dtype=torch.int64)}
-    if predictions:
+    if with_predictions:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
     require_like(report, expected)
     counts, shares = report["label_counts"], report.get("probability", torch.zeros(()))
-    possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
-    if not possible:
+    is_possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
+    if not is_possible:
         raise Garbled("it has impossible numbers")
     return report
 

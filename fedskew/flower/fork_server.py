@@ -1,9 +1,10 @@
-"""Starts the workers of a trial by forking: torch is imported once for all sites of the machine.
+"""Start the workers of a trial by forking, so that torch is imported once for all sites of the machine.
 
     python -m fedskew.flower.fork_server SITE.yaml
 
-A worker that is started as a program of its own takes some seconds of CPU time and 260 MB. A fork takes milliseconds,
-and shares the memory of what was imported. The data of SITE.yaml are read once, only to import what reads them.
+A worker that is started as a separate program takes some seconds of CPU time and 260 MB. A fork takes milliseconds, and
+shares the memory of the imported modules. The data of SITE.yaml are read once, only to import the modules that read
+them.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from fedskew.flower.socket_paths import FORK_SERVER
 
 def main(site: str) -> None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with suppress(UserError):  # the worker will report it
+    with suppress(UserError):  # the worker will report this error
         load_site(site).federation()
     gc.collect()
-    gc.freeze()  # a collection would write to every object, and so copy the pages that the forks share
+    gc.freeze()  # otherwise, a collection would write to every object, and so copy the pages that the forks share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
     listener.bind(os.environ[FORK_SERVER])
     listener.listen()
@@ -45,7 +46,7 @@ def main(site: str) -> None:
 
 
 def _work(site: str, superexec: int, outputs: list[int]) -> None:
-    """Run the worker of a site in this process, then exit. It has the output of the ClientApp that requested it."""
+    """Run the worker of a site in this process, then exit. `outputs` are those of the ClientApp that requested it."""
     status = 1
     try:
         os.setsid()

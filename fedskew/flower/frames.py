@@ -1,4 +1,4 @@
-"""Facts and bytes over a stream socket: two lengths, then JSON, then the bytes. Nothing is pickled."""
+"""Send facts, a JSON object, and bytes over a stream socket: two lengths, the JSON, the bytes. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _LENGTH = struct.Struct(">Q")
 _PIECE = 2**20
 """Bytes per read. Memory is allocated as bytes arrive, because the sender's length may be wrong."""
 _LARGEST_FACTS = 2**30
+"""The most bytes of JSON that are accepted."""
 
 
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
@@ -21,7 +22,7 @@ def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:
-    """Read one frame. Raises EOFError if the connection ends early, and ValueError if the frame is not ours."""
+    """Read one frame. Raise EOFError if the connection ends early, and ValueError if the content is not a frame."""
     body, payload = (int(_LENGTH.unpack(_receive(from_, _LENGTH.size))[0]) for _ in range(2))
     if body > _LARGEST_FACTS:
         raise ValueError(f"facts of {body} bytes; expected at most {_LARGEST_FACTS}")

@@ -1,4 +1,4 @@
-"""Ends the processes of a trial that was killed.
+"""End the processes of a trial that was killed.
 
     python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
 
@@ -18,33 +18,33 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "FEDSKEW_TRIAL"
-_PASSES = 20
+_MAX_PASSES = 20
 _PAUSE_SECONDS = 0.1
 
 
 def start_guardian(mark: str) -> subprocess.Popen[bytes]:
-    """Start a guardian of the processes with this mark. It acts when its standard input is closed."""
+    """Start a guardian of the processes with this mark. It kills them when its standard input is closed."""
     command = [sys.executable, "-m", "fedskew.flower.guardian", mark]
-    plain = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    without_mark = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=plain, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=without_mark, start_new_session=True
     )
 
 
 def marked_processes(mark: str) -> list[int]:
-    """The processes with this mark, on systems that show environments (Linux)."""
-    wanted = os.fsencode(f"{VARIABLE}={mark}")
+    """List the processes with this mark. Only Linux shows the environments of processes."""
+    entry_with_mark = os.fsencode(f"{VARIABLE}={mark}")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if int(entry.name) != os.getpid() and wanted in (entry / "environ").read_bytes().split(b"\0"):
+            if int(entry.name) != os.getpid() and entry_with_mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 
 
 def end_marked_processes(mark: str) -> None:
     """Kill the processes with this mark, and those that they start meanwhile."""
-    for _ in range(_PASSES):
+    for _ in range(_MAX_PASSES):
         marked = marked_processes(mark)
         if not marked:
             return

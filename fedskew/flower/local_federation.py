@@ -40,7 +40,7 @@ class LocalFederation:
     def __init__(
         self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str], forks_workers: bool = False
     ) -> None:
-        """With `forks_workers`, the sites' workers share the memory of what they import."""
+        """With `forks_workers`, the sites' workers are forks, which share the memory of imported modules."""
         self.folder, self.app, self.keys, self.sites = folder.resolve(), app.resolve(), keys, tuple(sites)
         self.port, *self._runtime_ports = free_ports(1 + len(sites))
         self.superlink: Process | None = None
@@ -52,7 +52,7 @@ class LocalFederation:
         self._lock: FolderLock | None = None
 
     def __enter__(self) -> Self:
-        """End what is left of a trial that was killed; refuse a folder in which another trial runs."""
+        """Refuse a folder in which another trial runs. End what is left of a trial that was killed."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = FolderLock(self.folder / ".lock")
         end_marked_processes(str(self.folder))
@@ -65,7 +65,7 @@ class LocalFederation:
         runs = [run.process for run in self._runs if run.process is not None]
         terminate_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
         if self._guardian is not None:
-            self._guardian.communicate()  # it ends what is left
+            self._guardian.communicate()  # closes its input, so that it ends the processes that are left
         if self._lock is not None:
             self._lock.release()
 
@@ -92,7 +92,7 @@ class LocalFederation:
     def _start_fork_server(self) -> None:
         fork_server_path(self.folder).unlink(missing_ok=True)
         command = [sys.executable, "-m", "fedskew.flower.fork_server", str(self.site_file(self.sites[0]))]
-        self._others.append(self._started("workers", command))
+        self._others.append(self._start_process("workers", command))
 
     @property
     def _database(self) -> Path:
@@ -102,7 +102,7 @@ class LocalFederation:
         """Start the SuperLink. After a crash, it finds the registered keys in its database."""
         if self.superlink is not None:
             self.superlink.kill()
-        self.superlink = self._started("superlink", self.superlink_command())
+        self.superlink = self._start_process("superlink", self.superlink_command())
         await_tls(self.superlink, self.port, self.keys.authority, _START_SECONDS)
         self._write_connection(self.keys.authority.resolve())
 
@@ -116,7 +116,9 @@ class LocalFederation:
     def register(self) -> None:
         """Register the sites' keys under their names."""
         keys = [f"{site}={self.keys.node(site).public.resolve()}" for site in self.sites]
-        process = self._started("register", [sys.executable, "-m", "fedskew.flower.registration", _CONNECTION, *keys])
+        process = self._start_process(
+            "register", [sys.executable, "-m", "fedskew.flower.registration", _CONNECTION, *keys]
+        )
         if process.wait(_START_SECONDS) != 0:
             process.kill()
             raise UserError(f"the SuperLink did not register the sites' keys: {process.last_message()}")
@@ -132,7 +134,7 @@ class LocalFederation:
         command = supernode_command(
             self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port, self.node_config(site)
         )
-        self.nodes[site] = self._started(site, command)
+        self.nodes[site] = self._start_process(site, command)
         return self.nodes[site]
 
     def start_run(self, app: Path | None = None) -> Process:
@@ -140,12 +142,12 @@ class LocalFederation:
         return self.app_runs(app or self.app).start()
 
     def app_runs(self, app: Path) -> FlowerRun:
-        """The runs of an app on this federation's SuperLink."""
+        """Make the object that starts runs of an app on this federation's SuperLink."""
         run = FlowerRun(app, _CONNECTION, self.folder / "logs" / "run.log", self.environment)
         self._runs.append(run)
         return run
 
-    def _started(self, name: str, command: Sequence[str]) -> Process:
+    def _start_process(self, name: str, command: Sequence[str]) -> Process:
         return Process(name, command, self.folder / "logs" / f"{name}.log", self.environment)
 
     def _write_connection(self, authority: Path) -> None:

@@ -30,7 +30,7 @@ from fedskew.methods import Stage
 
 @dataclass(frozen=True)
 class RequestedRound:
-    """A round that the sites have trained, not checked yet."""
+    """A round that the sites have trained. Their replies have not been checked yet."""
 
     plan: RoundPlan
     answers: Answers
@@ -70,15 +70,15 @@ class FederatedRounds:
         """The next round, if it was requested with the tests of the round before it."""
 
     def run(self, state: RunState, recorder: Recorder) -> RunState:
-        """Run round after round, until the schedule ends or a callback stops the run."""
+        """Run rounds until the schedule ends or a callback stops the run."""
         while (stage := self._server.next_stage(state)) is not None:
-            state, row = self._round(stage, state)
+            state, row = self._run_round(stage, state)
             recorder.add(row, state)
             if recorder.stopped:
                 break
         return state
 
-    def _round(self, stage: Stage, state: RunState) -> tuple[RunState, RoundRow]:
+    def _run_round(self, stage: Stage, state: RunState) -> tuple[RunState, RoundRow]:
         """Run one round, which may have been requested with the tests of the round before it."""
         clock = Stopwatch()
         trained = self._train(stage, state)
@@ -98,7 +98,7 @@ class FederatedRounds:
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:
         """Train the round, and repeat it if there are too few updates.
 
-        When this returns, the replies are freed, before those of the next round arrive.
+        The replies are freed on return, before those of the next round arrive.
         """
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
@@ -107,11 +107,13 @@ class FederatedRounds:
                 requested = self._request(self._server.plan(stage, state))
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
             enough = min(self._settings.required_sites, len(plan.clients))
-            if found.finite >= enough:
+            if found.finite_count >= enough:
                 result = self._training.result(plan, found.updates)
                 return TrainedRound(plan, result, found.failures, requested.absent, self._local_tests(requested, found))
             number = plan.work.key.round + 1
-            self._sites.log(f"round {number}: {found.finite} of {enough} required updates arrived in attempt {attempt}")
+            self._sites.log(
+                f"round {number}: {found.finite_count} of {enough} required updates arrived in attempt {attempt}"
+            )
             requested = None
         raise UserError(
             f"round {number} had too few good updates in every attempt ({self._settings.attempts}); start the run "
@@ -151,7 +153,7 @@ class FederatedRounds:
         return read_local_tests(replies, len(self._sites.names))
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
-        """The round's row, with the reasons why updates were discarded, and without what the sites do not share."""
+        """Make the round's row, with the reasons for discarded updates, and without what the sites do not share."""
         row, failures = self._server.record(trained.plan, trained.result, aggregated), trained.failures
         return replace(
             row,
@@ -163,7 +165,7 @@ class FederatedRounds:
         )
 
     def _privacy_spent(self) -> dict[str, Any]:
-        """The ε of a site that took part in every round, including rounds that were repeated after a crash."""
+        """Compute the ε of a site that took part in every round, including rounds that were repeated after a crash."""
         settings = self._settings
         spent = epsilon(self._record.releases, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
         self._sites.log(f"{settings.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {settings.delta:g}")

@@ -26,7 +26,7 @@ def single_model(stacked: ModelState) -> ModelState:
 
 
 def needed_companions(work: RoundWork) -> list[str]:
-    """The models of earlier stages that the objective uses."""
+    """Name the models of earlier stages that the objective uses."""
     return [name for name in work.objective.companions() if name in work.companions]
 
 
@@ -39,13 +39,13 @@ def companion_tensors(models: Mapping[str, ModelState]) -> Tensors:
 
 
 def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
-    """The tensors that every site receives for a round. They include the models whose frozen encoders it uses."""
+    """Return the tensors that every site receives for a round. `frozen` names the models whose encoders are used."""
     others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
     return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | companion_tensors(others)
 
 
 def result_tensors(result: RoundResult, received: ModelState, shares_tally: bool) -> Tensors:
-    """The tensors of a site's reply: never its state, and no buffer that it did not change (frozen encoders)."""
+    """Return the tensors of a site's reply. It never has the site's state, nor buffers that did not change."""
     buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], received.buffers[name])}
     tensors = {
         **pack("trained:params", result.trained.params),

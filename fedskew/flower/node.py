@@ -3,11 +3,11 @@
     python -m fedskew.flower.node --superlink HOST:PORT --port PORT ...      # the options of flower-supernode
 
 Flower's SuperNode starts a second program, the SuperExec, which starts a new Python process for every message. Each of
-them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once: the
-SuperExec and the ClientApps are forks of that process, start within milliseconds and share its memory.
+them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once. The
+SuperExec and the ClientApps are forks of that process, which start within milliseconds and share its memory.
 
 Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
-approved does not run: a ClientApp of this module replies with the refusal.
+approved does not run. Instead, a ClientApp of this module replies with the refusal.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Runs each ClientApp in a fork of this process, if the site in this folder has approved its app."""
+    """Runs each ClientApp in a fork of this process, if the site has approved its app."""
 
     def __init__(self, site_folder: Path) -> None:
         self._site_folder = site_folder
@@ -69,7 +69,7 @@ def _fork() -> int:
 
 
 def _run_client_app(spec: ExecutionSpec, site_folder: Path) -> None:
-    """Answer one message and end this process. The SuperExec's handlers, which the fork inherited, must not run."""
+    """Answer one message and end this process. The exit handlers that the fork inherited must not run."""
     status = 1
     try:
         exit_handler.registered_exit_handlers.clear()
@@ -108,7 +108,7 @@ def _check_approval(site_folder: Path) -> None:
 
 
 def refusing_app(reason: str) -> ClientApp:
-    """A ClientApp that refuses every message."""
+    """Make a ClientApp that refuses every message."""
     app = ClientApp()
 
     def refuse(message: Message, _: Context) -> Message:
@@ -130,7 +130,7 @@ def main(options: list[str]) -> None:
     site = json.loads(options[options.index("--node-config") + 1].removeprefix("site="))
     supernode = os.getpid()
     gc.collect()
-    gc.freeze()  # a collection would write to every object, and so copy the pages that the forks share
+    gc.freeze()  # otherwise, a collection would write to every object, and so copy the pages that the forks share
     if os.fork() == 0:
         sys.argv = ["flower-superexec"]
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site).parent)

@@ -1,4 +1,4 @@
-"""The text that goes with a federation's app."""
+"""The README of a federation's app, and an example of a site's configuration."""
 
 GUIDE = """# {name}
 

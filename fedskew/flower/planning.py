@@ -1,4 +1,4 @@
-"""Turns an operator's choices into the settings of a federation, and checks them before anything is written."""
+"""Turn an operator's choices into the settings of a federation, and check them before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedskew.flower.settings import FederationSettings, read_settings
 
 
 def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
-    """The configuration with every default resolved, for data that meet the contract."""
+    """Resolve every choice that the configuration leaves open, for data that meet the contract."""
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
@@ -33,7 +33,7 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
 
 def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
-    """A federation's settings from names and values."""
+    """Make a federation's settings. `values` has settings by name."""
     known = {spec.name for spec in fields(FederationSettings)} - {"sites"}
     for key in values:
         if key not in known:
@@ -42,7 +42,7 @@ def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> Federation
 
 
 def contract_from_text(classes: str, shape: str) -> Contract:
-    """A contract without data, from texts such as `cat,dog` and `3,32,32`."""
+    """Make a contract without data, from texts such as `cat,dog` and `3,32,32`."""
     try:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
     except ValueError as error:
@@ -50,8 +50,8 @@ def contract_from_text(classes: str, shape: str) -> Contract:
     names = tuple(name.strip() for name in classes.split(","))
     if len(sizes) not in (1, 3):
         raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or columns of a table")
-    half = (0.5,) * sizes[0] if len(sizes) == 3 else ()
-    return Contract("image" if len(sizes) == 3 else "table", names, sizes, half, half)
+    mean = std = (0.5,) * sizes[0] if len(sizes) == 3 else ()  # maps images from [0, 1] to [-1, 1]
+    return Contract("image" if len(sizes) == 3 else "table", names, sizes, mean, std)
 
 
 def contract_from_file(classes: str, encoding: str) -> Contract:
@@ -74,7 +74,7 @@ def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables under dotted keys, as Flower passes them to its apps."""
+    """Flatten nested tables to dotted keys, as Flower passes them to its apps."""
     values: dict[str, Any] = {}
     for key, value in table.items():
         values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

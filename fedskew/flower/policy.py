@@ -1,4 +1,4 @@
-"""What a site allows, whatever the server requests: the `policy` in its site.yaml.
+"""The limits that a site sets, whatever the server requests, under `policy` in its site.yaml.
 
     policy:
       methods: [fedavg, fedvls]      # methods that may train here; default: all
@@ -36,7 +36,7 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits of one site; None for no limit."""
+    """The limits of one site. None means no limit."""
 
     methods: tuple[str, ...] | None = None
     reveals: tuple[str, ...] | None = None
@@ -82,7 +82,7 @@ class Policy:
         self.require_noise(facts["noise"])
 
     def require_noise(self, noise: list[float] | None) -> None:
-        """Refuse local noise that is too small; `noise` is the clip and the noise multiplier."""
+        """Refuse local noise that is too small. `noise` is the clip and the noise multiplier."""
         if self.noise is None:
             return
         if noise is None:
@@ -109,7 +109,7 @@ def _within(hour: int, first: int, last: int) -> bool:
 
 
 def read_policy(values: Any) -> Policy:
-    """The policy in a site's YAML file; no limits if there is none."""
+    """Read the policy in a site's YAML file. If there is none, there are no limits."""
     if values is None:
         return Policy()
     expect(isinstance(values, Mapping), "policy", values, "keys such as methods and rounds")
@@ -129,14 +129,14 @@ def read_policy(values: Any) -> Policy:
 
 
 def _names(key: str, value: Any) -> tuple[str, ...] | None:
-    listed = isinstance(value, list) and all(isinstance(name, str) for name in value)
-    expect(value is None or listed, f"policy.{key}", value, "a list of names")
+    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    expect(value is None or is_list, f"policy.{key}", value, "a list of names")
     return None if value is None else tuple(value)
 
 
 def _number(key: str, value: Any, kind: type[T]) -> T | None:
-    number = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
-    expect(value is None or number, f"policy.{key}", value, "a positive number")
+    is_positive = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
+    expect(value is None or is_positive, f"policy.{key}", value, "a positive number")
     return None if value is None else kind(value)
 
 

@@ -1,20 +1,20 @@
 """Differential privacy of whole sites: clipped changes, Gaussian noise, and the ε that a run has reached.
 
-    central   the server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K
-              changes: the models of the run reveal little about the data of any one site
-    local     every site clips its change and adds noise of deviation z·C before sending it: the server itself learns
-              little about any site, and the mean has √K times as much noise
+    central   The server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K
+              changes. So the models of the run reveal little about the data of any one site.
+    local     Every site clips its change and adds noise of deviation z·C before sending it. So the server itself learns
+              little about any site, but the mean has √K times as much noise.
 
-Two runs are neighbours if they differ in the data of one site: its change is replaced by any other of norm C at most.
-Who takes part in a round is public, so that K is the same in both. The mean then differs by at most 2·C/K, and a local
-change by at most 2·C: in both cases the sensitivity is 2, in the unit that z multiplies.
+Two runs are neighbours if they differ in the data of one site, whose change is replaced by any other of norm C at most.
+Which sites take part in a round is public, so K is the same in both runs. The mean then differs by at most 2·C/K, and a
+local change by at most 2·C. In both cases the sensitivity is 2, in the unit that z multiplies.
 
 T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
 μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
 The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
-Flower's own wrappers are not used: the server-side one accounts for FedAvg only and reseeds from the run's global
-state; `LocalDpMod` needs one array per tensor and uses a formula for σ that holds for ε < 1 and a single release.
+Flower's own wrappers are not used. The server-side one accounts for FedAvg only, and reseeds from the run's global
+state. `LocalDpMod` needs one array per tensor, and uses a formula for σ that holds for ε < 1 and a single release.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """The smallest ε for which `releases` releases are (ε, δ)-private."""
+    """Compute the smallest ε for which `releases` releases are (ε, δ)-private."""
     if releases == 0:
         return 0.0
     mu = math.sqrt(releases) * sensitivity / noise_multiplier
@@ -54,7 +54,7 @@ def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: f
 
 
 def _delta(epsilon: float, mu: float) -> float:
-    """The δ of a Gaussian mechanism with that μ at this ε."""
+    """Compute the δ of a Gaussian mechanism with parameter μ at this ε."""
     return _normal(mu / 2 - epsilon / mu) - math.exp(epsilon + _log_normal(-mu / 2 - epsilon / mu))
 
 
@@ -63,7 +63,7 @@ def _normal(x: float) -> float:
 
 
 def _log_normal(x: float) -> float:
-    """log Φ(x), even where Φ itself is too small for a float."""
+    """Compute log Φ(x), even where Φ itself is too small for a float."""
     if x > -30:
         return math.log(_normal(x))
     return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))
@@ -77,7 +77,7 @@ def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: 
 def private_change(
     trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
 ) -> Tensors:
-    """The trained parameters, with their change from `start` clipped to norm `clip`, and with noise in every entry."""
+    """Return the trained parameters, with their change from `start` clipped, and with noise in every entry."""
     change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
     scale = min(1.0, clip / norm) if norm > 0 else 1.0
@@ -90,7 +90,7 @@ def private_change(
 
 
 def noise_source() -> torch.Generator:
-    """A generator that does not depend on the run's seed, because the seed is public and the noise must be secret."""
+    """Make a generator that does not depend on the run's seed, because that is public and the noise must be secret."""
     return torch.Generator().manual_seed(secrets.randbits(63))
 
 

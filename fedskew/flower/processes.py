@@ -1,4 +1,4 @@
-"""Flower's programs as child processes, each with a log. They end with the process that started them."""
+"""Flower's programs as child processes, each with a log."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fedskew.errors import UserError
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
+"""Seconds in which processes may end by themselves before they are killed."""
 _LOG_SECONDS = 1.0
 """Seconds to wait for the rest of a log after its process ended. Processes that it started may keep the pipe open."""
 
@@ -34,10 +35,10 @@ QUIET = {
 """Settings with which Flower sends no usage reports and installs nothing."""
 
 
-def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """This environment with the commands of this Python first on the PATH, where Flower's programs find one another."""
+def environment(additional: Mapping[str, str]) -> dict[str, str]:
+    """Extend this environment. PATH begins with this Python's commands, so that Flower's programs find each other."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, **QUIET, "PATH": path, **own}
+    return {**os.environ, **QUIET, "PATH": path, **additional}
 
 
 class Process:
@@ -48,14 +49,14 @@ class Process:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_start = log.stat().st_size if log.exists() else 0
         """Position in the log at which the output of this process begins."""
-        whole = environment(env)
-        command = [shutil.which(command[0], path=whole["PATH"]) or command[0], *command[1:]]
+        full_env = environment(env)
+        command = [shutil.which(command[0], path=full_env["PATH"]) or command[0], *command[1:]]
         self._process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env=whole,
+            env=full_env,
             umask=0o077,  # models and keys stay private
             start_new_session=True,  # Ctrl-C reaches only this process, which ends the others in order
         )
@@ -90,7 +91,7 @@ class Process:
             self._writer.join(_LOG_SECONDS)
 
     def last_message(self) -> str:
-        """The last line that the program wrote, or the text of its last box."""
+        """Return the last line that the program wrote, or the text of its last box."""
         return last_message(self.output())
 
     def require_running(self) -> None:
@@ -105,35 +106,36 @@ class Process:
             self._process.send_signal(signal.SIGTERM)
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """The exit status; None if it is still running after `seconds`."""
+        """Wait for the end, and return the exit status. None if the process is still running after `seconds`."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(seconds)
         return None
 
     def kill(self) -> None:
-        """Kill it at once, with its process group."""
+        """Kill the process and its process group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
 
 def open_private(path: Path) -> TextIO:
-    """A file for appending that only its owner can read."""
+    """Open a file for appending that only its owner can read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
 
 def log_line(output: str) -> str:
-    """A line of a program's output for a log file: with the time, without colours."""
+    """Format a line of a program's output for a log file: with the time, without colours."""
     return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {_COLOUR.sub('', output).rstrip()}\n"
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z) ")
 _FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
+"""The characters with which Flower draws a box around a message."""
 
 
 def last_message(output: str) -> str:
-    """The last line of a program's output without colours; if that is the edge of a box, the text inside the box."""
+    """Return the last line of a program's output, without colours. If it is the edge of a box, return its text."""
     lines = [_TIME.sub("", line).strip() for line in _COLOUR.sub("", output).splitlines()]
     lines = [line for line in lines if line]
     if not lines or lines[-1].strip(_FRAME + " "):
@@ -147,7 +149,7 @@ def last_message(output: str) -> str:
 
 
 def terminate_all(processes: Sequence[Process]) -> None:
-    """End processes in reverse order of their start; kill those that do not end by themselves."""
+    """End processes in reverse order of their start. Kill those that do not end by themselves."""
     for process in reversed(processes):
         process.terminate()
     end = time.monotonic() + _GRACE_SECONDS
@@ -157,7 +159,7 @@ def terminate_all(processes: Sequence[Process]) -> None:
 
 
 def free_ports(number: int) -> list[int]:
-    """Different free ports of this machine."""
+    """Find several free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

@@ -1,4 +1,4 @@
-"""Checks the sites' updates of a round and combines them into an engine's result."""
+"""Check the sites' updates of a round and combine them into a result like that of an engine."""
 
 from __future__ import annotations
 
@@ -28,18 +28,21 @@ class Update:
     tensors: Tensors
     loss: float
     visits: int
+    """Samples trained on. A sample counts once per epoch."""
 
 
 @dataclass(frozen=True)
 class Oversized:
-    """The updates that are too large, with the reasons, and the median norms of their round."""
+    """The updates of a round that are too large."""
 
     discarded: dict[int, str]
+    """The reason why an update is discarded, by client."""
     medians: dict[str, float]
+    """The round's median norms: of the model's `change`, and of the method's other tensors (`uplink`)."""
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
-    """The update in a site's reply; raises `Garbled` if its model differs in form from the model that was sent."""
+    """Read the update in a site's reply. Raise `Garbled` if it does not have the form that the server expects."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     facts, model_round = answer.facts, work.key.round
@@ -63,16 +66,16 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
 
 
 def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
-    """The name of a tensor that the method does not declare, or of a tally that is not a single number."""
-    declares = any(part.sends for part in work.members)
+    """Find a tensor that the method does not declare, or a tally that is not a single number. Return its name."""
+    declares_uplink = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
-        if (name.startswith("uplink/") and not declares) or (name.startswith("tally/") and tensor.dim() > 0):
+        if (name.startswith("uplink/") and not declares_uplink) or (name.startswith("tally/") and tensor.dim() > 0):
             return name
     return None
 
 
 def _is_finite(number: object) -> bool:
-    """Whether a value from JSON is finite; JSON has integers that no float can hold."""
+    """Whether a value from JSON is a finite number. JSON has integers that are too large for a float."""
     try:
         return isinstance(number, int | float) and math.isfinite(number)
     except OverflowError:
@@ -80,7 +83,7 @@ def _is_finite(number: object) -> bool:
 
 
 def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
-    """Whether all numbers are finite, except in buffers that still hold the non-finite constants that were sent."""
+    """Whether all numbers are finite. A buffer may have infinities that the server sent."""
     for name, tensor in tensors.items():
         finite = tensor.isfinite()
         if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
@@ -126,7 +129,7 @@ def find_oversized(
 
 
 def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
-    """Norms of the model's change and of the tensors that are sent in addition to the model."""
+    """Compute the norms of the model's change and of the tensors that a site sends in addition to the model."""
     sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.sent.params.items()}
     change = [tensors[name].double() - t for name, t in sent.items()]
     extras = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
@@ -138,9 +141,9 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
-    """One row per participant. Without a valid update, its loss is NaN."""
+    """Stack the updates, with one row per participant. A participant without a valid update has a loss of NaN."""
     rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
-    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the model's own order
+    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the order of the model
     blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
     device = next(iter(work.sent.params.values())).device
     stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}

@@ -1,8 +1,8 @@
-"""Registers the keys of all sites of a trial with its SuperLink, in one process.
+"""Register the keys of all sites of a trial with its SuperLink, in one process.
 
     python -m fedskew.flower.registration CONNECTION NAME=node.pub ...
 
-`flwr supernode register` takes more than a second of CPU time for every key, most of it for importing Flower.
+It replaces `flwr supernode register`, which takes more than a second of CPU time for every key to import Flower.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An encoding of the sites' tables that is fitted to sums: the server requests them once, before the first round."""
+"""Fit the encoding of the sites' tables to sums, which the server requests once, before the first round."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
 
 
 def read_sums(answer: Reply | Failure, draft: TableEncoding, most_samples: int) -> tuple[ColumnSums, ...]:
-    """The sums in a site's reply; raises `Garbled` if they are not possible sums of the draft's columns."""
+    """Read the sums in a site's reply. Raise `Garbled` if they are not possible sums of the draft's columns."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     columns = answer.facts.get("columns")

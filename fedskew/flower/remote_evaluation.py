@@ -1,4 +1,4 @@
-"""Evaluation of a model on the sites' test data. Their results add up."""
+"""Evaluate models on the sites' test data. The sites' results are added up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedskew.metrics.scores import BINS
 from fedskew.task import Task
 
 Replies = Mapping[int, Reply]
-"""The sites' reports on their tests."""
+"""The sites' reports on their tests, by client."""
 
 
 class SiteEvaluation:
@@ -34,11 +34,11 @@ class SiteEvaluation:
 
     @property
     def by_sites(self) -> bool:
-        """Whether the evaluation uses the sites' test data; otherwise it uses the server's."""
+        """Whether the evaluation uses the sites' test data. Otherwise it uses the server's."""
         return self._settings.evaluation == "sites"
 
     def test_request(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
-        """The request for the sites' tests; None if the server does not need them.
+        """Make the request for the sites' tests. None if the server does not need them.
 
         `frozen` names the models whose encoders are part of the tested model.
         """
@@ -61,9 +61,9 @@ class SiteEvaluation:
         return dict(usable_replies(answers))
 
     def histograms(self, model: ModelState, frozen: Mapping[str, ModelState]) -> dict[str, ScoreHistograms]:
-        """Score histograms of the sites' tests, by site. Empty if sites report no results by class, or none replies.
+        """Request score histograms of the sites' tests. Empty if sites report no results by class, or if none replies.
 
-        The run is over, so a site that does not reply must not fail it.
+        The run is over, so it must not fail if a site does not reply.
         """
         if self._settings.site_metrics != "class":
             return {}
@@ -81,7 +81,7 @@ class SiteEvaluation:
         return found
 
     def evaluate(self, replies: Replies) -> Evaluation:
-        """The evaluation over all sites that replied: by class, or only the total if sites report no more."""
+        """Evaluate over all sites that replied: by class, or only in total if the sites report only that."""
         blank = np.zeros(self._task.counts_shape(self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
@@ -91,11 +91,11 @@ class SiteEvaluation:
             return Evaluation.from_counts(total, log_loss=math.fsum(losses) / int(total.sum()))
         counts = self._counts(replies)
         _require_tests(counts)
-        right, tested = np.sum(list(counts.values()), axis=0).tolist()
-        return Evaluation.from_counts(blank, (right, tested))
+        correct, samples = np.sum(list(counts.values()), axis=0).tolist()
+        return Evaluation.from_counts(blank, (correct, samples))
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
-        """The fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
+        """Return the fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
         fields: RowFields = (
             {"evaluation": self.evaluate(replies)} if self.by_sites else server_tests.measure(model, labels)
         )
@@ -121,16 +121,16 @@ class SiteEvaluation:
 
     def _accuracies(self, replies: Replies) -> dict[str, Any]:
         counts = self._counts(replies)
-        return {self._sites.names[client]: {"accuracy": right / tested} for client, (right, tested) in counts.items()}
+        return {self._sites.names[client]: {"accuracy": right / samples} for client, (right, samples) in counts.items()}
 
     def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
-        """Correctly predicted samples and tested samples of each site that reports both."""
+        """Return the numbers of correctly predicted and of all test samples, for each site that reports both."""
         counts = {client: _read_counts(reply.facts) for client, reply in replies.items()}
         return {client: count for client, count in counts.items() if count is not None}
 
 
 def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | None]]:
-    """Accuracies before and after local training, by client. None for a client that does not report both."""
+    """Read the accuracies before and after local training, by client. None for a client that does not report both."""
     found: dict[str, list[float | None]] = {"before": [None] * clients, "after": [None] * clients}
     for client, reply in replies.items():
         reported = reply.facts.get("local_tests")
@@ -143,11 +143,11 @@ def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | N
 
 
 def _read_counts(reported: object) -> tuple[int, int] | None:
-    """Correctly predicted and tested samples, if a site reports possible numbers."""
+    """Read the numbers of correctly predicted and of all test samples. None if a site reports impossible numbers."""
     if not isinstance(reported, dict):
         return None
-    right, tested = reported.get("right"), reported.get("tested")
-    return (right, tested) if is_count(right) and is_count(tested, at_least=1) and right <= tested else None
+    right, samples = reported.get("right"), reported.get("tested")
+    return (right, samples) if is_count(right) and is_count(samples, at_least=1) and right <= samples else None
 
 
 def _require_tests(results: Mapping[int, object]) -> None:

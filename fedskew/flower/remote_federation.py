@@ -17,6 +17,7 @@ from fedskew.flower.sites import Sites, usable_replies
 from fedskew.flower.wire import is_count
 
 _CENSUS_SECONDS = 600.0
+"""Seconds in which sites must report how many samples they have with certain labels."""
 
 
 class RemoteFederation(Federation):
@@ -30,8 +31,8 @@ class RemoteFederation(Federation):
         labels: tuple[int, ...] | None = None,
         column_sums_from: tuple[str, ...] = (),
     ) -> None:
-        nothing = np.empty(0, np.int64)
-        super().__init__(dataset, (nothing,) * len(sites.names), {"name": SITES, "names": list(sites.names)}, seed)
+        no_samples = np.empty(0, np.int64)
+        super().__init__(dataset, (no_samples,) * len(sites.names), {"name": SITES, "names": list(sites.names)}, seed)
         object.__setattr__(self, "_sites", sites)
         object.__setattr__(self, "_labels", labels)
         object.__setattr__(self, "_census", {})
@@ -48,7 +49,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site with the stage's labels; 0 for a site that has not connected yet."""
+        """Samples per site, with the stage's labels. 0 for a site that has not connected yet."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)
@@ -65,7 +66,7 @@ class RemoteFederation(Federation):
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the sites' names. Their data may change."""
+        """Hash of the sites' names. It does not depend on their data, which may change."""
         return hashlib.sha256(json.dumps(list(self._sites.names)).encode()).hexdigest()
 
     @property

@@ -1,4 +1,4 @@
-"""Local training at the sites: sends them a round's work and collects their updates."""
+"""Local training at the sites: send them a round's work and collect their updates."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
 Answers = Mapping[int, Reply | Failure]
+"""The participants' replies, by client."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class SiteUpdates:
     failures: dict[int, str]
 
     @property
-    def finite(self) -> int:
+    def finite_count(self) -> int:
         """Number of updates that the next model can be computed from."""
         return sum(bool(update.tensors) for update in self.updates.values())
 
@@ -56,37 +57,40 @@ class SiteTraining:
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
         self._usual_norms: dict[str, float] = {}
         self._replies: dict[tuple[int, str], str] = {}
-        """For each client and digest of an update: the digest of the model that the update was trained from."""
+        """The digest of the model that an update was trained from, by client and digest of the update."""
 
     def request(
         self, plan: RoundPlan, test_request: Facts | None = None, local_tests: bool = False
     ) -> tuple[Answers, dict[int, Reply]]:
         """Ask the sites to train a round. With `test_request`, all sites also test the model at the start of the round.
 
-        With `local_tests`, the participants test it before and after their training.
+        With `local_tests`, the participants test the model before and after their training.
 
-        Returns the participants' replies, and the reports of all sites on their tests.
+        Return the participants' replies, and the reports of all sites on their tests.
         """
         if self._settings.privacy == "local":
             self._count_release()
         tests: Facts = {} if test_request is None else {"tests": test_request}
         tests |= {"local_tests": True} if local_tests else {}
-        drawn = {a.client: self._facts(plan, a.client, a.state) | tests for a in plan.work.assignments}
+        participants = {a.client: self._facts(plan, a.client, a.state) | tests for a in plan.work.assignments}
         others: dict[int, Facts] = {}
         if test_request is not None:
-            others = {c: {"kind": "evaluate", **test_request} for c in self._sites.online if c not in drawn}
+            others = {c: {"kind": "evaluate", **test_request} for c in self._sites.online if c not in participants}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
-        quorum = Quorum(self._settings.required_sites, frozenset(drawn))
+        quorum = Quorum(self._settings.required_sites, frozenset(participants))
         answers = self._sites.request(
-            "train", drawn | others, payload, self._settings.round_timeout, _name(plan), quorum
+            "train", participants | others, payload, self._settings.round_timeout, _round_name(plan), quorum
         )
-        found = {c: reply.facts.get("tests") if c in drawn else reply.facts for c, reply in usable_replies(answers)}
-        replies = {client: Reply(facts, b"") for client, facts in found.items() if isinstance(facts, dict)}
+        reports = {
+            client: reply.facts.get("tests") if client in participants else reply.facts
+            for client, reply in usable_replies(answers)
+        }
+        replies = {client: Reply(facts, b"") for client, facts in reports.items() if isinstance(facts, dict)}
         start = digest(payload)
-        return {client: self._check_origin(client, answers[client], start) for client in drawn}, replies
+        return {client: self._check_origin(client, answers[client], start) for client in participants}, replies
 
     def _check_origin(self, client: int, answer: Reply | Failure, start: str) -> Reply | Failure:
-        """The reply, or a failure if its update was trained from another model or is one of an earlier round."""
+        """Return the reply, or a failure if its update was trained from another model or repeats an earlier one."""
         if isinstance(answer, Failure) or not answer.payload:
             return answer
         if answer.facts.get("start") != start:
@@ -96,7 +100,7 @@ class SiteTraining:
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
-        """The usable updates. Each discarded update is logged with the reason."""
+        """Select the usable updates. Each discarded update is logged with the reason."""
         updates: dict[int, Update] = {}
         failures: dict[int, str] = {}
         for client, answer in answers.items():
@@ -115,15 +119,15 @@ class SiteTraining:
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
-            self._sites.log(f"round {_name(plan)}: the update of {name} is discarded: {reason}")
+            self._sites.log(f"round {_round_name(plan)}: the update of {name} is discarded: {reason}")
         return SiteUpdates(updates, failures)
 
     def result(self, plan: RoundPlan, updates: Mapping[int, Update]) -> RoundResult:
-        """The updates as an engine would return them, with the server's noise if privacy is central."""
+        """Return the updates as an engine would, with the server's noise if privacy is central."""
         return combine_updates(plan.work, self._with_noise(plan, updates))
 
     def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:
-        """Clip every update and add noise, so that their mean has deviation z·C/K."""
+        """Clip every update and add noise, so that the noise on their mean has deviation z·C/K."""
         settings, finite = self._settings, [client for client, update in updates.items() if update.tensors]
         if settings.privacy != "central" or not finite:
             return updates
@@ -154,6 +158,6 @@ class SiteTraining:
         }
 
 
-def _name(plan: RoundPlan) -> str:
-    """The round's number in its model's training, as Flower's logs show it."""
+def _round_name(plan: RoundPlan) -> str:
+    """The number of the round, counted for its model only, as Flower's logs show it."""
     return str(plan.work.key.round + 1)

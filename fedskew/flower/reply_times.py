@@ -1,8 +1,9 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-Once enough sites have replied, the round waits for each of the others at most `grace` times its usual time, the median
-of its last replies. So a site that is always slow is waited for, and one that hangs is not. The first request to a site
-has the round's time-out as its only limit. If the site misses it, the usual time of all sites counts from then on.
+Once enough sites have replied, the round waits for each of the others at most `grace` times its usual time, which is
+the median of its last replies. So the round waits for a site that is always slow, but not for one that hangs. The first
+request to a site has the round's time-out as its only limit. If the site misses it, the usual time of all sites counts
+from then on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class ReplyTimes:
     """The reply times of all sites of a run."""
 
     def __init__(self, grace: float = 0.0, at_least: float = 0.0) -> None:
-        """`grace` multiplies a site's usual time, 0 for no limit; no site is given less than `at_least` seconds."""
+        """`grace` multiplies a site's usual time. 0 means no limit. Every site has at least `at_least` seconds."""
         self._grace, self._at_least = grace, at_least
         self._seconds: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         self._missed: set[int] = set()
@@ -32,7 +33,7 @@ class ReplyTimes:
         self._missed.add(client)
 
     def usual(self, client: int) -> float | None:
-        """The site's usual time; None if it is not known."""
+        """The site's usual time. None if it is not known."""
         known = list(self._seconds.get(client, ()))
         if not known and client in self._missed:
             known = [seconds for times in self._seconds.values() for seconds in times]

@@ -1,9 +1,8 @@
 """A site's checks of the server's requests.
 
-A site does only what the method declares, runs only known methods and models, and reports only tests that it allows.
-
-The server names the method, the model and the requests. The site checks each of them before it replies, with the code
-that is installed at the site.
+The server names the method, the model and the requests. Before the site replies, the code that is installed there
+checks them. The site does only what the method declares, runs only known methods and models, and reports only tests
+that it allows.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from fedskew.flower.wire import Facts
 from fedskew.methods import Method
 
 DETAILS = ("none", "total", "class")
-"""What a site may report of its tests, from the least to the most detailed."""
+"""How detailed a site's test results may be, from the least to the most detailed."""
 
 
 def approved_settings(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
-    """The settings of an app that a site approves, as JSON values."""
+    """Return the settings of an app that a site approves, as JSON values."""
     return {
         "config": config.to_mapping() | {"data_dir": None, "init": None},
         "contract": contract.to_json(),
@@ -40,7 +39,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
 def require_approved(facts: Facts, site: SiteConfig) -> None:
     """Refuse a request whose settings differ from those of every app that the site has approved.
 
-    A server can send settings that differ from its app's, so it is not enough to approve the app.
+    A server can send other settings than those in its app, so it is not enough to approve the app.
     """
     approvals = read_approvals(site.folder)
     if approvals is None:
@@ -54,7 +53,7 @@ def require_approved(facts: Facts, site: SiteConfig) -> None:
 
 
 def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
-    """The names of the settings in which a request differs from an approved app."""
+    """Name the settings in which a request differs from an approved app."""
     terms = facts["terms"]
     found = differing_keys(Config.from_mapping(approved["config"]), Config.from_mapping(terms["config"]))
     requested, agreed = Contract.from_json(terms["contract"]), Contract.from_json(approved["contract"])
@@ -124,7 +123,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
 
 
 def require_agreed_scores(tests: Facts, method: Method, site: SiteConfig) -> None:
-    """Refuse score histograms unless the site reports results by class: their sums are label counts, too."""
+    """Refuse score histograms unless the site reports results by class, because their sums are also label counts."""
     require_agreed_tests(tests, method, site)
     if tests["detail"] != "class":
         raise UserError(

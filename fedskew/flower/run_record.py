@@ -1,9 +1,9 @@
-"""`federation.json`: the settings of a federation, in the folder of its run.
+"""The settings of a federation, which are saved as `federation.json` in the folder of its run.
 
-All rounds of a run must have the same settings. A run that resumes with others, for instance without its privacy, is
-refused. With noise, the file also counts how often models were released. A round that is repeated after a crash is
-another release, which ε includes. An encoding that was fitted to the sites' sums is saved, too, so that a resumed run
-does not request the sums again.
+All rounds of a run must have the same settings. A run that resumes with other settings, for instance without its
+privacy, is refused. With noise, the file also counts how often models were released. A round that is repeated after a
+crash is another release, which ε includes. An encoding that was fitted to the sites' sums is also saved, so that a
+resumed run does not request the sums again.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RunRecord:
         self.releases, self.fitted = kept["releases"], kept["fitted"]
 
     def begin(self) -> None:
-        """Write the record into the run's folder, or check the existing one."""
+        """Check the record in the run's folder. If there is none, write it."""
         self.check()
         if not self._path.exists():
             self._write()
@@ -90,10 +90,10 @@ class RunRecord:
 
 
 def _terms(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
-    """The settings and the contract as JSON values."""
-    own: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
+    """Return the settings that must not change and the contract, as JSON values."""
+    fixed: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
     agreed = {f"contract.{key}": value for key, value in contract.to_json().items()}
-    terms: dict[str, Any] = json.loads(json.dumps({**own, **agreed}))
+    terms: dict[str, Any] = json.loads(json.dumps({**fixed, **agreed}))
     return terms
 
 

@@ -1,4 +1,4 @@
-"""The ServerApp: from an app's configuration to a finished run folder."""
+"""The ServerApp. It runs a federation, from an app's configuration to a finished run folder."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
 STATUS = "status.json"
+"""The file in the run's folder that says how the last attempt ended."""
 
 
 @app.main()
@@ -55,9 +56,9 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run_federation(grid, context)
     except Exception as error:
-        mistake = isinstance(error, UserError)
+        is_mistake = isinstance(error, UserError)
         status, reason = (
-            ("stopped", str(error)) if mistake else ("failed", one_line(f"{type(error).__name__}: {error}"))
+            ("stopped", str(error)) if is_mistake else ("failed", one_line(f"{type(error).__name__}: {error}"))
         )
         log(f"{status}: {reason}")
         _write_status(context, {"status": status, "reason": reason})
@@ -108,7 +109,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
-    """A dataset in the contract's form, with the server's test data if it has any."""
+    """Make a dataset in the contract's form, with the server's test data if it has any."""
     blank = contract.blank()
     if settings.evaluation != "server" or settings.test_data is None:
         return blank
@@ -125,7 +126,7 @@ def _fit_encoding(grid: Grid, settings: FederationSettings, draft: Contract, con
 
 
 def _terms(contract: Contract, config: Config) -> Facts:
-    """What every site needs to know of the run: the contract, and the configuration without the server's paths."""
+    """Return what every site needs to know about the run: the contract, and the configuration without paths."""
     return {"contract": contract.to_json(), "config": config.to_mapping() | {"data_dir": None, "init": None}}
 
 

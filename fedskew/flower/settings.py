@@ -46,14 +46,14 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _data(key: str, value: Any) -> str:
-    """A name or a path, or a mapping with options, which becomes JSON for `data_source`."""
+    """Check a name, a path, or a mapping with options, which becomes JSON for `data_source`."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return json.dumps(value)
     return str(text(key, value))
 
 
 def data_source(value: str) -> tuple[str, dict[str, Any]]:
-    """Name or path of the data, and their options."""
+    """Return the name or path of the data, and their options."""
     options = json.loads(value) if value.startswith("{") else {"name": value}
     return options.pop("name"), options
 
@@ -134,19 +134,19 @@ class FederationSettings:
 
     @property
     def required_sites(self) -> int:
-        """The number of sites that a round needs: the minimum, or half of them."""
+        """The number of sites that a round needs: the minimum, or half of all sites."""
         return self.minimum or -(-len(self.sites) // 2)
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contract, Config]:
     """Read the three parts of an app's configuration."""
     parsed = {key: _value(key, value) for key, value in values.items()}
-    own = _section("federation", parsed)
+    section = _section("federation", parsed)
     known = {spec.name for spec in fields(FederationSettings)}
-    for key in own:
+    for key in section:
         if key not in known:
             raise unknown("key", f"federation.{key}", {f"federation.{name}" for name in known})
-    settings = FederationSettings(**own)
+    settings = FederationSettings(**section)
     contract = Contract.from_json(_section("contract", parsed))
     require_noiseless_sums(settings, contract)
     rest = {key: v for key, v in parsed.items() if not key.startswith(("federation.", "contract."))}

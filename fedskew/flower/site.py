@@ -1,4 +1,4 @@
-"""A site answers the server's requests with its own data. It reports nothing that was not requested.
+"""A site, which answers the server's requests from its own data. It reports nothing that was not requested.
 
 hello      the number of training samples, after checking the data against the contract
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
@@ -56,6 +56,7 @@ from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
 
 Answer = tuple[Facts, bytes]
+"""The JSON part of a reply, and its tensors as bytes."""
 
 
 _ALLOWED_FACTS = {
@@ -67,7 +68,7 @@ _ALLOWED_FACTS = {
     "survey": {"predictions"},
     "column_sums": set(),
 }
-"""The facts that each request may have. Others are refused: a later version's privacy setting must not be ignored."""
+"""The facts that each request may have. Others are refused, because they may be privacy settings of a later version."""
 
 
 class Site:
@@ -80,7 +81,7 @@ class Site:
         self._runs: dict[str, SiteRun] = {}
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
-        """The reply to one message."""
+        """Answer one message."""
         requests: dict[str, Callable[[SiteRun, Facts, bytes], Answer]] = {
             "hello": self._census,
             "census": self._census,
@@ -132,13 +133,13 @@ class Site:
         states = SiteState(self.config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         tests = facts.get("tests")
-        tested = None if tests is None else self._test_or_refuse(run, tests, tensors)
+        test_results = None if tests is None else self._test_or_refuse(run, tests, tensors)
         work = run.work(facts, stage, tensors, kept or {})
         result = run.runtime(stage.concatenates, tensors).engine.train(work)
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
-            own = {name: t[0].cpu() for name, t in result.states.items()}
-            states.write(stage.model, model_round + 1, own, facts["oldest"])
+            state = {name: t[0].cpu() for name, t in result.states.items()}
+            states.write(stage.model, model_round + 1, state, facts["oldest"])
         reply: Facts = {
             "round": model_round,
             "start": digest(payload),
@@ -147,8 +148,8 @@ class Site:
         }
         if facts["share_loss"] and reply["finite"]:
             reply["loss"] = loss
-        if tested is not None:
-            reply["tests"] = tested
+        if test_results is not None:
+            reply["tests"] = test_results
         if facts.get("local_tests"):
             reply["local_tests"] = self._test_locally(run, stage, tensors, result)
         _refuse_undeclared(work, result.uplink)
@@ -168,7 +169,7 @@ class Site:
         return self._test(run, facts, tensors), b""
 
     def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
-        """Results of the received model on the site's test part, as detailed as the site allows."""
+        """Test the received model on the site's test part. Refuse more detailed results than the site allows."""
         require_agreed_tests(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
@@ -177,7 +178,7 @@ class Site:
         return _totals(confusion)
 
     def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:
-        """Histograms of the received model's probabilities on the site's test part."""
+        """Compute histograms of the received model's probabilities on the site's test part."""
         require_agreed_scores(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         probabilities, true = test_set.predict(read_model("sent", tensors))
@@ -189,7 +190,7 @@ class Site:
         return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
 
     def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
-        """The test results, or the reason why the site does not report them. It trains in any case."""
+        """Return the test results, or the reason why the site does not report them. It trains in any case."""
         try:
             return self._test(run, test_request, tensors)
         except UserError as error:
@@ -211,9 +212,9 @@ class Site:
         report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
         if facts["predictions"]:
             model = read_model("sent", run.on_device(from_bytes(payload)))
-            seen = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
-            assert seen.probability is not None
-            report["probability"] = torch.from_numpy(np.nan_to_num(seen.probability))
+            found = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
+            assert found.probability is not None
+            report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
         return {}, to_bytes(report)
 
 
@@ -225,8 +226,8 @@ class SiteRun:
         require_known_code(self.config, own)
         own.policy.require_run(self.config)
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
-        everything = Federation(dataset, federation.indices, federation.partition, federation.seed)
-        self._held: dict[tuple[int, ...] | None, Federation] = {None: everything}
+        all_samples = Federation(dataset, federation.indices, federation.partition, federation.seed)
+        self._held: dict[tuple[int, ...] | None, Federation] = {None: all_samples}
         method = make_method(self.config.method, self.config.method_params)
         self.method = with_class_weights(method, self.config.class_weights, dataset)
         model = make_model(self.config.model, data_shape(dataset), self.config.seed)
@@ -235,14 +236,14 @@ class SiteRun:
         self._concatenated: tuple[Tensors, ModelRuntime] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
-        """The site's samples, or only those with some labels."""
+        """Return the site's samples, or only those with some labels."""
         key = None if labels is None else tuple(labels)
         if key not in self._held:
             self._held[key] = self._held[None].restrict(key or ())
         return self._held[key]
 
     def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
-        """The runtime of the model, or of a model on the `frozen` encoders, which `tensors` contains."""
+        """Return the runtime of the model. If `frozen` names models, the model uses their encoders, from `tensors`."""
         if not frozen or tensors is None:
             return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
@@ -258,7 +259,7 @@ class SiteRun:
         return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
-        """The site's part of a round, in the form that an engine expects."""
+        """Make the site's part of a round, in the form that an engine expects."""
         key = RoundKey(**facts["key"])
         held = self.held(stage.labels)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
@@ -275,8 +276,8 @@ class SiteRun:
             weighting=self.method.weighting,
         )
         counted = sample_counts(work.members, held.sizes)[0]
-        whole = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept, **counted})
-        return replace(work, assignments=[replace(work.assignments[0], state=whole)])
+        state = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept, **counted})
+        return replace(work, assignments=[replace(work.assignments[0], state=state)])
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:
@@ -299,5 +300,5 @@ def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
         )
 
 
-def _are_equal(some: Tensors, others: Tensors) -> bool:
-    return some.keys() == others.keys() and all(torch.equal(t, others[name]) for name, t in some.items())
+def _are_equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())

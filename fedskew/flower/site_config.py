@@ -46,7 +46,8 @@ class SiteConfig:
     threads: int | None = None
     """Number of torch's threads. If it is None, torch decides."""
     idle: int | None = None
-    """Seconds without work after which the worker ends and frees its memory. New work starts it again. None: never."""
+    """Seconds without work after which the worker ends and frees its memory. None means never. New work starts it
+    again."""
     metrics: str = "total"
     """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
     packages: tuple[str, ...] = ()
@@ -54,7 +55,7 @@ class SiteConfig:
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None
-    """For trials on one machine: a saved split of the data; this site is client number `client` of it."""
+    """For trials on one machine: a saved split of the data. This site is client number `client` of the split."""
     client: int = 0
 
     @property
@@ -62,7 +63,7 @@ class SiteConfig:
         return self.folder / self.state
 
     def data_version(self) -> tuple[int, ...]:
-        """A value that changes with the data on disk: times and sizes of a file, or of a folder and its entries."""
+        """Return a value that changes with the data on disk: times and sizes of a file, or of a folder's entries."""
         path = self.folder / Path(self.data).expanduser()
         try:
             entries = [path, *(sorted(path.iterdir()) if path.is_dir() else ())]
@@ -72,7 +73,7 @@ class SiteConfig:
         return tuple(number for entry in found for number in (entry.st_mtime_ns, entry.st_size))
 
     def federation(self, contract: Contract | None = None) -> Federation:
-        """The site's data as a federation of one client, read in the form of the contract."""
+        """Read the site's data in the form of the contract, as a federation of one client."""
         dataset = self._dataset(contract)
         return Federation(dataset, (self._rows(dataset),), {"name": "site"}, 0)
 
@@ -97,7 +98,7 @@ class SiteConfig:
 
 
 def load_site(path: str | Path) -> SiteConfig:
-    """The configuration in a site's YAML file."""
+    """Read the configuration in a site's YAML file."""
     values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected keys such as name and data")
@@ -114,8 +115,8 @@ def load_site(path: str | Path) -> SiteConfig:
     packages = values.pop("packages", None) or []
     try:
         _check(values, name)
-        named = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
-        expect(named, "packages", packages, "a list of names such as [hospital_models]")
+        is_list = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
+        expect(is_list, "packages", packages, "a list of names such as [hospital_models]")
         values["policy"] = read_policy(values.get("policy"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
@@ -136,5 +137,5 @@ def _check(values: Mapping[str, Any], data: object) -> None:
     expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
         value = values.get(key)
-        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        expect(value is None or whole, key, value, f"a whole number of at least {least}")
+        is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        expect(value is None or is_whole, key, value, f"a whole number of at least {least}")

@@ -17,12 +17,12 @@ from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
-"""The run's name becomes a folder's name."""
+"""The form of a run's name, because it becomes a folder's name."""
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
 
 
 class StateUnusable(UserError):
-    """The site's state cannot be read or written; the text names files of the site, so it must not leave the site."""
+    """The site's state cannot be read or written. The text names files of the site, so it must not leave the site."""
 
 
 class SiteState:
@@ -33,7 +33,7 @@ class SiteState:
         self._folder = folder / run
 
     def read(self, model: str, round: int) -> Tensors | None:
-        """The state after that round; None if there is none."""
+        """Read the state after a round. None if there is none."""
         path = self._path(model, round)
         if not path.exists():
             return None
@@ -46,7 +46,7 @@ class SiteState:
             raise StateUnusable(str(error)) from error
 
     def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
-        """Keep the state after a round, and all states that a server may resume from, from round `oldest` on."""
+        """Write the state after a round. Remove states that no server needs to resume from round `oldest` or later."""
         try:
             with reporting_os_errors("write", self._folder):
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state was made from the site's data

@@ -1,7 +1,7 @@
 """The sites as the server sees them: which ones are connected, the requests to them, and their replies.
 
-A site has the name with which its key was registered at the SuperLink, or without keys the name that it claims. The
-server admits a site once the site has checked its data against the contract.
+A site's name is the one with which its key was registered at the SuperLink. Without keys, it is the name that the site
+claims. The server admits a site once the site has checked its data against the contract.
 """
 
 from __future__ import annotations
@@ -32,11 +32,15 @@ from fedskew.flower.wire import (
 
 _POLL_SECONDS = 0.5
 _GREET_AGAIN_SECONDS = 30.0
+"""Seconds after which a site that was not admitted is greeted again."""
 _HELLO_SECONDS = 600.0
+"""Seconds in which a site must reply to a greeting. It reads its data in this time."""
 _SPARE_SECONDS = 5.0
-_BATCH = 4
-"""Messages per call to Flower, which limits the time of a call: many large messages would not be sent in time."""
+"""Flower deletes a message this many seconds after the server has stopped waiting for the reply."""
+_BATCH_SIZE = 4
+"""Messages per call to Flower. It limits the time of a call, in which many large messages could not be sent."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds between attempts to reach the SuperLink."""
 
 T = TypeVar("T")
 
@@ -60,7 +64,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Quorum:
-    """How many of these clients must reply before the server stops waiting for late sites."""
+    """The number of these clients that must reply before the server stops waiting for late sites."""
 
     number: int
     clients: frozenset[int]
@@ -75,13 +79,14 @@ class _Node:
     """A node of the SuperLink."""
 
     name: str
-    """The registered name; empty if there is none."""
+    """The registered name. Empty if there is none."""
     greeting: str | None = None
-    """The message to which it has not replied yet."""
+    """The id of the greeting to which the node has not replied yet."""
     greeted_at: float = 0.0
     client: int | None = None
-    """Its number in the federation, once it is admitted."""
+    """The number of the node's site in the federation. None until it is admitted."""
     refusal: str | None = None
+    """The reason why the node was not admitted."""
     refused_by_server: bool = False
     """Whether the server refused the site. The next greeting then tells the site the reason."""
 
@@ -106,8 +111,9 @@ class Sites:
         self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
-        """Training samples per site; 0 until it is admitted."""
+        """Training samples per site. 0 until it is admitted."""
         self._admitted: dict[int, int] = {}
+        """The node of each admitted site."""
 
     @property
     def online(self) -> dict[int, int]:
@@ -129,7 +135,7 @@ class Sites:
             self.refresh()
 
     def refresh(self) -> None:
-        """Update the list of connected sites; greet new ones without waiting for their replies."""
+        """Update the list of connected sites. Greet new ones without waiting for their replies."""
         connected = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
         for gone in self._nodes.keys() - connected.keys():
             node = self._nodes.pop(gone)
@@ -144,8 +150,9 @@ class Sites:
     def _send_greetings(self) -> None:
         now = time.monotonic()
         for number, node in self._nodes.items():
-            again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
-            if (node.greeting is None and node.client is None and node.refusal is None) or again:
+            is_new = node.greeting is None and node.client is None and node.refusal is None
+            is_due_again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
+            if is_new or is_due_again:
                 facts = {"refused": node.refusal} if node.refused_by_server else {}
                 greeting = functools.partial(self._message, "hello", facts=facts, tensors=None, timeout=_HELLO_SECONDS)
                 (node.greeting,) = self._push(greeting, [number])
@@ -199,7 +206,7 @@ class Sites:
     ) -> dict[int, Reply | Failure]:
         """Send each site its facts, and all of them the same payload. Return their replies within `timeout` seconds.
 
-        Once `quorum` is reached, a site has only its usual time and some grace.
+        Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`).
         """
         nodes, began = self.online, time.monotonic()
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
@@ -228,7 +235,7 @@ class Sites:
         return dict(sorted(answers.items()))
 
     def _missing(self, waiting: Mapping[str, int], timeout: float) -> dict[int, Failure]:
-        """All sites that have not replied when the time is up."""
+        """Return failures for all sites that have not replied when the time is up."""
         for client in waiting.values():
             self._reply_times.add_missed(client)
         return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s"))
@@ -236,7 +243,7 @@ class Sites:
     def _late(
         self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
-        """The sites for which the server no longer waits, because enough others have replied."""
+        """Return failures for the sites for which the server no longer waits, because enough others have replied."""
         if quorum is None or not quorum.is_reached(answers):
             return {}
         replied = len(dict(usable_replies(answers)))
@@ -277,7 +284,7 @@ class Sites:
 
 
 def _batches(clients: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (clients[first : first + _BATCH] for first in range(0, len(clients), _BATCH))
+    return (clients[first : first + _BATCH_SIZE] for first in range(0, len(clients), _BATCH_SIZE))
 
 
 def _read(message: Message) -> Reply | Failure:
@@ -305,5 +312,5 @@ def require_any_reply(answers: Mapping[int, Reply | Failure], names: Sequence[st
 
 
 def usable_replies(answers: Mapping[int, Reply | Failure]) -> Iterable[tuple[int, Reply]]:
-    """The sites that replied, with their replies."""
+    """Select the sites that replied, with their replies."""
     return ((client, answer) for client, answer in answers.items() if isinstance(answer, Reply))

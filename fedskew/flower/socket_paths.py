@@ -1,4 +1,4 @@
-"""Where a site's worker and a trial's fork server listen: Unix sockets in a folder that only their user can enter."""
+"""The Unix sockets of a site's worker and of a trial's fork server, in a folder that only their user can enter."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
-Flower 1.41 joins the folders of its database migrations with spaces, and Alembic splits them there again. In an
-environment such as `/home/a b/.venv` no migration is found, the database gets no tables, and every call to the
+Flower 1.41 joins the folders of its database migrations with spaces, and Alembic splits the text at spaces. So in an
+environment such as `/home/a b/.venv`, no migration is found, the database gets no tables, and every call to the
 SuperLink ends with "Internal server error". Here line breaks separate the folders.
 
 Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
@@ -24,14 +24,14 @@ from flwr.supercore.state.alembic import utils
 from sqlalchemy import Engine, QueuePool
 
 _LOCK_SECONDS = 120
-"""How long a call waits for the database."""
+"""The longest time that a call waits for the database."""
 
 _flower_config = utils.build_alembic_config
 _flower_initialize = SqlMixin.initialize
 
 
 def build_alembic_config(engine: Engine) -> Config:
-    """Flower's configuration of Alembic, with migration folders that may contain spaces."""
+    """Make Flower's configuration of Alembic, with migration folders that may contain spaces."""
     config = _flower_config(engine)
     folders = [utils.ALEMBIC_DIR / "versions", *utils._version_locations]
     config.set_main_option("path_separator", "newline")
@@ -40,7 +40,7 @@ def build_alembic_config(engine: Engine) -> Config:
 
 
 def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, **options: Any) -> list[str]:
-    """Flower's `initialize`, with one connection per database object."""
+    """Call Flower's `initialize` with one connection per database object."""
     if not state._is_in_memory_sqlite:
         options |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": _LOCK_SECONDS}
     return _flower_initialize(state, log_queries, **options)

@@ -23,18 +23,20 @@ from fedskew.flower.processes import environment, last_message, log_line
 
 _CONNECT_SECONDS = 10.0
 _REASON_SECONDS = 5.0
+"""Seconds to wait for the line in which Flower says why it gave up."""
 _GRACE_SECONDS = 30.0
+"""Seconds in which the SuperNode may end before it is killed."""
 _DAY_SECONDS = 24 * 3600.0
 _WARNING_DAYS = 30
 
 
 def node_config(site: Path) -> str:
-    """The node configuration, which tells ClientApps where the site's configuration is."""
+    """Return the node configuration, which tells ClientApps where the site's configuration is."""
     return f"site={json.dumps(str(site.resolve()))}"
 
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
-    """The command that connects a site. Flower uses `port` on the loopback interface within the site."""
+    """Return the command that connects a site. Flower's processes at the site talk to each other on `port`."""
     command = [sys.executable, "-m", "fedskew.flower.node", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
@@ -52,7 +54,7 @@ def require_keys(keys: NodeKeys) -> None:
 def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
     """Refuse a server that cannot be reached, does not use TLS, or has no valid certificate of the site's authority.
 
-    Returns the date on which the certificate expires.
+    Return the time at which the certificate expires.
     """
     host, port = _address(superlink)
     authority = str(keys.authority) if keys.authority.exists() else None
@@ -62,7 +64,7 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
         ):
-            shown = secure.getpeercert() or {}
+            certificate = secure.getpeercert() or {}
     except ssl.SSLCertVerificationError as error:
         signer = authority or "an authority of this system"
         raise UserError(
@@ -72,11 +74,11 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
         raise UserError(f"{superlink} does not use TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
-    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(shown["notAfter"])), UTC)
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
 
 
 def expiry_warning(superlink: str, expires: datetime) -> str | None:
-    """A warning in the last 30 days of the server's certificate."""
+    """Return a warning if the server's certificate expires within 30 days."""
     left = expires - datetime.now(UTC)
     if left >= timedelta(days=_WARNING_DAYS):
         return None
@@ -100,21 +102,21 @@ def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]
 
 def run_supernode(command: list[str], keys: NodeKeys) -> None:
     """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end its processes."""
-    whole = environment({})
-    program = shutil.which(command[0], path=whole["PATH"]) or command[0]
+    full_env = environment({})
+    program = shutil.which(command[0], path=full_env["PATH"]) or command[0]
     process = subprocess.Popen(
         [program, *command[1:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=whole,
+        env=full_env,
         umask=0o077,
         start_new_session=True,
     )
-    terminated = False
+    is_terminated = False
 
     def end(received: int, _: object) -> None:
-        nonlocal terminated
-        terminated = True
+        nonlocal is_terminated
+        is_terminated = True
         process.send_signal(received)
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -131,8 +133,8 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
             if lost and not gave_up:  # the next line has the reason
                 lost = last_message(line)
                 break
-            if gave_up and not lost and not terminated:
-                lost = "Flower gave up"  # it would stay alive without another attempt
+            if gave_up and not lost and not is_terminated:
+                lost = "Flower gave up"  # the SuperNode would stay alive without another attempt to connect
                 threading.Timer(_REASON_SECONDS, process.terminate).start()
             if "Finished server process" in line:  # the SuperExec may keep the pipe open
                 break

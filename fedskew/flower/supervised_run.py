@@ -1,6 +1,6 @@
-"""Follows a run to its end. A run that fails is started again and resumes from its last checkpoint.
+"""Follow a run to its end. A run that fails is started again and resumes from its last checkpoint.
 
-`flwr run --stream` ends with status 0 whatever happened, so the outcome is read from the lines that our ServerApp logs:
+`flwr run --stream` always ends with status 0. So the outcome is read from the lines that fedskew's ServerApp logs:
 `finished …`, `stopped: …` (a mistake that only the user can correct) or `failed: …` (an error that may be temporary). A
 ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
 """
@@ -17,7 +17,7 @@ from fedskew.errors import UserError
 from fedskew.flower.processes import Process
 
 RESTARTS = 3
-"""The run is given up after this many restarts in a row without a completed round."""
+"""After this many restarts in a row without a completed round, the run has failed."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -28,7 +28,7 @@ class FlowerRun:
     """`flwr run` for one app, started once or several times."""
 
     def __init__(self, app: Path, connection: str | None, log: Path, env: Mapping[str, str]) -> None:
-        """`connection` is a SuperLink's name in Flower's config.toml; None for the default one."""
+        """`connection` is a SuperLink's name in Flower's config.toml. None means the default one."""
         self._app, self._connection = str(app), [connection] if connection else []
         self._log, self._env = log, env
         self.process: Process | None = None
@@ -66,7 +66,7 @@ def run_to_end(
     log: Callable[[str], None],
     watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Start a run, and start it again whenever it fails; raise a UserError if that does not help.
+    """Start a run, and start it again whenever it fails. Raise a UserError if that does not help.
 
     `watch` is called while the run is in progress.
     """
@@ -111,16 +111,16 @@ def completed_rounds(folder: Path) -> int:
 
 
 def _logged_lines(run: Process) -> Iterator[str]:
-    """The lines of the ServerApp as they come; empty text while there is none."""
+    """Yield the lines of the ServerApp as they come, and empty text while there is none."""
     with run.log.open(encoding="utf-8", errors="replace") as file:
         file.seek(run.log_start)
         while True:
-            alive = run.running
+            is_running = run.running
             run.wait_for_log()
             while line := file.readline():
                 if match := _LOGGED.search(line):
                     yield match[1].strip()
-            if not alive:
+            if not is_running:
                 return
             yield ""
             time.sleep(_POLL_SECONDS)

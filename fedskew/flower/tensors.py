@@ -1,4 +1,4 @@
-"""Named tensors as safetensors bytes, and checks of received ones."""
+"""Convert named tensors to safetensors bytes and back, and check received tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPES = frozenset(
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """Exact bytes, from any device; equal tensors give equal bytes."""
+    """Convert tensors on any device to bytes. Equal tensors give equal bytes."""
     plain = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     return bytes(save(plain))
 
@@ -41,10 +41,10 @@ def require_like(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) 
         raise Garbled(f"it lacks tensor {missing[0]!r}")
     if foreign := sorted(set(tensors) - set(expected)):
         raise Garbled(f"it has an unexpected tensor {foreign[0]!r}")
-    for name, wanted in expected.items():
-        got = tensors[name]
-        if got.shape != wanted.shape or got.dtype != wanted.dtype:
-            raise Garbled(f"tensor {name!r} is {_form(got)}, expected {_form(wanted)}")
+    for name, like in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != like.shape or tensor.dtype != like.dtype:
+            raise Garbled(f"tensor {name!r} is {_form(tensor)}, expected {_form(like)}")
 
 
 def _form(tensor: Tensor) -> str:
@@ -52,5 +52,5 @@ def _form(tensor: Tensor) -> str:
 
 
 def forms(tensors: Mapping[str, Tensor]) -> tuple[tuple[str, str], ...]:
-    """Names, number types and shapes, for comparison."""
+    """Return names, number types and shapes, to compare them."""
     return tuple((name, _form(tensors[name])) for name in sorted(tensors))

@@ -1,4 +1,4 @@
-"""A trial federation on one machine: a dataset is split over sites, each with its own SuperNode."""
+"""A trial federation on one machine. A dataset is split over sites, and each site has a SuperNode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IDLE_SECONDS = 600
 
 
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column_sums: bool = False) -> LocalFederation:
-    """Write keys, app and sites of a trial. In a folder with the same trial, its run can resume.
+    """Write keys, app and sites of a trial. If the folder has the same trial already, its run can resume.
 
     With `column_sums`, the sites fit the encoding of their table together.
     """
@@ -42,7 +42,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
                 f"--data synthetic --set data.classes={','.join(federation.dataset.classes)}"
             )
     names = site_names(federation)
-    own = {
+    values = {
         "minimum": federation.clients,
         "evaluation": "server",
         "site_metrics": "none",
@@ -52,7 +52,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     }
     contract = Contract.from_dataset(federation.dataset)
     contract = contract.draft() if column_sums else contract
-    planned = make_settings(names, own)
+    planned = make_settings(names, values)
     app = folder / "app"
     with TemporaryDirectory() as drafts:
         draft, split = Path(drafts) / "app", Path(drafts) / "split.json"
@@ -89,7 +89,7 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
 
 
 def site_names(federation: Federation) -> list[str]:
-    """The clients' names, if all of them can be names of folders; otherwise site-1, site-2 and so on."""
+    """Return the clients' names, if all of them can be names of folders, and otherwise site-1, site-2 and so on."""
     if federation.client_names and all(map(is_site_name, federation.client_names)):
         return list(federation.client_names)
     number = federation.clients

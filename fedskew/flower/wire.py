@@ -1,4 +1,4 @@
-"""The content of our Flower messages: facts as JSON in a config record, tensors as one array of safetensors bytes.
+"""The content of fedskew's Flower messages: facts as JSON in a config record, tensors as one array of bytes.
 
 `site.py` decides what a site sends, and `remote_training.py` what the server sends for a round of training.
 
@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 Facts = dict[str, Any]
+"""The JSON part of a message."""
 
 FORMAT = "safetensors"
 """Name of the array's serialisation, and its key."""
@@ -22,8 +23,9 @@ _FACTS, _TENSORS = "facts", "tensors"
 
 
 MAX_SAMPLES = 2**40
-"""Largest number of samples that is accepted in a message."""
-_SHOWN = 300
+"""The largest number of samples that is accepted in a message."""
+_MAX_LENGTH = 300
+"""The most characters of another machine's text that are logged."""
 
 
 class Garbled(Exception):
@@ -34,10 +36,10 @@ class Garbled(Exception):
 
 
 def one_line(text: str) -> str:
-    """Text from another machine, for a log: short, on one line, and without control characters."""
-    plain = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
+    """Prepare text from another machine for a log: short, on one line, and without control characters."""
+    plain = "".join(c if c.isprintable() else " " for c in text[: 4 * _MAX_LENGTH])
     words = " ".join(plain.split())
-    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]} …"
+    return words if len(words) <= _MAX_LENGTH else f"{words[:_MAX_LENGTH]} …"
 
 
 def digest(payload: bytes) -> str:
@@ -51,14 +53,14 @@ def is_count(value: object, at_least: int = 0) -> TypeGuard[int]:
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:
-    """Tensors as a record that several messages share, so that Flower splits and hashes it only once."""
+    """Make a record of tensors that several messages share, so that Flower splits and hashes it only once."""
     if not payload:
         return None
     return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)})
 
 
 def to_records(facts: Facts, tensors: bytes | ArrayRecord | None) -> RecordDict:
-    """The content of a message."""
+    """Make the content of a message."""
     records = RecordDict({_FACTS: ConfigRecord({"json": json.dumps(facts)})})
     record = tensors_record(tensors) if isinstance(tensors, bytes) else tensors
     if record is not None:
@@ -67,7 +69,7 @@ def to_records(facts: Facts, tensors: bytes | ArrayRecord | None) -> RecordDict:
 
 
 def from_records(records: RecordDict) -> tuple[Facts, bytes]:
-    """The inverse of `to_records`; raises `Garbled` if the records are not exactly those."""
+    """Read the content that `to_records` made. Raise `Garbled` for anything else."""
     try:
         names = {_FACTS} | ({_TENSORS} if _TENSORS in records else set())
         if set(records) != names or list(records.config_records[_FACTS]) != ["json"]:

@@ -1,9 +1,9 @@
-"""The worker of a site: keeps data, model and torch in memory, while Flower starts a ClientApp for every message.
+"""The worker of a site. It keeps data, model and torch in memory, while Flower starts a ClientApp for every message.
 
     python -m fedskew.flower.worker SITE.yaml PID
 
-It listens on a private Unix socket and outlives a ClientApp that is killed. It exits as soon as process PID
-or its parent does. PID is the SuperExec, which starts the ClientApps, and its parent is the SuperNode.
+It listens on a private Unix socket and outlives a ClientApp that is killed. PID is the SuperExec, which starts the
+ClientApps, and its parent is the SuperNode. The worker exits as soon as one of these two does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.wire import Facts, Garbled, one_line
 
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
-_PATIENCE = 600.0
+_TRANSFER_SECONDS = 600.0
 """Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
 
 
@@ -43,7 +43,7 @@ def main(site: str, superexec: int) -> None:
 
 
 def serve(site: Path, listener: socket.socket) -> None:
-    """Answer one ClientApp after another, until the app's code changes or no ClientApp comes for `idle` seconds."""
+    """Answer ClientApps until the app's code changes or no ClientApp connects for `idle` seconds."""
     handler = _RequestHandler(site)
     while True:
         listener.settimeout(handler.idle)
@@ -51,7 +51,7 @@ def serve(site: Path, listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except TimeoutError:
             return
-        connection.settimeout(_PATIENCE)
+        connection.settimeout(_TRANSFER_SECONDS)
         with connection:
             try:
                 facts, payload = receive_frame(connection)
@@ -59,22 +59,22 @@ def serve(site: Path, listener: socket.socket) -> None:
                     listener.close()  # before the connection, so that the ClientApp starts another worker
                     return
                 send_frame(connection, *handler.answer(facts, payload))
-            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or it is not ours
+            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or it is no ClientApp
                 continue
 
 
 class _RequestHandler:
-    """Answers every request, with a refusal if need be. Reads the site again if its configuration or data changed."""
+    """Answers every request, perhaps with a refusal. It reads the site again if its configuration or data changed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._versions_read: tuple[int, tuple[int, ...]] = -1, ()
-        """Versions of the configuration and the data that were read."""
+        """The modification time of the configuration, and the version of the data, when they were read."""
         self._site: Site | None = None
         self._apps: list[str] = []
         self._problem = ""
         self.idle: float | None = None
-        """Seconds to wait for the next ClientApp; None: no limit."""
+        """Seconds to wait for the next ClientApp. None means no limit."""
 
     def has_other_code(self, paths: list[str]) -> bool:
         """Whether methods or models were imported from an app that is not among these paths."""
@@ -88,7 +88,7 @@ class _RequestHandler:
             self._apps += new  # the app's folder, which may have methods and models
             sys.path += new
             site = self._current_site()
-        except UserError as error:  # its text may quote the site's files, so it stays here
+        except UserError as error:  # the text may quote the site's files, so it must not leave the site
             return self._refusal(str(error), _UNREADABLE)
         except Exception as error:
             return self._failure(error)
@@ -141,7 +141,7 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:
-    """Listen on this path. The socket replaces that of a worker that has ended. Returns the socket and its inode."""
+    """Listen on this path. The socket replaces that of a worker that has ended. Return the socket and its inode."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))
@@ -176,7 +176,7 @@ def _exit_after(superexec: int, path: Path, inode: int) -> None:
 
 
 def _parent(process: int) -> int:
-    """The parent process; 0 if the system has no /proc."""
+    """Return the parent of a process. 0 if the system has no /proc."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:

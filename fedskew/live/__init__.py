@@ -1,1 +1,1 @@
-"""A live report of running experiments, served to this machine only."""
+"""A live report of running experiments, which only this machine can open."""

@@ -53,7 +53,7 @@ def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Ite
 
 
 def serve(paths: Sequence[str], rank_by: str) -> None:
-    """Run the second process: serve until standard input closes."""
+    """Serve until standard input closes. This is the program of the second process."""
     try:
         server = LiveServer(paths, rank_by=rank_by)
     except (OSError, UserError) as error:

@@ -18,8 +18,8 @@ from fedskew.results.ranking import DEFAULT_METRIC
 ADDRESS = "127.0.0.1"
 DEFAULT_PORT = 8765
 GRACE = 5.0
-"""Seconds that a browser has to fetch the last state."""
-_POLICY = (
+"""Seconds that a browser has to fetch the last state after the runs have ended."""
+_CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
@@ -33,7 +33,7 @@ class LiveServer:
         self.state = LiveState(paths, rank_by)
         self.ended = threading.Event()
         """Set when the runs have ended. The browser then fetches the state once more and stops."""
-        self._waiting = threading.Event()
+        self._browser_waits = threading.Event()
         """Set while a browser shows the page and has not fetched the last state."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -51,20 +51,20 @@ class LiveServer:
         self._thread.join()
 
     def state_since(self, after: int) -> dict[str, Any]:
-        """The state to send to a browser that has version `after`."""
+        """Return the state to send to a browser that has version `after`."""
         ended = self.ended.is_set()
         state = self.state.current(after, ended) | {"finished": ended}
         if ended:
-            self._waiting.clear()
+            self._browser_waits.clear()
         else:
-            self._waiting.set()
+            self._browser_waits.set()
         return state
 
     def finish(self) -> None:
-        """Wait until the browser, if one is open, has fetched the last state."""
+        """Mark the runs as ended, and wait until the browser, if one is open, has fetched the last state."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
-        while self._waiting.is_set() and time.monotonic() < deadline:
+        while self._browser_waits.is_set() and time.monotonic() < deadline:
             time.sleep(0.05)
 
 
@@ -104,7 +104,7 @@ def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(len(content)))
             self.send_header("Cache-Control", "no-store")
             self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header("Content-Security-Policy", _POLICY)
+            self.send_header("Content-Security-Policy", _CONTENT_POLICY)
             self.end_headers()
             self.wfile.write(content)
 

@@ -17,8 +17,8 @@ from fedskew.results.ranking import DEFAULT_METRIC
 
 FILES = ("about.json", "rounds.jsonl", "summary.json")
 """The files that change during a run."""
-_LISTED = 3
-"""The status line names at most this many runs."""
+_MAX_LISTED = 3
+"""The most runs that the status line names."""
 NOTHING = LoadedRuns([])
 
 
@@ -29,6 +29,7 @@ class LiveState:
         self._paths, self._rank_by = list(map(Path, paths)), rank_by
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ("nothing",)
+        """The value of `_file_versions` when the content was built."""
         self._loaded = NOTHING
         self._content: dict[str, Any] = {}
         self._version = 0
@@ -43,7 +44,7 @@ class LiveState:
         `ended` says that the process that wrote the runs has ended, so unfinished runs were interrupted.
         """
         with self._lock:
-            written = self._written()
+            written = self._file_versions()
             if written != self._seen:
                 self._loaded = self._load()
                 shown = self._document(self._loaded)
@@ -53,8 +54,8 @@ class LiveState:
             content = {} if after == self._version else self._content
             return {"version": self._version, "status": _status(self._loaded, ended), **content}
 
-    def _written(self) -> tuple[object, ...]:
-        """The size and time of each followed file, which change when a run writes something."""
+    def _file_versions(self) -> tuple[object, ...]:
+        """Return the size and time of each followed file, which change when a run writes something."""
         found = []
         files = [folder / name for folder in self._run_folders() for name in FILES]
         for path in (*files, *(folder / RACE for folder in find_races(self._paths))):
@@ -88,22 +89,22 @@ class LiveState:
         try:
             return document(loaded, with_features=False, rank_by=self._rank_by)
         except UserError as error:  # for instance AUROC, which no run has before its end
-            ranked = document(loaded, with_features=False)
-            return replace(ranked, problems=[*ranked.problems, f"ranked by accuracy: {error}"])
+            by_accuracy = document(loaded, with_features=False)
+            return replace(by_accuracy, problems=[*by_accuracy.problems, f"ranked by accuracy: {error}"])
 
 
 def _status(loaded: LoadedRuns, ended: bool) -> str:
-    """One line: what is finished, and where the rest is or was interrupted."""
+    """Say in one line what is finished, and in which round the other runs are or were interrupted."""
     runs, races = loaded.runs, loaded.races
     if not runs and not races:
         return "ended before the first round" if ended else "waiting"
-    going = [_position(run) for run in runs if not run.finished]
-    going += [f"race: {len(race.rungs)} rungs done" for race in races if not race.finished]
-    if not going:
+    unfinished = [_position(run) for run in runs if not run.finished]
+    unfinished += [f"race: {len(race.rungs)} rungs done" for race in races if not race.finished]
+    if not unfinished:
         return "finished"
-    done = sum(run.finished for run in runs)
-    parts = [f"{done} of {len(runs)} runs finished"] if len(runs) > 1 else []
-    return ", ".join([*(["interrupted"] if ended else []), *parts, *going[:_LISTED]])
+    finished = sum(run.finished for run in runs)
+    parts = [f"{finished} of {len(runs)} runs finished"] if len(runs) > 1 else []
+    return ", ".join([*(["interrupted"] if ended else []), *parts, *unfinished[:_MAX_LISTED]])
 
 
 def _position(run: Result) -> str:

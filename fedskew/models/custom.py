@@ -11,7 +11,7 @@ from torch import nn
 from fedskew.errors import UserError, unknown
 from fedskew.models.adapter import adapted, own_module
 from fedskew.models.base import DataShape, Factory
-from fedskew.user_code import current_directory_importable, describe, import_user_module
+from fedskew.user_code import describe, import_user_module, importing_from_current_folder
 
 
 def custom_factory(name: str) -> Factory:
@@ -19,7 +19,7 @@ def custom_factory(name: str) -> Factory:
     user_factory = _find_factory(name)
 
     def factory(data: DataShape) -> nn.Module:
-        with current_directory_importable():
+        with importing_from_current_folder():
             model = _call_factory(user_factory, name, data)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")

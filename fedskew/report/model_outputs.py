@@ -70,7 +70,7 @@ class ModelOutputs:
 
 
 def model_outputs(run: Result) -> ModelOutputs:
-    """Run the model on test samples. Raises a UserError if the model or the data are missing."""
+    """Run the model on test samples. Raise a UserError if the model or the data are missing."""
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model

@@ -82,10 +82,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             raise UserError(
                 f"no run folder {str(path)!r};{_suggestion(path)} expected one that `fedskew run` or `compare` made"
             )
-        inside = [path] if _is_run(path) else _runs_in(path, MAX_DEPTH)
-        if not inside:
+        runs = [path] if _is_run(path) else _runs_in(path, MAX_DEPTH)
+        if not runs:
             raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
-        found |= dict.fromkeys(inside)
+        found |= dict.fromkeys(runs)
     return list(found)
 
 

@@ -40,9 +40,9 @@ def labels(configs: Sequence[Config]) -> list[str]:
     """
     found = []
     for config in configs:
-        alike = [other for other in configs if other.method == config.method]
-        names = sorted({name for other in alike for name in other.method_params})
-        differing = [n for n in names if len({key_of(o.method_params.get(n)) for o in alike}) > 1]
+        same_method = [other for other in configs if other.method == config.method]
+        names = sorted({name for other in same_method for name in other.method_params})
+        differing = [name for name in names if len({key_of(o.method_params.get(name)) for o in same_method}) > 1]
         defaults = _defaults(config.method) if len(differing) > 1 else {}
         chosen = {name: config.method_params.get(name, defaults.get(name)) for name in differing}
         shown = ", ".join(

@@ -158,6 +158,6 @@ def find_races(paths: Sequence[str | Path]) -> list[Path]:
     """The folders of races among these paths and directly below them."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
-        inside = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
-        found |= dict.fromkeys(folder for folder in inside if (folder / RACE).is_file())
+        folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []
+        found |= dict.fromkeys(folder for folder in folders if (folder / RACE).is_file())
     return list(found)

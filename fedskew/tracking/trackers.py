@@ -27,7 +27,7 @@ EVERY_ROUND = "cost/seconds"
 
 
 def scalars(row: RoundRow) -> dict[str, float]:
-    """The metrics of a round. Their prefixes group them in the tools."""
+    """Return the metrics of a round. Their prefixes group them in the tools."""
     found: dict[str, Any] = {
         "train/loss": row.loss,
         "train/lr": row.lr,
@@ -45,7 +45,7 @@ def scalars(row: RoundRow) -> dict[str, float]:
 
 
 def final_scalars(result: Result) -> dict[str, float]:
-    """The metrics of the final model's probabilities."""
+    """Return the metrics of the final model's probabilities."""
     names = [metric.score for metric in METRICS.values() if metric.score is not None]
     found = {f"test/{name}": getattr(result.scores, name, None) for name in (*names, *_MORE_SCORES)}
     return {name: value for name, value in found.items() if value is not None}
@@ -59,24 +59,24 @@ class Tracker(Callback):
 
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
-        self._open = False
+        self._is_open = False
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
         self.begin(prepared, self._folder_of(prepared), state.round)
-        self._open = True
+        self._is_open = True
 
     def on_round(self, row: RoundRow, rounds_ahead: int) -> None:  # noqa: ARG002
         self.log(scalars(row), row.round)
 
     def on_end(self, result: Result) -> None:
-        if self._open:  # a run that was already finished is not logged again
+        if self._is_open:  # a run that was already finished is not logged again
             if numbers := final_scalars(result):
                 self.log(numbers, result.rounds)
             self.end(result)
-            self._open = False
+            self._is_open = False
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
-        """Open the log of a run that resumes after `round`, or starts if that is 0."""
+        """Open the log of a run that resumes after `round`. If `round` is 0, the run starts."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], round: int) -> None:
@@ -87,7 +87,7 @@ class Tracker(Callback):
 
 
 class TensorBoard(Tracker):
-    """Writes a `tensorboard` folder into each run folder; `tensorboard --logdir runs` shows them."""
+    """Writes a `tensorboard` folder into each run folder. `tensorboard --logdir runs` shows them."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -112,7 +112,7 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """Writes `mlflow.db` beside the runs; `mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows it."""
+    """Writes `mlflow.db` beside the runs. `mlflow ui --backend-store-uri sqlite:///runs/mlflow.db` shows it."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -124,7 +124,7 @@ class MLflow(Tracker):
         self._client: Any = None
         self._run = ""
         self._logged = 0
-        """The last round that was logged before this session. MLflow would keep a repeated round twice."""
+        """The last round that an earlier session logged. MLflow would show a round twice if it were logged again."""
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._run, EVERY_ROUND)
             self._logged = max((metric.step for metric in history), default=0)
             return
-        for run in before:  # begun again from the start: what was logged belongs to another run
+        for run in before:  # this run starts from the beginning, so earlier logs belong to another run
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
         self._logged = 0
@@ -161,7 +161,7 @@ class MLflow(Tracker):
 
 
 class WandB(Tracker):
-    """Writes a `wandb` folder beside the runs, offline; `wandb sync` uploads it."""
+    """Writes a `wandb` folder beside the runs, offline. `wandb sync` uploads it."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -194,7 +194,7 @@ class WandB(Tracker):
 
 
 def _flat(prepared: Prepared) -> dict[str, str]:
-    """The configuration with dotted keys and values cut to 250 characters, a length that all tools accept."""
+    """Flatten the configuration to dotted keys. Values are cut to 250 characters, which all tools accept."""
     values: dict[str, str] = {}
     for key, value in prepared.config.to_mapping().items():
         if isinstance(value, dict):

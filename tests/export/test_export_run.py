@@ -131,7 +131,7 @@ def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
     sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
     run = finished("dnn", form("dnn"), partition=sites, label_counts=[[0, 0, 0], [0, 0, 0]])
     card = model_card(run, None, with_words=False)
-    assert "The label counts stayed with the sites: the server did not receive them." in card
+    assert "The label counts stayed at the sites. The server did not receive them." in card
     assert "held by" not in card
     assert "digits" not in card
     assert "The run was simulated" not in card
@@ -216,7 +216,7 @@ def test_a_model_of_the_user_s_own_is_given_as_an_object(tmp_path: Path) -> None
     federation = fs.federation("digits", fs.IID(clients=3))
     own = Own()
     result = fs.run(federation, "fedavg", own, rounds=1, local_epochs=1, out=tmp_path / "run")
-    with pytest.raises(UserError, match="an object 'Own' of your program"):
+    with pytest.raises(UserError, match="an object of your program, of class 'Own'"):
         export_run(tmp_path / "run", tmp_path / "model")
     exported = export_run(tmp_path / "run", tmp_path / "model", model=own)
     assert "model.py" not in exported.files

@@ -114,8 +114,8 @@ def test_a_file_that_computes_something_else_is_refused(tmp_path: Path, monkeypa
     inputs = form("dnn")
     run = finished("dnn", inputs)
     other = make_model("dnn", DataShape(tuple(inputs["shape"]), len(CLASSES)), seed=5)
-    right = onnx_file._onnx
-    monkeypatch.setattr(onnx_file, "_onnx", lambda model, run: right(RawInputs(other, inputs).eval(), run))
+    right = onnx_file._export
+    monkeypatch.setattr(onnx_file, "_export", lambda model, run: right(RawInputs(other, inputs).eval(), run))
     with pytest.raises(UserError, match="compute different logits"):
         onnx_file.write_onnx(run, tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []

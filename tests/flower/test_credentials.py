@@ -150,7 +150,7 @@ def test_a_damaged_authority_is_named(made: Credentials, content: bytes) -> None
 def test_another_authority_s_key_is_refused(made: Credentials, tmp_path: Path) -> None:
     other = make_credentials(tmp_path / "other", SITES)
     made.authority_key.write_bytes(other.authority_key.read_bytes())
-    with pytest.raises(UserError, match="the key is not the certificate's"):
+    with pytest.raises(UserError, match="the key does not belong to the certificate"):
         make_credentials(made.folder, SITES)
 
 

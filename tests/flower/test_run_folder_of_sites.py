@@ -89,7 +89,7 @@ def test_its_card_says_what_was_told(run: Path, tmp_path: Path) -> None:
     assert main(["export", str(run), "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "reported their test results by class, which reveal the label counts of their test parts." in card
-    assert "stayed with the sites" not in card
+    assert "stayed at the sites" not in card
     assert "Training was not differentially private" in card
 
 
@@ -105,7 +105,7 @@ def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
     run = str(tmp_path / "run")
     assert main(["export", run, "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "The label counts stayed with the sites" in card
+    assert "The label counts stayed at the sites" in card
     assert "| worst class | – |" in card
     assert main(["compare", run, run]) == 0
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
@@ -155,5 +155,5 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert f"ε = {epsilon(2, 4.0, 1e-5, sensitivity=2.0):.3g} at δ = 1e-05 for a whole site" in card
     assert "not differentially private" not in card
-    assert "The label counts stayed with the sites" in card
+    assert "The label counts stayed at the sites" in card
     assert "reported" not in card

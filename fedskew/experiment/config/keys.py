@@ -320,7 +320,7 @@ def differing_keys(one: Config, other: Config) -> list[str]:
 
 
 def run_name(config: Config, settings: str = "") -> str:
-    """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`; `settings` follow the method's name."""
+    """A readable name, such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`. `settings` are put after the method's name."""
     strength = next((config.partition.params[key] for key in SKEW_KEYS if key in config.partition.params), "")
     words = [
         Path(config.data).stem if _is_path(config.data) else config.data,

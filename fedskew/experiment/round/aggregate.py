@@ -155,12 +155,14 @@ def _merge_buffers(sent: Tensors, stacked: Tensors, weights: torch.Tensor) -> Te
     """
     merged: Tensors = {}
     for dtype in {b.dtype: None for b in sent.values()}:
-        alike = {name: b for name, b in sent.items() if b.dtype == dtype}
-        before = torch.cat([b.flatten() for b in alike.values()])
-        after = torch.cat([stacked[name].reshape(len(weights), b.numel()) for name, b in alike.items()], dim=1)
+        same_dtype = {name: b for name, b in sent.items() if b.dtype == dtype}
+        before = torch.cat([b.flatten() for b in same_dtype.values()])
+        after = torch.cat([stacked[name].reshape(len(weights), b.numel()) for name, b in same_dtype.items()], dim=1)
         mean = weighted_mean({"": after}, weights)[""]
         flat = torch.where((after == before).all(dim=0), before, mean)
-        for (name, b), part in zip(alike.items(), torch.split(flat, [b.numel() for b in alike.values()]), strict=True):
+        for (name, b), part in zip(
+            same_dtype.items(), torch.split(flat, [b.numel() for b in same_dtype.values()]), strict=True
+        ):
             merged[name] = part.view(b.shape).clone()
     return {name: merged[name] for name in sent}
 

@@ -122,13 +122,13 @@ class RoundPlanner:
     ) -> list[Assignment]:
         fresh = initial_state(parts, start.model.params)
         clients, counts = participants.clients.tolist(), participants.federation.label_counts
-        alone = stage.cohort == "alone"
-        states = client_states.read(stage.model, clients) if fresh or alone else [{}] * len(clients)
+        train_alone = stage.cohort == "alone"
+        states = client_states.read(stage.model, clients) if fresh or train_alone else [{}] * len(clients)
         counted = sample_counts(parts, participants.sizes)
-        own_models = self._own_models(states) if alone else [None] * len(clients)
+        own_models = self._own_models(states) if train_alone else [None] * len(clients)
         return [
-            Assignment(client, samples, counts[client], {**(fresh if own else {**fresh, **state}), **count}, own)
-            for client, samples, state, own, count in zip(
+            Assignment(client, samples, counts[client], {**(fresh if model else {**fresh, **state}), **count}, model)
+            for client, samples, state, model, count in zip(
                 clients, participants.samples, states, own_models, counted, strict=True
             )
         ]

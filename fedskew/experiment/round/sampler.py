@@ -80,10 +80,10 @@ class ClientSampler:
 
     def _pool(self, stage: Stage, model_round: int, drawn: IntArray) -> Participants:
         """Make one client with random samples of all clients, as many as the drawn clients have together."""
-        everything = self._federation.samples
+        all_samples = self._federation.samples
         budget = int(self._federation.sizes[drawn].sum())
         key = (self._config.seed, "pooled samples", model_number(stage.model), model_round)
-        pool = everything[np.sort(sample(budget, len(everything), *key))]
+        pool = all_samples[np.sort(sample(budget, len(all_samples), *key))]
         federation = Federation(self._federation.dataset, (pool,), {"name": "pooled"}, self._config.seed)
         return Participants(federation, np.zeros(1, np.int64), (pool,), 1)
 

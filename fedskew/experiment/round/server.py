@@ -201,8 +201,8 @@ class Server:
             return {}
         stage = self._stages.known(state)[-1]
         tests = self.evaluation.client_tests(self.runtime(stage, state))
-        alone = stage.cohort == "alone"
-        model_for = self.evaluation.own_model_reader(state, stage.model) if alone else (lambda _: state.model)
+        trains_alone = stage.cohort == "alone"
+        model_for = self.evaluation.own_model_reader(state, stage.model) if trains_alone else (lambda _: state.model)
         return tests.scores(model_for, self._positive)
 
     @property

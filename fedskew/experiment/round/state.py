@@ -205,9 +205,9 @@ def model_as_state(model: ModelState) -> Tensors:
 
 def model_from_state(state: Tensors, initial: ModelState, device: torch.device) -> ModelState:
     """Turn what `model_as_state` returned into a model on `device`. An empty state gives the initial model."""
-    own = ModelState(unpack("params", state), unpack("buffers", state)) if state else initial
+    model = ModelState(unpack("params", state), unpack("buffers", state)) if state else initial
     return ModelState(
-        {n: t.to(device) for n, t in own.params.items()}, {n: t.to(device) for n, t in own.buffers.items()}
+        {n: t.to(device) for n, t in model.params.items()}, {n: t.to(device) for n, t in model.buffers.items()}
     )
 
 

@@ -90,12 +90,12 @@ class RoundsFile:
 
         Also return a warning if there is such a row.
         """
-        whole = self._bytes().split(b"\n")[:-1]
+        complete_lines = self._bytes().split(b"\n")[:-1]
         good: list[tuple[RoundRow, bytes]] = []
-        for line in whole:
+        for line in complete_lines:
             row = _parse(line)
             if row is None or (good and row.round <= good[-1][0].round):
-                dropped = len(whole) - len(good)
+                dropped = len(complete_lines) - len(good)
                 return good, f"{self.path} is damaged in line {len(good) + 1}; its last {dropped} rows are ignored"
             good.append((row, line))
         return good, None
@@ -326,8 +326,7 @@ class RunFolder:
 
     def _resume_or_create(self, config: Config, repeated_by: str) -> None:
         if self.config_path.exists():
-            before = self.config
-            if differing := differing_keys(before, config):
+            if differing := differing_keys(self.config, config):
                 raise UserError(
                     f"{self.path} holds a run with another configuration (it differs in {', '.join(differing)}); "
                     "choose another --out, or delete that folder"

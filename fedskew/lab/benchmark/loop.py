@@ -216,10 +216,10 @@ class LoopRounds:
         uplink = {name: torch.stack([result.uplink[name] for result in client_results]) for name in extras}
         names = [name for name, _ in self._trainer.model.named_parameters()]
         updates = Updates({name: stacked.pop(name) for name in names}, weights, uplink, self._config.lr, 1.0)
-        method, before = self._trainer.method, {name: sent[name] for name in names}
+        method, sent_params = self._trainer.method, {name: sent[name] for name in names}
         if method.weighting is not None:
-            updates = weigh_updates(method.weighting, before, updates, self._server_state)
-        params, next_state = method.server.aggregate(before, updates, self._server_state)
+            updates = weigh_updates(method.weighting, sent_params, updates, self._server_state)
+        params, next_state = method.server.aggregate(sent_params, updates, self._server_state)
         self._server_state |= next_state
         self._trainer.model.load_state_dict({**params, **weighted_mean(stacked, updates.weights)})
 

@@ -59,8 +59,8 @@ class Skew:
     @cached_property
     def minority(self) -> Floats:
         """Share of classes of which a client has few samples: at most an even share."""
-        few = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
-        return np.asarray(few.mean(axis=1), np.float64)
+        is_minority = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
+        return np.asarray(is_minority.mean(axis=1), np.float64)
 
     @property
     def _held(self) -> IntArray:

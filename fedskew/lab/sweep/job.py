@@ -33,15 +33,15 @@ NON_IDENTIFYING_KEYS = (
 )
 """Keys that do not distinguish experiments: where a run is executed, how long it is, and how it is evaluated."""
 
-_KEYS_SINCE = {"init": None, "init_sha256": None, "train": "all"}
-"""Keys that earlier sweeps do not have, with the value that they used."""
+_LATER_KEYS = {"init": None, "init_sha256": None, "train": "all"}
+"""Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash."""
 
 
 def identifying_values(config: Config) -> dict[str, Any]:
     """Return the values that define an experiment, with the defaults of method and partition filled in."""
     mapping = {key: value for key, value in config.to_mapping().items() if key not in NON_IDENTIFYING_KEYS}
-    for key, usual in _KEYS_SINCE.items():
-        if mapping[key] == usual:
+    for key, earlier_value in _LATER_KEYS.items():
+        if mapping[key] == earlier_value:
             del mapping[key]
     method = make_method(config.method, config.method_params)
     if has_stages(config):

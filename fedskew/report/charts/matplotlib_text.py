@@ -30,8 +30,8 @@ def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     if not named:
         return
     labels = {tuple(p.get_legend_handles_labels()[1]) for p in named}
-    alone = len(panels) == 1 and isinstance(figure.charts[0], Lines)
-    if len(labels) > 1 or alone:
+    has_one_line_chart = len(panels) == 1 and isinstance(figure.charts[0], Lines)
+    if len(labels) > 1 or has_one_line_chart:
         for axes in named:
             handles, names = axes.get_legend_handles_labels()
             shown, columns = _arrange_legend(names, _plot_width(axes))

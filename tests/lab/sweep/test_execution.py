@@ -134,7 +134,7 @@ def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job,
 
 
 def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_federations, "_CACHE_AFTER", 0.0)
+    monkeypatch.setattr(shared_federations, "_MIN_CACHED_SECONDS", 0.0)
     config = tiny_job(partition__beta=0.37).config
     shared_federations._recent.clear()
     drawn = shared_federation(config)
