@@ -46,6 +46,8 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.methods import MethodList as MethodList
     from fedskew.methods import Objective as Objective
     from fedskew.methods import Outputs as Outputs
+    from fedskew.methods import Personal as Personal
+    from fedskew.methods import Phase as Phase
     from fedskew.methods import Regulariser as Regulariser
     from fedskew.methods import Schedule as Schedule
     from fedskew.methods import Seen as Seen
@@ -87,8 +89,8 @@ _NAMES = {
     "fedskew.experiment.result": "Result",
     "fedskew.experiment.run": "run",
     "fedskew.methods": (
-        "Client MethodList Objective Outputs Regulariser Schedule Seen ServerRule Solver Stage Survey Tensors Trained "
-        "Updates Weighting make_method method methods pack unpack"
+        "Client MethodList Objective Outputs Personal Phase Regulariser Schedule Seen ServerRule Solver Stage Survey "
+        "Tensors Trained Updates Weighting make_method method methods pack unpack"
     ),
     "fedskew.models": "Classifier ModelAdapter make_model",
     "fedskew.report.writing": "write_report",

@@ -14,7 +14,7 @@ from fedskew.engine.choice import (
     single_process_engine,
     worth_compiling,
 )
-from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork
+from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork, train_clients
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
 from fedskew.engine.evaluation import Evaluator, Tested, features, survey
@@ -56,5 +56,6 @@ __all__ = [
     "single_process_engine",
     "survey",
     "to_device",
+    "train_clients",
     "worth_compiling",
 ]

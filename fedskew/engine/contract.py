@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -29,6 +29,7 @@ from fedskew.methods.parts import (
     unpack,
     uses_hook,
 )
+from fedskew.methods.personal import PERSONAL, Personal, shared_tensors
 
 PassKind = Literal["opening", "closing"]
 """The passes over a client's data: before its local training and after it."""
@@ -89,6 +90,10 @@ class RoundWork:
     local: LocalTraining
     key: RoundKey
     weighting: Weighting | None = None
+    personal: Personal | None = None
+    """The method's personal part. `train_clients` splits such work into phases, which have None here."""
+    stays: frozenset[str] = frozenset()
+    """Names of the tensors that stay on the clients. The method's other parts do not see them."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -114,18 +119,41 @@ class RoundWork:
         `state` may also hold the sums of the client's opening pass, with the prefix `OPENING`. They become
         `Client.opening`.
         """
-        kept = {name: t for name, t in state.items() if not name.startswith(f"{OPENING}/")}
-        return Client(label_counts, self.sent.params, self.downlink, kept, unpack(OPENING, state))
+        kept = {name: t for name, t in state.items() if not name.startswith((f"{OPENING}/", f"{PERSONAL}/"))}
+        return Client(label_counts, self.exchanged.params, self.downlink, kept, unpack(OPENING, state))
+
+    @property
+    def exchanged(self) -> ModelState:
+        """What travels of the model: everything but the personal tensors."""
+        if not self.stays:
+            return self.sent
+        return ModelState(shared_tensors(self.sent.params, self.stays), shared_tensors(self.sent.buffers, self.stays))
+
+    def start(self, assignment: Assignment) -> ModelState:
+        """Return the model that a client starts from: the received one, with the client's personal tensors."""
+        if assignment.start is not None:
+            return assignment.start
+        return self._with_personal(self.sent, assignment.state)
+
+    def _with_personal(self, model: ModelState, state: Tensors) -> ModelState:
+        own = unpack(PERSONAL, state)
+        return _replace_tensors(model, own) if own else model
+
+    def _is_model(self, kept: Tensors) -> bool:
+        """Return whether a client keeps these tensors as a model. Of a model with personal tensors, it keeps others."""
+        if not self.stays:
+            return kept.keys() == self.sent.params.keys()
+        return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays
 
     def companion(self, name: str, state: Tensors) -> ModelState:
-        """Return the frozen model that the objective knows as `name`."""
+        """Return the frozen model that the objective knows as `name`. It has the client's personal tensors."""
         if name == "teacher":
-            return self.sent
+            return self._with_personal(self.sent, state)
         if name.startswith("state/"):
             kept = unpack(name.removeprefix("state/"), state)
-            if kept.keys() != self.sent.params.keys():
+            if not self._is_model(kept):
                 raise unknown_companion(self.objective, name, self.companions)
-            return ModelState(kept, self.sent.buffers)
+            return self._with_personal(_replace_tensors(self.sent, kept), state)
         if name not in self.companions:
             raise unknown_companion(self.objective, name, self.companions)
         return self.companions[name]
@@ -133,6 +161,8 @@ class RoundWork:
     def finish_client(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """Return what one client sends besides its model, and its state for the next round."""
         members = self.members
+        if self.stays:
+            trained = replace(trained, params=shared_tensors(trained.params, self.stays))
         uplink, state = collect(members, "uplink", trained, client), collect(members, "next_state", trained, client)
         if not state.keys() <= client.state.keys():
             name = next(name for name in state if name not in client.state)
@@ -193,6 +223,25 @@ class Engine(Protocol):
     def close(self) -> None:
         """End the engine's processes and threads, if any."""
         return
+
+
+def _replace_tensors(model: ModelState, others: Tensors) -> ModelState:
+    return ModelState(
+        {name: others.get(name, t) for name, t in model.params.items()},
+        {name: others.get(name, t) for name, t in model.buffers.items()},
+    )
+
+
+def train_clients(engine: Engine, work: RoundWork) -> RoundResult:
+    """Train the round's clients. If the method has a personal part, the result has only the shared tensors as models.
+
+    The personal ones are then in `states`, under `PERSONAL`.
+    """
+    if work.personal is None:
+        return engine.train(work)
+    from fedskew.engine.personal_training import train_personal
+
+    return train_personal(engine, work, work.personal)
 
 
 def same_parts(parts: Sequence[Part], others: Sequence[Part]) -> bool:

@@ -20,7 +20,8 @@ from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.channels_last import InputLayout
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Client, Outputs, Seen, Tensors, collect, pack
+from fedskew.methods.parts import Client, Outputs, Seen, Tensors, collect, pack, unpack
+from fedskew.methods.personal import PERSONAL, shared_tensors
 from fedskew.randomness import fold
 from fedskew.task import task_for
 
@@ -46,6 +47,8 @@ class DataPass:
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:
         """Call the parts' hooks on one client's batch. A batch of only padding gives zeros."""
+        if self.work.stays:
+            seen = replace(seen, gradient=shared_tensors(seen.gradient, self.work.stays))
         sums = collect(self.work.members, self.when, seen, client)
         has_samples = (seen.y != IGNORE).any()
         return {name: torch.where(has_samples, t, torch.zeros_like(t)) for name, t in sums.items()}
@@ -154,8 +157,12 @@ def _start_models(work: RoundWork, some: Sequence[Assignment], device: torch.dev
     """Stack the models that these clients start from."""
     starts = [a.start for a in some if a.start is not None]
     if not starts:
+        own = {
+            n: torch.stack([a.state[f"{PERSONAL}/{n}"].to(device) for a in some])
+            for n in unpack(PERSONAL, some[0].state)
+        }
         params, buffers = (
-            {name: t.expand(len(some), *t.shape) for name, t in part.items()}
+            {name: own.get(name, t.expand(len(some), *t.shape)) for name, t in part.items()}
             for part in (work.sent.params, work.sent.buffers)
         )
         return ModelState(params, buffers)

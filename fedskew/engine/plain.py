@@ -84,7 +84,7 @@ class _ClientTraining:
     ) -> None:
         device = data.y.device
         self._network, self._data, self._layout, self._work, self._plan = network, data, layout, work, plan
-        start = work.sent if assignment.start is None else assignment.start
+        start = work.start(assignment)
         self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
         self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
@@ -94,10 +94,8 @@ class _ClientTraining:
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         client_key = torch.tensor(plan.client_key, device=device)
         self._keys = fold(client_key, torch.arange(plan.steps, device=device))
-        self._client = work.client(
-            torch.tensor(assignment.label_counts, device=device),
-            {name: t.to(device) for name, t in assignment.state.items()},
-        )
+        self._state = {name: t.to(device) for name, t in assignment.state.items()}
+        self._client = work.client(torch.tensor(assignment.label_counts, device=device), self._state)
 
     def train(self) -> _ClientTraining:
         device = self._loss.device
@@ -187,7 +185,7 @@ class _ClientTraining:
     def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
         outputs = {}
         for name, mode in self._work.objective.companions().items():
-            model = self._work.companion(name, self._client.state)
+            model = self._work.companion(name, self._state)
             buffers = {n: b.clone() for n, b in model.buffers.items()}
             out = self._network.forward(model.params, buffers, x, mode, companion_key(key))
             outputs[name] = Outputs(out.logits, _contiguous(out.features))

@@ -21,6 +21,7 @@ from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, Schedule, make_method, matching_entries
 from fedskew.methods.parts import SGD_OPTIMIZERS
+from fedskew.methods.personal import check_personal, personal_names, shared_tensors
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
 if TYPE_CHECKING:
@@ -106,8 +107,12 @@ def prepare(
     trained, sample = module, _sample(fed.dataset, module)
     if config.train == "head":
         trained, sample = _head_only(config, chosen, module, sample)
-    for part in chosen.parts:
-        part.check({name: p for name, p in trained.named_parameters() if p.requires_grad}, fed.classes)
+    check_model(chosen, trained, fed.classes)
+    if config.eval_local and chosen.personal is not None and not chosen.personal.has_global_model:
+        raise UserError(
+            f"eval_local compares the global model before and after local training, but method {chosen.name!r} has no "
+            "global model; expected client_test, which tests every client's own model"
+        )
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
         raise UserError(
             f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
@@ -149,6 +154,22 @@ def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
     if config.precision == resolved.precision or resolved.precision == "float32":
         return ()
     return (f"number format: {resolved.precision}, the default on this GPU; --precision float32 is exact but slower",)
+
+
+def check_model(method: Method, module: nn.Module, classes: int) -> None:
+    """Refuse a model that a part of the method cannot work with."""
+    params = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    for part in method.parts:
+        part.check(params, classes)
+    if method.personal is None:
+        return
+    check_personal(method.personal, module)
+    try:
+        method.server.check(shared_tensors(params, personal_names(method.personal, module)), classes)
+    except UserError as error:
+        raise UserError(
+            f"method {method.name!r} keeps tensors on the clients that its server rule needs: {error}"
+        ) from error
 
 
 def require_task(task: str, method: Method, dataset: Dataset) -> None:

@@ -8,19 +8,21 @@ from torch import nn
 
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import refuse_unbounded
+from fedskew.flower.received_updates import VERSION
 from fedskew.flower.remote_evaluation import SiteEvaluation
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
-from fedskew.flower.wire import MAX_SAMPLES, Garbled
+from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled
 from fedskew.methods import Method, Stage, Survey, Tensors
+from fedskew.methods.personal import shared_tensors
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.metrics.scores import Scores
@@ -44,7 +46,13 @@ class FederationServer(Server):
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
         if settings.privacy != "none":
-            refuse_unbounded(settings.privacy, method, config.average, self.network.state().buffers)
+            buffers = shared_tensors(self.network.state().buffers, self.stays)
+            refuse_unbounded(settings.privacy, method, config.average, buffers)
+        if method.personal is not None and not method.personal.has_global_model and settings.evaluation != "sites":
+            raise UserError(
+                f"federation.evaluation is {settings.evaluation!r}, but method {method.name!r} has no global model "
+                "that the server could test; expected 'sites', where every site tests its own model"
+            )
         self._surveys: dict[str, Survey] = {}
         self._final_histograms: dict[str, ScoreHistograms] | None = None
         self.site_evaluation = SiteEvaluation(sites, settings, federation.classes, federation.dataset.task)
@@ -56,7 +64,7 @@ class FederationServer(Server):
     def evaluate_model(self, model: ModelState) -> Evaluation:
         if not self.site_evaluation.by_sites:
             return super().evaluate_model(model)
-        return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}))
+        return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}, {}))
 
     def scores(self, state: RunState) -> Scores | None:
         """Compute scores from the sites' histograms if the sites test the model. None if they report only totals."""
@@ -75,8 +83,21 @@ class FederationServer(Server):
         """Return the sites' score histograms of the final model. They are requested once."""
         if self._final_histograms is None:
             frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
-            self._final_histograms = self.site_evaluation.histograms(state.model, frozen)
+            exchanged, kept = self.exchanged_model(state.model), self.kept_states(state)
+            self._final_histograms = self.site_evaluation.histograms(exchanged, frozen, kept)
         return self._final_histograms
+
+    def exchanged_model(self, model: ModelState) -> ModelState:
+        """The model as sites receive it, without the tensors that stay there."""
+        return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
+
+    def kept_states(self, state: RunState) -> dict[int, Facts]:
+        """Name each site's own state, for tests of personal models. Empty for methods without a personal part."""
+        if self.personal is None:
+            return {}
+        run, clients = config_hash(self._config), range(self._federation.clients)
+        versions = [kept.get(VERSION) for kept in state.clients.read("global", clients)]
+        return {c: {"run": run, "kept": None if v is None else int(v)} for c, v in zip(clients, versions, strict=True)}
 
     def client_bytes(self, start: RunState, present: int) -> int:  # noqa: ARG002
         """Return zero, because the sites keep the clients' states."""
@@ -134,6 +155,11 @@ def refuse_unfit(method: Method, config: Config) -> None:
             )
         if stage.cohort == "alone":
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
+    if method.personal is not None and config.init is not None:
+        raise UserError(
+            f"init is {config.init!r}, but the sites must know the initial values of what method {method.name!r} keeps "
+            "there, which the seed sets; expected no init"
+        )
     if config.client_test:
         raise UserError("client_test is for simulations; in a federation, every site has its own test part")
     if config.train != "all":

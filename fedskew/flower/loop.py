@@ -134,12 +134,15 @@ class FederatedRounds:
         model = aggregated.model.model
         if test_request is not None and not replies:
             frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
-            replies = evaluation.request(model, labels, frozen)
+            exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
+            replies = evaluation.request(exchanged, labels, frozen, kept)
         return evaluation.measure(replies, plan.runtime.test_set, model, labels)
 
     def _request(self, plan: RoundPlan, test_request: dict[str, Any] | None = None) -> RequestedRound:
         absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]
-        return RequestedRound(plan, *self._training.request(plan, test_request, self._tests_locally(plan)), absent)
+        kept = self._server.kept_states(plan.before)
+        answers = self._training.request(plan, test_request, self._tests_locally(plan), kept)
+        return RequestedRound(plan, *answers, absent)
 
     def _tests_locally(self, plan: RoundPlan) -> bool:
         """Whether the participants test the global model before and after their training: if the round is evaluated."""

@@ -41,7 +41,7 @@ def companion_tensors(models: Mapping[str, ModelState]) -> Tensors:
 def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
     """Return the tensors that every site receives for a round. `frozen` names the models whose encoders are used."""
     others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
-    return model_tensors("sent", work.sent) | pack("downlink", work.downlink) | companion_tensors(others)
+    return model_tensors("sent", work.exchanged) | pack("downlink", work.downlink) | companion_tensors(others)
 
 
 def result_tensors(result: RoundResult, received: ModelState, shares_tally: bool) -> Tensors:

@@ -51,7 +51,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
     visits = facts.get("visits")
     if not is_count(visits):
         raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")
-    expected = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}
+    expected = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}
     unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
     tensors = unchanged | from_bytes(answer.payload)
     require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
@@ -130,7 +130,7 @@ def find_oversized(
 
 def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
     """Compute the norms of the model's change and of the tensors that a site sends in addition to the model."""
-    sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.sent.params.items()}
+    sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.exchanged.params.items()}
     change = [tensors[name].double() - t for name, t in sent.items()]
     extras = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]
     return {"change": _norm(change), **({"uplink": _norm(extras)} if extras else {})}
@@ -143,7 +143,7 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
 def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
     """Stack the updates, with one row per participant. A participant without a valid update has a loss of NaN."""
     rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
-    blank = {name: t.cpu() for name, t in model_tensors("trained", work.sent).items()}  # in the order of the model
+    blank = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}  # in the order of the model
     blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
     device = next(iter(work.sent.params.values())).device
     stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}

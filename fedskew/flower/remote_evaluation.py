@@ -24,6 +24,8 @@ from fedskew.task import Task
 
 Replies = Mapping[int, Reply]
 """The sites' reports on their tests, by client."""
+Kept = Mapping[int, Facts]
+"""For methods with a personal part, the facts that name each site's state. Empty for others."""
 
 
 class SiteEvaluation:
@@ -47,20 +49,24 @@ class SiteEvaluation:
             return None
         return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen)}
 
-    def request(self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
-        """Ask all sites to test a model."""
-        return self._ask(model, self.test_request(labels, list(frozen)) or {}, frozen)
+    def request(
+        self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState], kept: Kept
+    ) -> dict[int, Reply]:
+        """Ask all sites to test a model, with the personal tensors of the states that `kept` names."""
+        return self._ask(model, self.test_request(labels, list(frozen)) or {}, frozen, kept)
 
-    def _ask(self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState]) -> dict[int, Reply]:
+    def _ask(
+        self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState], kept: Kept
+    ) -> dict[int, Reply]:
         self._sites.wait_for(self._settings.required_sites)
         payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
-        facts = dict.fromkeys(self._sites.online, test_request)
+        facts = {client: {**test_request, **kept.get(client, {})} for client in self._sites.online}
         quorum = Quorum(self._settings.required_sites, frozenset(facts))
         answers = self._sites.request("evaluate", facts, payload, self._settings.round_timeout, quorum=quorum)
         require_any_reply(answers, self._sites.names, "with its tests")
         return dict(usable_replies(answers))
 
-    def histograms(self, model: ModelState, frozen: Mapping[str, ModelState]) -> dict[str, ScoreHistograms]:
+    def histograms(self, model: ModelState, frozen: Mapping[str, ModelState], kept: Kept) -> dict[str, ScoreHistograms]:
         """Request score histograms of the sites' tests. Empty if sites report no results by class, or if none replies.
 
         The run is over, so it must not fail if a site does not reply.
@@ -68,7 +74,8 @@ class SiteEvaluation:
         if self._settings.site_metrics != "class":
             return {}
         try:
-            replies = self._ask(model, {**(self.test_request(None, list(frozen)) or {}), "scores": True}, frozen)
+            test_request = {**(self.test_request(None, list(frozen)) or {}), "scores": True}
+            replies = self._ask(model, test_request, frozen, kept)
         except UserError as error:
             self._sites.log(f"the run has no AUROC: {error}")
             return {}

@@ -60,11 +60,16 @@ class SiteTraining:
         """The digest of the model that an update was trained from, by client and digest of the update."""
 
     def request(
-        self, plan: RoundPlan, test_request: Facts | None = None, local_tests: bool = False
+        self,
+        plan: RoundPlan,
+        test_request: Facts | None = None,
+        local_tests: bool = False,
+        kept: Mapping[int, Facts] | None = None,
     ) -> tuple[Answers, dict[int, Reply]]:
         """Ask the sites to train a round. With `test_request`, all sites also test the model at the start of the round.
 
-        With `local_tests`, the participants test the model before and after their training.
+        With `local_tests`, the participants test the model before and after their training. `kept` names the states of
+        sites that test their own models.
 
         Return the participants' replies, and the reports of all sites on their tests.
         """
@@ -75,7 +80,8 @@ class SiteTraining:
         participants = {a.client: self._facts(plan, a.client, a.state) | tests for a in plan.work.assignments}
         others: dict[int, Facts] = {}
         if test_request is not None:
-            others = {c: {"kind": "evaluate", **test_request} for c in self._sites.online if c not in participants}
+            idle = [client for client in self._sites.online if client not in participants]
+            others = {c: {"kind": "evaluate", **test_request, **(kept or {}).get(c, {})} for c in idle}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
         quorum = Quorum(self._settings.required_sites, frozenset(participants))
         answers = self._sites.request(
@@ -133,7 +139,7 @@ class SiteTraining:
             return updates
         self._count_release()
         deviation, source = settings.noise * settings.clip / len(finite) ** 0.5, noise_source()
-        start = {name: t.cpu() for name, t in plan.work.sent.params.items()}
+        start = {name: t.cpu() for name, t in plan.work.exchanged.params.items()}
         private = dict(updates)
         for client in finite:
             tensors = updates[client].tensors

@@ -23,7 +23,18 @@ import torch
 
 from fedskew.data.column_sums import ColumnSums, sum_columns
 from fedskew.data.federation import Federation
-from fedskew.engine import Assignment, LocalTraining, RoundKey, RoundResult, RoundWork, arithmetic, survey
+from fedskew.engine import (
+    Assignment,
+    LocalTraining,
+    ModelState,
+    RoundKey,
+    RoundResult,
+    RoundWork,
+    arithmetic,
+    survey,
+    train_clients,
+)
+from fedskew.engine.personal_training import personal_model
 from fedskew.errors import UserError
 from fedskew.experiment.class_weights import with_class_weights
 from fedskew.experiment.config import Config
@@ -31,6 +42,7 @@ from fedskew.experiment.preparation import data_shape, positive_class
 from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
+from fedskew.experiment.round.state import initial_state
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors, single_model
 from fedskew.flower.policy import Policy
@@ -49,7 +61,7 @@ from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
-from fedskew.methods.parts import collect
+from fedskew.methods.personal import personal_names
 from fedskew.metrics.confusion import Confusion, correct
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
@@ -64,7 +76,7 @@ _ALLOWED_FACTS = {
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests", "local_tests"},
-    "evaluate": {"labels", "detail", "frozen", "scores"},
+    "evaluate": {"labels", "detail", "frozen", "scores", "run", "kept"},
     "survey": {"predictions"},
     "column_sums": set(),
 }
@@ -133,9 +145,9 @@ class Site:
         states = SiteState(self.config.state_folder, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         tests = facts.get("tests")
-        test_results = None if tests is None else self._test_or_refuse(run, tests, tensors)
+        test_results = None if tests is None else self._test_or_refuse(run, tests, tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
-        result = run.runtime(stage.concatenates, tensors).engine.train(work)
+        result = train_clients(run.runtime(stage.concatenates, tensors).engine, work)
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
             state = {name: t[0].cpu() for name, t in result.states.items()}
@@ -151,12 +163,12 @@ class Site:
         if test_results is not None:
             reply["tests"] = test_results
         if facts.get("local_tests"):
-            reply["local_tests"] = self._test_locally(run, stage, tensors, result)
+            reply["local_tests"] = self._test_locally(run, stage, tensors, result, kept or {})
         _refuse_undeclared(work, result.uplink)
         reply_tensors = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
-            start = {name: t.cpu() for name, t in work.sent.params.items()}
+            start = {name: t.cpu() for name, t in work.exchanged.params.items()}
             trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
             private = private_change(trained, start, clip, multiplier * clip, noise_source())
             reply_tensors |= pack("trained:params", private)
@@ -164,24 +176,30 @@ class Site:
 
     def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         tensors = run.on_device(from_bytes(payload))
+        kept: Tensors = {}
+        if facts.get("kept") is not None:
+            kept = SiteState(self.config.state_folder, facts["run"]).read("global", facts["kept"]) or {}
         if facts.get("scores"):
-            return {}, self._score_histograms(run, facts, tensors)
-        return self._test(run, facts, tensors), b""
+            return {}, self._score_histograms(run, facts, tensors, kept)
+        return self._test(run, facts, tensors, kept), b""
 
-    def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
-        """Test the received model on the site's test part. Refuse more detailed results than the site allows."""
+    def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Facts:
+        """Test the received model on the site's test part. Refuse more detailed results than the site allows.
+
+        If the method has no global model, the site tests its own model, with the personal tensors that it kept.
+        """
         require_agreed_tests(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
-        confusion, log_loss = test_set.test(read_model("sent", tensors), test_request["labels"])
+        confusion, log_loss = test_set.test(run.tested_model(tensors, kept), test_request["labels"])
         if test_request["detail"] == "class":
             return {"confusion": confusion.tolist(), "log_loss": log_loss}
         return _totals(confusion)
 
-    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> bytes:
+    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> bytes:
         """Compute histograms of the received model's probabilities on the site's test part."""
         require_agreed_scores(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
-        probabilities, true = test_set.predict(read_model("sent", tensors))
+        probabilities, true = test_set.predict(run.tested_model(tensors, kept))
         if not np.isfinite(probabilities).all():
             raise UserError("the model's probabilities are not finite")
         positive = positive_class(run.config, run.held(None).dataset)
@@ -189,21 +207,24 @@ class Site:
         sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
         return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
 
-    def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors) -> Facts:
+    def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Facts:
         """Return the test results, or the reason why the site does not report them. It trains in any case."""
         try:
-            return self._test(run, test_request, tensors)
+            return self._test(run, test_request, tensors, kept)
         except UserError as error:
             return {"refused": str(error)}
 
-    def _test_locally(self, run: SiteRun, stage: Stage, tensors: Tensors, result: RoundResult) -> Facts:
+    def _test_locally(self, run: SiteRun, stage: Stage, tensors: Tensors, result: RoundResult, kept: Tensors) -> Facts:
         """Total results on the test part before and after local training, or the reason why they stay at the site."""
         try:
             require_agreed_local_tests(run.method, self.config)
         except UserError as error:
             return {"refused": str(error)}
         test_set = run.runtime(stage.concatenates, tensors).test_set
-        models = {"before": read_model("sent", tensors), "after": single_model(result.trained)}
+        own = {name: t[0] for name, t in result.states.items()}
+        whole, trained = run.tested_model(tensors, own), single_model(result.trained)
+        after = ModelState({**whole.params, **trained.params}, {**whole.buffers, **trained.buffers})
+        models = {"before": run.tested_model(tensors, kept), "after": after}
         return {when: _totals(test_set.confusion(model)) for when, model in models.items()}
 
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
@@ -233,6 +254,8 @@ class SiteRun:
         model = make_model(self.config.model, data_shape(dataset), self.config.seed)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
+        personal = self.method.personal
+        self._stays = personal_names(personal, model) if personal is not None else frozenset[str]()
         self._concatenated: tuple[Tensors, ModelRuntime] | None = None
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
@@ -258,6 +281,19 @@ class SiteRun:
     def on_device(self, tensors: Tensors) -> Tensors:
         return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
+    def received_model(self, tensors: Tensors) -> ModelState:
+        """The received model. Tensors that stay at the sites have their initial values, which the run's seed sets."""
+        sent = read_model("sent", tensors)
+        if not self._stays:
+            return sent
+        initial = self._runtime.network.state()
+        return ModelState({**initial.params, **sent.params}, {**initial.buffers, **sent.buffers})
+
+    def tested_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
+        """The model that the site tests: the global one, or the site's own if there is none."""
+        model, personal = self.received_model(tensors), self.method.personal
+        return model if personal is None or personal.has_global_model else personal_model(model, kept)
+
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
         """Make the site's part of a round, in the form that an engine expects."""
         key = RoundKey(**facts["key"])
@@ -267,16 +303,19 @@ class SiteRun:
             objective=stage.objective,
             solver=self.method.solver,
             server=self.method.server,
-            sent=read_model("sent", tensors),
+            sent=self.received_model(tensors),
             downlink=unpack("downlink", tensors),
             companions={name: read_model(f"companion:{name}", tensors) for name in facts["companions"]},
             assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
             local=LocalTraining(**facts["local"]),
             key=key,
             weighting=self.method.weighting,
+            personal=self.method.personal,
+            stays=self._stays,
         )
+        fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())
         counted = sample_counts(work.members, held.sizes)[0]
-        state = self.on_device({**collect(work.members, "client_state", work.sent.params), **kept, **counted})
+        state = self.on_device({**fresh, **kept, **counted})
         return replace(work, assignments=[replace(work.assignments[0], state=state)])
 
 

@@ -7,9 +7,12 @@ from fedskew.methods import (  # noqa: F401
     afl,
     balancefl,
     bounds,
+    ditto,
     fed3r,
     fedavg,
     fedavgm,
+    fedbabu,
+    fedbn,
     fedcm,
     fedconcat,
     fedcurv,
@@ -29,7 +32,9 @@ from fedskew.methods import (  # noqa: F401
     fednova,
     fedntd,
     fedopt,
+    fedper,
     fedprox,
+    fedrep,
     fedrs,
     fedsam,
     fedvls,
@@ -64,6 +69,7 @@ from fedskew.methods.parts import (
     pack,
     unpack,
 )
+from fedskew.methods.personal import Personal, Phase
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule, Stage, Survey
 
@@ -77,6 +83,8 @@ __all__ = [
     "Objective",
     "Outputs",
     "Part",
+    "Personal",
+    "Phase",
     "Regulariser",
     "Schedule",
     "Seen",

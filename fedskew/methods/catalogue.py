@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
+from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule
 from fedskew.user_code import import_user_module
@@ -58,7 +59,8 @@ class Entry:
         """Everything that leaves the client."""
         if self.stands_alone:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
-        return ", ".join(dict.fromkeys(["model, sample count", *(part.sends for part in self.parts if part.sends)]))
+        model = next((part.shares for part in self.parts if issubclass(part, Personal)), "model")
+        return ", ".join(dict.fromkeys([f"{model}, sample count", *(part.sends for part in self.parts if part.sends)]))
 
     @property
     def extra_compute(self) -> str:
@@ -164,8 +166,8 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
 
 def check_part(part: type[Part]) -> None:
     """Raise `UserError` unless the class is a kind of part and has the hook that its kind requires."""
-    if not issubclass(part, Objective | Schedule | Regulariser | Solver | Weighting | ServerRule):
-        kinds = "an Objective, Schedule, Regulariser, Solver, Weighting or ServerRule"
+    if not issubclass(part, Objective | Schedule | Regulariser | Solver | Personal | Weighting | ServerRule):
+        kinds = "an Objective, Schedule, Regulariser, Solver, Personal, Weighting or ServerRule"
         raise UserError(f"{part.__name__} is not a part of a method; expected {kinds}")
     for kind, hook in _REQUIRED_HOOKS:
         if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):
@@ -185,6 +187,7 @@ KINDS: tuple[tuple[type[Part], str], ...] = (
     (Schedule, "stages"),
     (Regulariser, "regulariser"),
     (Solver, "solver"),
+    (Personal, "personal part"),
     (Weighting, "weighting"),
     (ServerRule, "server rule"),
 )

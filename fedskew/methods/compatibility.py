@@ -26,6 +26,8 @@ def clash(first: str, second: str) -> str:
         return "bounds do not combine"
     if CLOSED_FORM in (first, second):
         return "nobody trains"
+    if {"stages", "personal part"} <= {*first.split(" and "), *second.split(" and ")}:
+        return "stages have no personal parts"
     both = _slots(first) & _slots(second)
     return f"both set the {' and the '.join(sorted(both))}" if both else ""
 

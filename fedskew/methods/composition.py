@@ -19,6 +19,7 @@ from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.class_weights import ClassWeighted, ClassWeights
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
+from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regularised, Regulariser
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
@@ -36,6 +37,8 @@ class Method:
     """If None, the stage's `average` determines the weights, or the run's `average` if the stage has none."""
     class_weights: ClassWeights | None = None
     """The weights of the classes in the cross entropy. The run's setting `class_weights` sets them."""
+    personal: Personal | None = None
+    """If None, clients send the whole model, and keep none of it."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule has one stage."""
@@ -58,7 +61,10 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts in order: objective or schedule, regulariser (if any), solver, weighting (if any), server rule."""
+        """The parts in order: objective or schedule, regulariser, solver, personal part, weighting, server rule.
+
+        Regulariser, personal part and weighting are optional.
+        """
         return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
 
     @property
@@ -82,6 +88,7 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("objective", (Objective, Schedule)),
     ("regulariser", (Regulariser,)),
     ("solver", (Solver,)),
+    ("personal", (Personal,)),
     ("weighting", (Weighting,)),
     ("server", (ServerRule,)),
 )
@@ -92,8 +99,8 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     """Make the method that `name` describes, such as `fedvls+fedsam`, with the hyper-parameters `params`.
 
     If two parts have a hyper-parameter of the same name, write `METHOD.NAME` or `SLOT.NAME`. The name of the result
-    lists the methods in a fixed order (objective, regulariser, solver, weighting, server rule), whatever the order in
-    `name`.
+    lists the methods in a fixed order (objective, regulariser, solver, personal part, weighting, server rule), whatever
+    the order in `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)
@@ -109,6 +116,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
                     f"drop one of them from {name!r}"
                 )
             chosen[slot] = (entry, part())
+    _check_stages_are_shared(chosen, name)
     _set_parameters(name, chosen, dict(params or {}))
     canonical = "+".join(entry.name for entry in _sort_entries(entries))
     return Method(name=canonical, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
@@ -153,6 +161,17 @@ def _check_bounds_stand_alone(entries: list[Entry], name: str) -> None:
                 f"{entry.name!r} computes the head without training, so it combines with nothing; "
                 f"expected {entry.name!r} alone instead of {name!r}"
             )
+
+
+def _check_stages_are_shared(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
+    """Refuse personal parts in a method with stages, which trains several models."""
+    if "personal" not in chosen or "objective" not in chosen or not isinstance(chosen["objective"][1], Schedule):
+        return
+    staged, personal = chosen["objective"][0].name, chosen["personal"][0].name
+    raise UserError(
+        f"{staged!r} trains in stages, so it cannot be combined with {personal!r}, which keeps parts of one model on "
+        f"the clients; drop one of them from {name!r}"
+    )
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:

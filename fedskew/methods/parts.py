@@ -1,10 +1,11 @@
 """The parts of a method. Each part is the maths of one client or of one server step.
 
-A method has up to five parts:
+A method has up to six parts:
 
     objective     the local loss of one client on one batch                   `Objective`
     regulariser   a term added to the loss of any objective                   `Regulariser` (regularisers.py)
     solver        the direction in which a client steps                       `Solver`
+    personal      the tensors of the model that stay on the clients           `Personal` (personal.py)
     weighting     the participants' weights in the server's mean              `Weighting`
     server rule   how the clients' models become the next global model        `ServerRule`
 

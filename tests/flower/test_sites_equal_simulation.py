@@ -21,7 +21,9 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.sites import Failure, Reply, Sites
-from fedskew.methods import METHODS
+from fedskew.flower.tensors import from_bytes
+from fedskew.methods import METHODS, Personal, make_method
+from fedskew.methods.personal import personal_names
 
 BOUNDS = ("centralised", "local-only")
 TOLERANCE = 1e-6
@@ -49,14 +51,20 @@ def assert_same_model(some: Result, other: Result) -> None:
         torch.testing.assert_close(tensor, others[name], rtol=0, atol=TOLERANCE)
 
 
+TESTED_BY_SITES: dict[str, object] = {"evaluation": "sites", "site_metrics": "class", "test_data": None}
+
+
 @pytest.mark.parametrize("method", by_kind(name for name in METHODS if name not in BOUNDS))
 def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
     config = settings(method)
-    here = case(tmp_path, split, data, config)
+    personal = make_method(method).personal
+    tests = {} if personal is None or personal.has_global_model else TESTED_BY_SITES
+    here = case(tmp_path, split, data, config, **tests)
     apart = run_federation(here.grid, here.context)
     together = run_prepared(prepare(config, split))
     assert_same_model(apart, together)
-    assert apart.evaluation == together.evaluation
+    assert (apart.evaluation.confusion == together.evaluation.confusion).all()
+    assert apart.evaluation.log_loss == pytest.approx(together.evaluation.log_loss, rel=1e-12)
     assert [row.loss for row in apart.history] == [row.loss for row in together.history]
 
 
@@ -87,6 +95,33 @@ def test_the_sites_get_the_weights_that_the_server_starts_from(data: Path, split
     apart = run_federation(here.grid, here.context)
     assert apart.history[0].evaluation == first.evaluation
     assert_same_model(apart, run_prepared(prepare(config, split)))
+
+
+@pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2, "rounds": 4, "eval_every": 2}])
+@pytest.mark.parametrize("method", ["fedper+scaffold", "fedbn"])
+def test_personal_tensors_stay_at_their_sites(
+    method: str, changed: dict[str, object], data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = settings(method, model="resnet8" if method == "fedbn" else "cnn", **changed)
+    here = case(tmp_path, split, data, config, **TESTED_BY_SITES)
+    apart = run_federation(here.grid, here.context)
+    together = run_prepared(prepare(config, split))
+    assert_same_model(apart, together)
+    for some, other in zip(apart.history[1:], together.history[1:], strict=True):
+        assert some.bytes == other.bytes
+        if some.evaluation is not None:  # every site of this trial tests its own model on the whole test set
+            assert some.accuracy == other.accuracy
+    kept = personal_names(make_method(method).personal or Personal(), apart.model)
+    assert kept
+    travelled = [name for message in here.grid.sent if message.payload for name in from_bytes(message.payload)]
+    assert travelled
+    assert not [name for name in travelled if name.rpartition("/")[2] in kept]
+
+
+def test_a_server_cannot_test_a_method_without_a_global_model(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = case(tmp_path, split, data, settings("fedper"))
+    with pytest.raises(UserError, match="no global model that the server could test; expected 'sites'"):
+        run_federation(here.grid, here.context)
 
 
 @pytest.mark.parametrize("method", BOUNDS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from method_cases import KINDS, by_kind
 
-from fedskew.methods import METHODS, Objective, Regulariser, Schedule, ServerRule, Solver, Weighting
+from fedskew.methods import METHODS, Objective, Personal, Regulariser, Schedule, ServerRule, Solver, Weighting
 
-WORDS = {"reveals", "sends", "extra_compute", "check"}
+WORDS = {"reveals", "sends", "shares", "extra_compute", "check"}
 """Declarations for readers and checks before training: no engine acts on them."""
 
 
@@ -14,7 +14,7 @@ def hooks(method: str) -> set[str]:
     """The hooks and declarations that its parts override, each with the kind of part."""
     found = set()
     for part in METHODS[method].parts:
-        kinds = (Objective, Schedule, Regulariser, Solver, Weighting, ServerRule)
+        kinds = (Objective, Schedule, Regulariser, Solver, Personal, Weighting, ServerRule)
         kind = next(base for base in kinds if issubclass(part, base))
         names = [name for name in dir(kind) if not name.startswith("_") and name not in WORDS]
         found |= {f"{kind.__name__}.{name}" for name in names if getattr(part, name) is not getattr(kind, name)}

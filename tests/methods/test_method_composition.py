@@ -35,6 +35,11 @@ def clash(first: str, second: str) -> set[str]:
     return {slot_name(part) for part in find(first).parts} & {slot_name(part) for part in find(second).parts}
 
 
+def is_staged_and_personal(first: str, second: str) -> bool:
+    kinds = {*find(first).kinds, *find(second).kinds}
+    return {"stages", "personal part"} <= kinds
+
+
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if clash(*pair)])
 def test_two_parts_of_one_kind_are_refused_by_name(first: str, second: str) -> None:
     with pytest.raises(UserError) as refusal:
@@ -44,7 +49,18 @@ def test_two_parts_of_one_kind_are_refused_by_name(first: str, second: str) -> N
     assert any(f"both set the {slot}" in message for slot in clash(first, second))
 
 
-@pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if not clash(*pair)])
+@pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if is_staged_and_personal(*pair)])
+def test_stages_and_personal_parts_are_refused_by_name(first: str, second: str) -> None:
+    with pytest.raises(UserError, match="trains in stages") as refusal:
+        make_method(f"{first}+{second}")
+    assert repr(first) in str(refusal.value)
+    assert repr(second) in str(refusal.value)
+
+
+COMBINING = [pair for pair in PAIRS if not clash(*pair) and not is_staged_and_personal(*pair)]
+
+
+@pytest.mark.parametrize(("first", "second"), COMBINING)
 def test_parts_of_different_kinds_combine_in_any_order(first: str, second: str) -> None:
     one, other = make_method(f"{first}+{second}"), make_method(f"{second}+{first}")
     assert one == other

@@ -85,6 +85,8 @@ def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
     declared = sum(BYTES[part.sends](model_bytes, fed.classes) for part in find(name).parts)
     for work, result in recording.results:
         clients = len(work.assignments)
+        if work.stays:  # one phase of the training: what leaves then is in test_personal.py
+            continue
         sent = sum(t.numel() * t.element_size() for t in result.uplink.values())
         assert sent == clients * declared
         came_back = {k: v.shape[1:] for k, v in result.trained.params.items()}
@@ -137,6 +139,11 @@ def test_extra_compute_counts_the_forward_passes(name: str) -> None:
         assert objectives[0].extra_forwards(10, {}) == 10 * passes
     elif entry.stands_alone:
         assert entry.extra_compute == "none"
+    elif (personal := make_method(name).personal) is not None:
+        more_epochs = [phase.epochs for phase in (*personal.phases(), personal.fine_tuning()) if phase and phase.epochs]
+        second = ["local training of a second model"] if personal.own_solver() else []
+        assert [word for word in entry.extra_compute.split() if word.isdigit()] == [str(n) for n in more_epochs]
+        assert more_epochs or entry.extra_compute == (second or ["none"])[0]
     elif any(issubclass(part, Schedule) for part in entry.parts):
         assert "forward" in entry.extra_compute
     else:

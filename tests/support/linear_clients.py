@@ -51,6 +51,13 @@ def linear_model(classes: int = 4, features: int = 3) -> Classifier:
         return Classifier(nn.Identity(), nn.Linear(features, classes))
 
 
+def layered_model(classes: int = 4, features: int = 3) -> Classifier:
+    """A linear encoder and a linear head, for methods that keep one of them on the clients."""
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        return Classifier(nn.Linear(features, features + 2), nn.Linear(features + 2, classes))
+
+
 def settings(**changed: Any) -> Config:
     usual: dict[str, Any] = {
         "rounds": 2,
@@ -69,7 +76,9 @@ def settings(**changed: Any) -> Config:
 
 def serve(method: str | Method | Part, params: dict[str, Any] | None = None, **changed: Any) -> Server:
     fed = changed.pop("federation", None) or federation()
-    return Server(fed, make_method(method, params), linear_model(fed.classes), settings(**changed))
+    chosen = make_method(method, params)
+    model = linear_model(fed.classes) if chosen.personal is None else layered_model(fed.classes)
+    return Server(fed, chosen, model, settings(**changed))
 
 
 def played(server: Server) -> tuple[list[RunState], list[RoundRow]]:

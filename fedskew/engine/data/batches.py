@@ -22,6 +22,8 @@ class RoundKey:
     seed: int
     model: int
     round: int
+    phase: int = 0
+    """The number of the phase, for local training in several phases (`methods.personal.Phase`)."""
 
 
 @dataclass(frozen=True)
@@ -128,14 +130,14 @@ class BatchPlan:
         If the number of samples is not a multiple of the number of classes, random classes get one position more. A
         class with too few samples repeats all of them equally often, and the rest are drawn without replacement.
         """
-        key = (self.key.seed, "balanced", *self._key_parts, epoch)
+        seed, key = self.key.seed, (*self._key_parts, epoch)
         classes = np.unique(labels)
         quotas = np.full(len(classes), len(labels) // len(classes))
-        quotas[permutation(len(classes), *key)[: len(labels) % len(classes)]] += 1
+        quotas[permutation(len(classes), seed, "balanced", *key)[: len(labels) % len(classes)]] += 1
         drawn = []
         for number, quota in zip(classes.tolist(), quotas.tolist(), strict=True):
             members = np.flatnonzero(labels == number)
-            mixed = members[permutation(len(members), *key, number)]
+            mixed = members[permutation(len(members), seed, "balanced", *key, number)]
             drawn.append(np.resize(mixed, quota))  # repeats them in turn
         return np.concatenate(drawn)
 
@@ -148,8 +150,9 @@ class BatchPlan:
         return {}
 
     @property
-    def _key_parts(self) -> tuple[int, int, int]:
-        return self.key.model, self.key.round, self.client
+    def _key_parts(self) -> tuple[int, ...]:
+        parts = self.key.model, self.key.round, self.client
+        return (*parts, self.key.phase) if self.key.phase else parts
 
 
 def plan_batches(

@@ -374,7 +374,8 @@ def _kind(work: RoundWork) -> str:
     """Return a key for the kind of work. Work of one kind differs only in its clients and in the values of tensors."""
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
-    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r}"
+    fixed = sorted(work.stays & work.sent.buffers.keys()), len(work.sent.params)
+    return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r} {fixed!r}"
 
 
 def _pads(plans: Sequence[BatchPlan]) -> bool:

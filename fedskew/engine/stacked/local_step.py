@@ -95,9 +95,12 @@ class _FrozenModels:
         model, x = self._work.companion(name, self._batches.state), self._batches.x
         keys, clients = companion_key(self._batches.keys), len(x)
         valid = self._batches.valid
-        if name.startswith("state/"):
-            buffers = {n: b.expand(clients, *b.shape) for n, b in model.buffers.items()}
-            return self._stacked(model.params, buffers, x, valid, mode, keys)
+        if name.startswith("state/") or self._work.stays:
+            params, buffers = (
+                self._stack(model.params, self._work.sent.params),
+                self._stack(model.buffers, self._work.sent.buffers),
+            )
+            return self._stacked(params, buffers, x, valid, mode, keys)
         if not self._network.mixes_rows(mode, self._samples):  # one model for all clients: run it on one large batch
             clients, x, valid, keys = 1, x.flatten(0, 1).unsqueeze(0), None, keys[:1]
         params, buffers = (
@@ -105,6 +108,11 @@ class _FrozenModels:
         )
         outputs = self._stacked(params, buffers, x, valid, mode, keys)
         return {kind: t.view(*self._batches.x.shape[:2], *t.shape[2:]) for kind, t in outputs.items()}
+
+    def _stack(self, tensors: Tensors, one_client: Tensors) -> Tensors:
+        """Repeat the tensors that all clients share, which have no axis of clients yet."""
+        clients = len(self._batches.x)
+        return {n: t if t.dim() > one_client[n].dim() else t.expand(clients, *t.shape) for n, t in tensors.items()}
 
     def _stacked(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor | None, mode: Mode, keys: Tensor

@@ -25,7 +25,8 @@ from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Flats, Layouts, Rows
 from fedskew.engine.stacked.local_step import Program, finish_clients
-from fedskew.methods.parts import Tensors
+from fedskew.methods.parts import Tensors, unpack
+from fedskew.methods.personal import PERSONAL
 
 SLACK = 1.05
 """The factor by which a round may be longer than its longest client in order to need fewer slots."""
@@ -226,6 +227,16 @@ class SlotRound:
                 flats = layout.flat({n: torch.stack([t[n] for t in tensors]).to(self._device) for n in tensors[0]})
             for name, flat in flats.items():
                 memory[kind][name][rows] = flat
+        if self._work.stays and not own:
+            self._start_personal(memory, rows, numbers)
+
+    def _start_personal(self, memory: Memory, rows: Rows, numbers: npt.NDArray[np.int64]) -> None:
+        """Write the clients' personal tensors over those of the model that the server sent."""
+        own = unpack(PERSONAL, self._layouts.state.views(self._states(numbers)))
+        for kind, layout in (("params", self._layouts.params), ("buffers", self._layouts.buffers)):
+            views = layout.views(memory[kind])
+            for name in views.keys() & own.keys():
+                views[name][rows] = own[name]
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
         """Copy the states of these clients to the device, through pinned memory so that the host does not wait."""

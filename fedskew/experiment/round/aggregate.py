@@ -103,11 +103,13 @@ class Aggregator:
             lr=plan.work.local.lr,
             participation=len(sizes) / plan.participants.population,
         )
-        sent, server_state = plan.start.model, plan.start.server_state
+        sent, server_state = plan.work.exchanged, plan.start.server_state
         weighting = self._method.weighting or AVERAGES[plan.stage.average or self._config.average]
         updates = weigh_updates(weighting, sent.params, updates, server_state)
         params, next_state = server_step(self._method.server, plan.parts, sent.params, updates, server_state)
         buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
+        if plan.work.stays:  # the server keeps the initial values of personal tensors
+            params, buffers = {**plan.start.model.params, **params}, {**plan.start.model.buffers, **buffers}
         return replace(unchanged, model=ModelState(params, buffers), server_state=next_state)
 
     def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:

@@ -7,7 +7,7 @@ client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,14 @@ class ClientTests:
         """
         fields = {"accuracy": self._accuracies(model, list(self._rows))}
         if sent is not None and trained is not None:
-            participants = [client for client in trained if client in self._rows]
+            participants = self.tested(trained)
             fields["before"] = self._accuracies(sent, participants)
             fields["after"] = self.measure_own_models(trained.__getitem__, participants)
         return fields
+
+    def tested(self, clients: Iterable[int]) -> list[int]:
+        """Those of the clients that have held-out samples."""
+        return [client for client in clients if client in self._rows]
 
     def measure_own_models(self, model_for: ModelFor, clients: list[int] | None = None) -> list[float | None]:
         """Measure the accuracy of each client's own model on its held-out samples."""

@@ -23,8 +23,10 @@ from fedskew.metrics.groups import group_accuracy
 if TYPE_CHECKING:
     from fedskew.experiment.round.aggregate import Aggregated
     from fedskew.experiment.round.client_tests import ClientTests
+    from fedskew.experiment.round.personal_tests import PersonalTests
     from fedskew.experiment.round.plan import RoundPlan
     from fedskew.experiment.round.runtime import ModelRuntime
+    from fedskew.methods import Personal
 
 Labels = tuple[int, ...] | None
 """The classes to which a stage restricts the data. None means all classes."""
@@ -37,8 +39,16 @@ Predictions = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]
 class RoundEvaluation:
     """Evaluates the models of one run's rounds."""
 
-    def __init__(self, federation: Federation, config: Config, initial: ModelState, device: torch.device) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        config: Config,
+        initial: ModelState,
+        device: torch.device,
+        personal: Personal | None = None,
+    ) -> None:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
+        self._personal = personal
 
     def is_due(self, plan: RoundPlan) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
@@ -52,6 +62,8 @@ class RoundEvaluation:
 
     def covers_one_model(self, plan: RoundPlan) -> bool:
         """Whether only the aggregated model is evaluated, and no client's model."""
+        if self._personal is not None and not self._personal.has_global_model:
+            return False
         return plan.stage.cohort != "alone" and not self._config.eval_local and not self._federation.held_out
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
@@ -66,11 +78,13 @@ class RoundEvaluation:
                 own_models = self.own_model_reader(after, stage.model)
                 fields["client_tests"] = {"accuracy": tests.measure_own_models(own_models)}
             return fields
+        if self._personal is not None:
+            return self.personal_tests(self._personal).evaluate(plan, result, aggregated)
         fields = test_set.measure(aggregated.model.model, stage.labels)
         trained = {}
         if stage.cohort == "clients" and (self._config.eval_local or self._federation.held_out):
             rows = np.flatnonzero(aggregated.report.finite).tolist()
-            trained = {int(plan.clients[row]): _client_model(result.trained, row) for row in rows}
+            trained = {int(plan.clients[row]): client_model(result.trained, row) for row in rows}
         if self._federation.held_out and stage.model == "global":
             tests = self.client_tests(plan.runtime)
             sent = plan.start.model if stage.cohort == "clients" else None
@@ -86,6 +100,12 @@ class RoundEvaluation:
         from fedskew.experiment.round.client_tests import ClientTests
 
         return ClientTests(self._federation, runtime.train_set)
+
+    def personal_tests(self, personal: Personal) -> PersonalTests:
+        """Evaluates the clients' personal models."""
+        from fedskew.experiment.round.personal_tests import PersonalTests
+
+        return PersonalTests(personal, self._federation, self._config, self._initial)
 
     def own_model_reader(self, state: RunState, model: str) -> Callable[[int], ModelState]:
         """Return a function that reads the model of a client that trains alone."""
@@ -213,7 +233,7 @@ def _row_fields(by_domain: Mapping[str, Tested]) -> RowFields:
     return fields
 
 
-def _client_model(stacked: ModelState, row: int) -> ModelState:
+def client_model(stacked: ModelState, row: int) -> ModelState:
     """One client's model, as views of the stacked tensors."""
     return ModelState(
         {name: t[row] for name, t in stacked.params.items()}, {name: t[row] for name, t in stacked.buffers.items()}

@@ -17,6 +17,7 @@ from fedskew.experiment.round.sampler import ClientSampler, Participants, model_
 from fedskew.experiment.round.state import ClientStates, RunState, ServerModel, initial_state, model_from_state
 from fedskew.methods import Method, Part, Stage, Tensors
 from fedskew.methods.parts import collect
+from fedskew.methods.personal import shared_tensors
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,16 @@ def sample_counts(parts: Sequence[Part], sizes: npt.NDArray[np.int64]) -> list[T
 class RoundPlanner:
     """Plans the rounds of one run."""
 
-    def __init__(self, federation: Federation, method: Method, config: Config, initial: ModelState) -> None:
-        self._method, self._config, self._initial = method, config, initial
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method,
+        config: Config,
+        initial: ModelState,
+        stays: frozenset[str] = frozenset(),
+    ) -> None:
+        """`stays` names the tensors that stay on the clients."""
+        self._method, self._config, self._initial, self._stays = method, config, initial, stays
         self._sampler = ClientSampler(federation, config)
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
@@ -72,7 +81,8 @@ class RoundPlanner:
 
     def new_model(self, model: ModelState) -> ServerModel:
         """Combine an untrained model with the initial server state that the method keeps for it."""
-        return ServerModel(model, server_state=collect(self._method.members, "server_state", model.params))
+        kept = collect(self._method.members, "server_state", model.params)
+        return ServerModel(model, server_state=shared_tensors(kept, self._stays) if self._stays else kept)
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
         """Plan the next round, which belongs to this stage."""
@@ -86,6 +96,8 @@ class RoundPlanner:
             solver=self._method.solver,
             server=self._method.server,
             weighting=self._method.weighting,
+            personal=self._method.personal,
+            stays=self._stays,
             sent=start.model,
             downlink=collect(parts, "downlink", start.server_state),
             companions={name: m.model for name, m in state.models.items()},
@@ -120,7 +132,7 @@ class RoundPlanner:
         participants: Participants,
         client_states: ClientStates,
     ) -> list[Assignment]:
-        fresh = initial_state(parts, start.model.params)
+        fresh = self.initial_state(parts, start.model)
         clients, counts = participants.clients.tolist(), participants.federation.label_counts
         train_alone = stage.cohort == "alone"
         states = client_states.read(stage.model, clients) if fresh or train_alone else [{}] * len(clients)
@@ -132,6 +144,10 @@ class RoundPlanner:
                 clients, participants.samples, states, own_models, counted, strict=True
             )
         ]
+
+    def initial_state(self, parts: Sequence[Part], model: ModelState) -> Tensors:
+        """The state of a client before its first round with this model, on the host."""
+        return initial_state(parts, model.params, self._method.personal, self._stays, self._initial)
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
         """The models from which clients that train alone continue, on the host."""

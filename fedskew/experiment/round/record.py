@@ -69,7 +69,8 @@ class RoundRow:
     client_tests: dict[str, list[float | None]] | None = None
     """With `client_test`, or `local_tests` on Flower: accuracies on each client's held-out samples. `accuracy` is that
     of the new global model, or of the client's own model if there is no global one. `before` and `after` are those of
-    the participants' models before and after local training. The value is None for a client that was not evaluated."""
+    the participants' models before and after local training. With a personal part, `personal` is that of each client's
+    own model. The value is None for a client that was not evaluated."""
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)
@@ -190,7 +191,7 @@ def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) ->
     """
     used = [name for name in work.objective.companions() if name in work.companions]
     earlier = [work.companions[name] for name in (*used, *frozen)]
-    received = sum(map(_size, (work.sent, *earlier))) + _bytes(work.downlink.values())
+    received = sum(map(_size, (work.exchanged, *earlier))) + _bytes(work.downlink.values())
     return {
         "down": len(work.assignments) * received,
         "up": _size(result.trained) + _bytes(result.uplink.values()),

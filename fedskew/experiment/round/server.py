@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import nn
 
 from fedskew.data.federation import Federation
-from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, worth_compiling
+from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, train_clients, worth_compiling
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import positive_class
 from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
@@ -30,6 +31,7 @@ from fedskew.experiment.round.state import (
     states_after,
 )
 from fedskew.methods import Method, Stage, Survey
+from fedskew.methods.personal import personal_names
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.scores import Scores, score_probabilities
 from fedskew.metrics.site_scores import SiteScore
@@ -56,10 +58,12 @@ class Server:
         self.network = self._runtime.network
         self._initial = self.network.state()
         self._stages = RunStages(method, config)
-        self._planner = RoundPlanner(federation, method, config, self._initial)
+        self.stays = personal_names(method.personal, model) if method.personal is not None else frozenset[str]()
+        self._planner = RoundPlanner(federation, method, config, self._initial, self.stays)
         self._record = RoundRecord(federation, config)
         self.aggregator = Aggregator(federation, method, config, self.device)
-        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device)
+        self.personal = method.personal
+        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal)
 
     def close(self) -> None:
         """End the engine's processes and threads, and wait for the device, because the next run will use its memory."""
@@ -144,7 +148,8 @@ class Server:
         if stage is None:
             return 0
         most = max_states_on_disk(self._config, self._federation.clients, self.rounds_left(start))
-        return max(0, most - present) * state_bytes(stage, self._planner.parts(stage), start.model)
+        state = self._planner.initial_state(self._planner.parts(stage), start.model)
+        return max(0, most - present) * state_bytes(stage, state, start.model)
 
     # -- the steps of a round ------------------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class Server:
 
     def train(self, plan: RoundPlan) -> RoundResult:
         """Train the clients of this round, with the engine."""
-        return plan.runtime.engine.train(plan.work)
+        return train_clients(plan.runtime.engine, plan.work)
 
     def aggregate(self, plan: RoundPlan, result: RoundResult, report: TrainingReport) -> Aggregated:
         """Compute the next global model from the finite updates."""
@@ -195,15 +200,21 @@ class Server:
     def site_scores(self, state: RunState) -> dict[str, SiteScore]:
         """Scores of the final model on each client's held-out samples, by the client's name. Empty if there are none.
 
-        For methods without a global model, they are the scores of each client's own model.
+        A client's own model is scored if the method has one.
         """
         if not self._federation.held_out:
             return {}
         stage = self._stages.known(state)[-1]
         tests = self.evaluation.client_tests(self.runtime(stage, state))
-        trains_alone = stage.cohort == "alone"
-        model_for = self.evaluation.own_model_reader(state, stage.model) if trains_alone else (lambda _: state.model)
-        return tests.scores(model_for, self._positive)
+        return tests.scores(self._model_for(stage, state), self._positive)
+
+    def _model_for(self, stage: Stage, state: RunState) -> Callable[[int], ModelState]:
+        """Returns the final model of a client: the global one, unless it has its own."""
+        if self.personal is not None:
+            return self.evaluation.personal_tests(self.personal).models(self.runtime(stage, state), state, state.model)
+        if stage.cohort == "alone":
+            return self.evaluation.own_model_reader(state, stage.model)
+        return lambda _: state.model
 
     @property
     def _positive(self) -> int | None:
@@ -213,7 +224,7 @@ class Server:
     def predict(self, state: RunState) -> Predictions | None:
         """Predict the test set with the final global model. None if there is no such model, or too little memory."""
         stage = self._stages.known(state)[-1]
-        if stage.cohort == "alone":
+        if stage.cohort == "alone" or (self.personal is not None and not self.personal.has_global_model):
             return None
         try:
             return self.runtime(stage, state).test_set.predict(state.model)

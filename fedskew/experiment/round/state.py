@@ -19,6 +19,7 @@ from fedskew.engine import ModelState, on_host
 from fedskew.experiment.config import Config
 from fedskew.methods import Method, Part, Stage, Survey, Tensors, pack, unpack
 from fedskew.methods.parts import collect
+from fedskew.methods.personal import Personal, shared_tensors
 from fedskew.methods.stages import Notes
 
 Versions = Mapping[str, Mapping[int, int]]
@@ -173,9 +174,16 @@ class RunStages:
         return state
 
 
-def initial_state(parts: Sequence[Part], params: Tensors) -> Tensors:
-    """The state of every client before its first round, on the host."""
-    return {name: t.cpu() for name, t in collect(parts, "client_state", params).items()}
+def initial_state(
+    parts: Sequence[Part], params: Tensors, personal: Personal | None, stays: frozenset[str], initial: ModelState
+) -> Tensors:
+    """The state of every client before its first round, on the host. Personal tensors start at their initial values."""
+    state = {name: t.cpu() for name, t in collect(parts, "client_state", params).items()}
+    if personal is None:
+        return state
+    from fedskew.engine.personal_training import initial_personal
+
+    return shared_tensors(state, stays) | initial_personal(personal, stays, initial)
 
 
 def states_after(
@@ -211,11 +219,10 @@ def model_from_state(state: Tensors, initial: ModelState, device: torch.device) 
     )
 
 
-def state_bytes(stage: Stage, parts: Sequence[Part], model: ModelState) -> int:
-    """The size in bytes of one client's state in a stage with these parts."""
-    state = initial_state(parts, model.params)
+def state_bytes(stage: Stage, state: Tensors, model: ModelState) -> int:
+    """The size in bytes of one client's state, if it starts as `state`."""
     if stage.cohort == "alone":
-        state |= model_as_state(model)
+        state = state | model_as_state(model)
     return sum(t.nbytes for t in state.values())
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from toy_runs import image_federation, linear, trained
+from toy_runs import image_federation, linear, norm_and_dropout, trained
 
-from fedskew.methods import METHODS
+from fedskew.methods import METHODS, make_method
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 
@@ -23,7 +23,8 @@ def test_every_method_meets_the_same_clients() -> None:
     met = {}
     for method in METHODS.keys() - {"centralised"}:  # which has no clients
         params = {"pkd": PKD}.get(method)
-        _, rows = trained(federation, method, linear(), params, rounds=4, clients_per_round=2, local_epochs=1)
+        model = linear() if make_method(method).personal is None else norm_and_dropout()
+        _, rows = trained(federation, method, model, params, rounds=4, clients_per_round=2, local_epochs=1)
         met[method] = [row.clients for row in rows if row.model == "global"]
     assert all(clients == met["fedavg"] for clients in met.values())
     other = trained(federation, "fedavg", linear(), rounds=4, clients_per_round=2, local_epochs=1, seed=1)[1]

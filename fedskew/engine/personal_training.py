@@ -1,0 +1,135 @@
+"""Local training of methods with a personal part: in phases, with tensors that stay on the clients.
+
+Each phase is ordinary work for an engine. Parameters that a phase does not train are among the buffers of its model, so
+no engine changes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from fedskew.engine.contract import Engine, RoundResult, RoundWork
+from fedskew.engine.model.network import ModelState
+from fedskew.methods.fedavg import SGD, Mean
+from fedskew.methods.parts import Solver, Tensors, pack, unpack
+from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, without_prefix
+
+
+def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState) -> Tensors:
+    """Return the personal tensors of a client that never took part, on the host, as a part of its state."""
+    tensors = {**initial.params, **initial.buffers}
+    own = tensors if part.own_solver() is not None else {name: t for name, t in tensors.items() if name in stays}
+    return pack(PERSONAL, {name: t.cpu() for name, t in own.items()})
+
+
+def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelState:
+    """Return a client's model: the received one with the client's personal tensors.
+
+    If the client trains a second model, that is its model.
+    """
+    own = unpack(PERSONAL, state)
+
+    def chosen(name: str, tensor: Tensor) -> Tensor:
+        return own[name].to(tensor.device) if name in own else tensor
+
+    return ModelState(
+        {name: chosen(name, t) for name, t in received.params.items()},
+        {name: chosen(name, t) for name, t in received.buffers.items()},
+    )
+
+
+def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
+    """Train the phases of a round, one after another, and then the clients' second models if they have some."""
+    result = _train_phases(engine, work, part)
+    solver = part.own_solver()
+    return result if solver is None else _with_own_models(engine, work, solver, len(part.phases()), result)
+
+
+def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
+    carried: Tensors = {}
+    shared = last = None
+    visits = np.zeros(len(work.assignments), np.int64)
+    for number, phase in enumerate(part.phases()):
+        last = engine.train(phase_work(work, phase, number, carried, keeps_model=part.own_solver() is not None))
+        shared = last if phase.trains != "personal" else shared
+        whole = {**last.trained.params, **last.trained.buffers}
+        carried = {n: t for n, t in whole.items() if n in last.trained.params or n in work.sent.buffers} | {
+            n: whole[n] for n in work.stays
+        }
+        visits = visits + last.visits
+    assert shared is not None
+    assert last is not None
+    whole = {**last.trained.params, **last.trained.buffers}
+    return replace(
+        shared,
+        trained=ModelState(
+            {n: whole[n] for n in work.sent.params if n not in work.stays},
+            {n: whole[n] for n in work.sent.buffers if n not in work.stays},
+        ),
+        states=shared.states | pack(PERSONAL, {n: whole[n] for n in sorted(work.stays)}),
+        visits=visits,
+    )
+
+
+def phase_work(
+    work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], keeps_model: bool = False
+) -> RoundWork:
+    """Return the work of one phase. `carried` has the tensors that earlier phases changed, of all clients."""
+    trained = {
+        "all": work.sent.params.keys(),
+        "shared": work.sent.params.keys() - work.stays,
+        "personal": work.sent.params.keys() & work.stays,
+    }[phase.trains]
+    sent = ModelState(
+        {n: p for n, p in work.sent.params.items() if n in trained},
+        {**work.sent.buffers, **{n: p for n, p in work.sent.params.items() if n not in trained}},
+    )
+    phase_of_round = replace(
+        work,
+        sent=sent,
+        personal=None,
+        assignments=[
+            replace(a, state=_phase_state(a.state, {n: t[row] for n, t in carried.items()}, keeps_model))
+            for row, a in enumerate(work.assignments)
+        ],
+        local=replace(work.local, epochs=work.local.epochs if phase.epochs is None else phase.epochs),
+        key=replace(work.key, phase=number),
+    )
+    if phase.trains == "personal":
+        return replace(phase_of_round, solver=SGD(), server=Mean(), weighting=None)
+    if trained & work.stays and type(work.solver).direction is not Solver.direction:
+        return replace(phase_of_round, solver=SharedSolver(work.solver, work.stays))
+    return phase_of_round
+
+
+def _phase_state(state: Tensors, carried: Tensors, keeps_model: bool) -> Tensors:
+    """Return a client's state at the start of a phase. A second model takes no part in the phases."""
+    return without_prefix(state) if keeps_model else {**state, **pack(PERSONAL, carried)}
+
+
+def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
+    """Train the clients' second models, near the model that the server sent, and add them to the clients' states."""
+    starts = [unpack(PERSONAL, a.state) for a in work.assignments]
+    own = replace(
+        work,
+        solver=solver,
+        server=Mean(),
+        weighting=None,
+        personal=None,
+        assignments=[
+            replace(
+                a,
+                state=without_prefix(a.state),
+                start=ModelState({n: own[n] for n in work.sent.params}, {n: own[n] for n in work.sent.buffers}),
+            )
+            for a, own in zip(work.assignments, starts, strict=True)
+        ],
+        key=replace(work.key, phase=number),
+    )
+    trained = engine.train(own)
+    models = pack(PERSONAL, {**trained.trained.params, **trained.trained.buffers})
+    return replace(result, states=result.states | models, visits=result.visits + trained.visits)

@@ -1,0 +1,156 @@
+"""Personal parts: which tensors of the model stay on the clients, how they are trained, and how they are tested.
+
+The engine splits the model. Personal tensors never leave a client: the server does not receive them, and it keeps their
+initial values, from which a new client starts. The other parts of a method see only the shared tensors. So a solver,
+a weighting or a server rule works as if the model had no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedskew.errors import UserError
+from fedskew.methods.parts import Client, Gradient, Half, Part, Solver, Tensors
+
+PERSONAL = "personal"
+"""Key prefix of the personal tensors within a client's state."""
+
+BATCH_NORM = "batchnorm"
+"""The role of all tensors of BatchNorm layers: scale, shift and statistics."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Consecutive epochs of a client's local training, in which some parameters are trained and the others are fixed.
+
+    Personal parameters always step along the plain gradient. The method's solver steps the shared ones.
+    """
+
+    trains: Literal["all", "shared", "personal"] = "all"
+    epochs: int | None = None
+    """None means the run's `local_epochs`."""
+
+
+@dataclass(frozen=True)
+class Personal(Part):
+    """Which tensors of the model stay on the clients. The defaults keep nothing."""
+
+    has_global_model: ClassVar[bool] = False
+    """Whether the server's model can be used as it is. Otherwise only the clients' personal models are tested."""
+    shares: ClassVar[str] = "model"
+    """What clients send of the model, in words."""
+
+    def keeps(self) -> tuple[str, ...]:
+        """Name the tensors that stay: `batchnorm`, layers such as `head` or `encoder.3`, or patterns such as `*.bias`.
+
+        Every tensor that the names describe stays, with those of the layers within them.
+        """
+        return ()
+
+    def phases(self) -> tuple[Phase, ...]:
+        """Return the phases of local training. Exactly one of them must train shared parameters."""
+        return (Phase(),)
+
+    def own_solver(self) -> Solver | None:
+        """Return the solver of a second model, which each client trains beside the global one and never sends.
+
+        That model starts at the initial global model. `client.received` is the global model. None: no second model.
+        """
+        return None
+
+    def fine_tuning(self) -> Phase | None:
+        """Return how clients adapt the final model to their data before it is tested. None: they do not."""
+        return None
+
+
+def personal_names(part: Personal, model: nn.Module) -> frozenset[str]:
+    """Return the names of the parameters and buffers that stay on the clients."""
+    return frozenset().union(*(_named(name, model) for name in part.keeps()))
+
+
+def _named(name: str, model: nn.Module) -> frozenset[str]:
+    """Return the tensors that one of the part's names describes."""
+    norms = [layer_name for layer_name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+    layers = norms if name == BATCH_NORM else [name]
+    tensors = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    return frozenset(tensor for tensor in tensors if any(_within(tensor, layer) for layer in layers))
+
+
+def _within(tensor: str, name: str) -> bool:
+    """Return whether a tensor has this name, belongs to the layer of this name, or matches the pattern."""
+    return tensor == name or tensor.startswith(f"{name}.") or fnmatchcase(tensor, name)
+
+
+def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
+    method = type(part).__name__
+    if name == BATCH_NORM:
+        return (
+            f"{method} keeps BatchNorm layers on the clients, but the model has none; expected a model such as resnet8"
+        )
+    listed = ", ".join(dict.fromkeys(p.partition(".")[0] for p, _ in model.named_parameters()))
+    return f"{method} keeps {name!r} on the clients, but the model has no such layer; expected one within {listed}"
+
+
+def check_personal(part: Personal, model: nn.Module) -> None:
+    """Raise `UserError` if the part keeps nothing of what it names, or leaves nothing to share."""
+    missing = next((name for name in part.keeps() if not _named(name, model)), None)
+    if missing is not None:
+        raise UserError(_nothing_kept(part, missing, model))
+    kept = personal_names(part, model)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    if trained <= kept:
+        raise UserError(
+            f"{type(part).__name__} keeps every parameter of the model on the clients, so there is nothing to share; "
+            "expected a model with other layers, too"
+        )
+    shared = [phase for phase in part.phases() if phase.trains != "personal"]
+    if len(shared) != 1:
+        raise UserError(
+            f"{type(part).__name__}.phases() has {len(shared)} phases that train shared parameters; expected one"
+        )
+
+
+def shared_tensors(tensors: Mapping[str, Tensor], personal: frozenset[str]) -> Tensors:
+    """Leave out personal tensors, also from a state in which `pack` has prefixed their names."""
+    return {key: t for key, t in tensors.items() if not {key, key.partition("/")[2]} & personal}
+
+
+@dataclass(frozen=True)
+class SharedSolver(Solver):
+    """A solver for the shared parameters of a model. The personal ones step along the plain gradient."""
+
+    solver: Solver
+    personal: frozenset[str]
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        return self.solver.members
+
+    def gradients(self) -> int:
+        return self.solver.gradients()
+
+    def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
+        own = {name: t for name, t in params.items() if name in self.personal}
+        shared = {name: t for name, t in params.items() if name not in self.personal}
+        plain: list[Tensors] = []
+
+        def shared_gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
+            grads = gradient({name: at.get(name, t) for name, t in params.items()}, half)
+            if at is shared and half is None and not plain:
+                plain.append(grads)
+            return {name: grads[name] for name in at}
+
+        found = self.solver.direction(shared_gradient, shared, client)
+        grads = plain[0] if plain else gradient(params)
+        return {name: grads[name] if name in own else found[name] for name in params}
+
+
+def without_prefix(state: Mapping[str, Tensor]) -> Tensors:
+    """Return a client's state without its personal tensors."""
+    return {name: t for name, t in state.items() if not name.startswith(f"{PERSONAL}/")}
