@@ -110,7 +110,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         return load_object(data, options)
     if "keep" in options:
         kept = options.pop("keep")
-        return _only(load(data, data_dir, **options), kept)
+        return _keep_named(load(data, data_dir, **options), kept)
     name = str(data)
     entry = DATASETS.get(name.lower())
     if entry is not None:
@@ -132,7 +132,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     raise unknown("dataset or path", name, DATASETS)
 
 
-def _only(dataset: Dataset, kept: Any) -> Dataset:
+def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
     """Return the dataset with only the classes of these names."""
     if dataset.task.name != "single-label":
         raise UserError(f"option keep was given, but {dataset.name!r} has several labels per sample; expected none")

@@ -25,7 +25,7 @@ from fedskew.data.table_encoding import ColumnEncoding, Numbers, RawTable, Strin
 from fedskew.errors import UserError
 
 SMALLEST_GROUP = 5
-"""The default of `smallest_group`."""
+"""By default, a site reports nothing about fewer rows than this."""
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ def load_synthetic(
 
     `classes` is a number or a list of names. Two centres are about `separation` standard deviations apart, so the best
     accuracy on two classes is Φ(separation / 2): 84 % for 2, 98 % for 4. `image` is the shape of an image, (height,
-    width) or (channels, height, width). Without it, a sample is a row of `features` numbers. All classes have the same
-    number of samples.
+    width) or (channels, height, width). Without it, a sample is a row of `features` numbers. The numbers of samples
+    per class differ by at most one.
     """
     names = _class_names(classes)
     train = _whole("samples", samples, len(names))
@@ -138,7 +138,7 @@ def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -
 
 
 def _interpolation(side: int) -> Floats:
-    """Return the weights of linear interpolation, [side, `_PATCHES`]: those of the random values at each pixel."""
+    """Return the weights of the random values at each pixel, [side, `_PATCHES`], for linear interpolation."""
     position = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
     distance = np.abs(np.clip(position, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
     return np.asarray(np.clip(1 - distance, 0, None), np.float64)

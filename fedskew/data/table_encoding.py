@@ -195,7 +195,7 @@ class TableEncoding:
 class DraftEncoding(TableEncoding):
     """The columns and their kinds, while categories and moments are unknown: see `column_sums.py`.
 
-    A table that is read with a draft keeps its training part as it is, in `Dataset.raw_train`.
+    If a table is read with a draft, `Dataset.raw_train` keeps its training part unencoded.
     """
 
 

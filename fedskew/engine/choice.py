@@ -137,7 +137,7 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
 
 
 def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether a CPU trains clients faster if they are stacked. Convolutions and large attention are slower."""
+    """Return whether a CPU trains clients faster if they are stacked: without convolutions or large attention."""
     if any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules()):
         return False
     return not _has_attention(model, sample) or multiplications(model, sample) < _LARGE_ATTENTION

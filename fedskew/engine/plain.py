@@ -66,8 +66,7 @@ class PlainEngine(Engine):
 
 
 _STAGED_NUMBERS = 1 << 19
-"""How many input values are prepared at a time. They fit in the processor's cache, but outweigh the cost of the calls.
-"""
+"""How many input values are prepared at a time. More would not fit in the cache, and fewer would need more calls."""
 
 
 class _ClientTraining:

@@ -49,7 +49,7 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """CE against (1 − μ)·one-hot + μ/C: label smoothing with μ = `smoothing`.
 
-    A weight multiplies each class's term of the sum, also those of the uniform part, as in PyTorch.
+    A weight multiplies each class's term of the sum, including those of the uniform part, as in PyTorch.
     """
     log_p = logits.log_softmax(dim=-1)
     hard = negative_log_likelihood(log_p, targets, weights)
@@ -75,9 +75,10 @@ def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
 
 
 def balanced_label_weights(label_counts: Tensor, samples: Tensor, like: Tensor) -> Tensor:
-    """Negatives/positives of each label, for samples with several labels: both sides have the same total weight.
+    """Return negatives/positives for each label of samples with several labels, in the dtype of `like`.
 
-    A label that no sample has, or that all have, has one side only. Its weight is 1.
+    With this weight, a label's positives have the same total weight as its negatives. A label that no sample has, or
+    that all have, gets the weight 1.
     """
     positives = label_counts.to(like.dtype)
     negatives = samples.to(like.dtype) - positives

@@ -7,9 +7,9 @@ He et al., "AFL: a single-round analytic approach for federated learning with pr
              W ← (C − KγI)⁻¹ C W                              removes the K clients' γ
 
 The result is the least-squares head on the data of all clients, the same for every split and every γ. The published
-code joins two clients at a time; the sum above is the same matrix. z are the features of the initial model, so it
-should be pretrained (`--init`). The head has no bias: a bias of the model becomes 0. If a feature is always zero or two
-are the same, C − KγI has no inverse, and the pseudo-inverse gives the head of least norm.
+code joins two clients at a time, which gives the same matrix. z are the features of the initial model, so this model
+should be pretrained (`--init`). The head has no bias: a bias of the model becomes 0. If a feature is always zero, or if
+two features are the same, C − KγI has no inverse. The pseudo-inverse then gives the head of least norm.
 
 Sent to the server: W_k and C_k, once. C_k W_k is the sum of the features per class.
 Extra compute: one forward pass of each sample, one linear system per client, and no training.
@@ -34,7 +34,7 @@ class AnalyticHead(ClosedFormHead):
     """AFL's server: the least-squares head on all clients' features, from the clients' heads."""
 
     gamma: float = 1.0
-    """γ: makes each client's system solvable. The result does not depend on it."""
+    """γ, which makes each client's linear system solvable. The result does not depend on it."""
 
     sends = "least-squares head and Gram matrix of the features, once"
     reveals: ClassVar[Reveals] = "label presence, prototypes, feature covariance"

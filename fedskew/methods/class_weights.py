@@ -32,10 +32,10 @@ from fedskew.methods.stages import Schedule
 
 @dataclass(frozen=True)
 class ClassWeights(Part):
-    """Where the weights of the classes come from."""
+    """The source of the weights of the classes in the cross entropy."""
 
     def weights(self, logits: Tensor, client: Client) -> Tensor:
-        """Return one weight per class, [C], in the format of the logits."""
+        """Return one weight per class, [C], in the dtype of the logits."""
         raise NotImplementedError
 
 
@@ -125,7 +125,7 @@ FEDERATION_COUNTS = Entry(
 
 
 def entries_with_weights(method: str, class_weights: object) -> list[Entry]:
-    """Return the catalogue's entries of a method and, if they send anything, of the class weights."""
+    """Return the entries of the methods that + joins and, if the class weights send anything, their entry."""
     entries = [find(part.strip()) for part in method.split("+")]
     return [*entries, FEDERATION_COUNTS] if class_weights == "counts" else entries
 
@@ -144,13 +144,13 @@ def revealed_labels(entries: Sequence[Entry]) -> str:
 
 
 def entries_name(entries: Sequence[Entry]) -> str:
-    """Return the names of entries, joined."""
+    """Return the names of the entries, joined by +."""
     return "+".join(entry.name for entry in entries)
 
 
 @dataclass(frozen=True)
 class ClassWeighted(Objective):
-    """An objective whose cross entropy has class weights. Both are `members`, so the other hooks of both are called."""
+    """An objective whose cross entropy has class weights. Both are `members`, so engines call their other hooks."""
 
     objective: Objective
     class_weights: ClassWeights
@@ -184,7 +184,8 @@ def filled(values: tuple[float, ...], like: Tensor) -> Tensor:
 def takes_weights(part: Objective | Schedule) -> bool:
     """Return whether a loss uses class weights.
 
-    A class that overrides the loss of another one must declare it again, because its loss may ignore the weights.
+    A class that overrides the loss of another one must declare `takes_class_weights` again, because its loss may ignore
+    the weights.
     """
     hook = "stages" if isinstance(part, Schedule) else "loss"
     for kind in type(part).__mro__:

@@ -31,7 +31,7 @@ class OnePass(Schedule):
 
 @dataclass(frozen=True)
 class ClosedFormHead(ServerRule):
-    """A server rule that computes the head from the clients' sums. `solve` is the maths."""
+    """A server rule that computes the head from the clients' sums. Subclasses implement `solve`."""
 
     extra_compute = "1 forward of each sample per round"
     multi_label = False

@@ -5,8 +5,8 @@ Fanì et al., "Accelerating heterogeneous federated learning with closed-form cl
     client   A_k = Σ_i z_i z_iᵀ,   b_k = Σ_i z_i e_{y_i}ᵀ          z has a last entry 1
     server   W = (Σ_k A_k + λI)⁻¹ Σ_k b_k,   each column divided by the norm of its weights
 
-z are the features of the initial model, so it should be pretrained (`--init`). The last row of W is the bias, which is
-divided by the same norm, as in the published code.
+z are the features of the initial model, so this model should be pretrained (`--init`). The last row of W is the bias,
+which is divided by the same norm, as in the published code.
 
 Sent to the server: A_k and b_k, once. Their last rows and columns are the numbers of samples.
 Extra compute: one forward pass of each sample, and no training.

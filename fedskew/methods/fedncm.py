@@ -5,9 +5,9 @@ Legate et al., "Guiding the last layer in federated learning with pre-trained mo
     client   s_c = Σ_{i: y_i = c} z_i,  n_c
     server   μ_c = Σ_k s_c^k / Σ_k n_c^k,   head: w_c = μ_c/‖μ_c‖, b = 0
 
-z are the features of the initial model, so it should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest for the
-class whose mean has the smallest angle to z. `distance: euclidean` chooses the mean with the smallest distance instead:
-w_c = μ_c, b_c = −‖μ_c‖²/2.
+z are the features of the initial model, so this model should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest
+for the class whose mean has the smallest angle to z. `distance: euclidean` chooses the mean with the smallest distance
+instead, by w_c = μ_c and b_c = −‖μ_c‖²/2.
 
 Sent to the server: the sum of the features and the number of samples of each class, once.
 Extra compute: one forward pass of each sample, and no training.

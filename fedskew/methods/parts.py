@@ -70,7 +70,7 @@ Reveals = Literal[
     "label counts, prototypes, feature covariance",
     "all labels",
 ]
-"""What the server can learn about a client's labels from what a part sends."""
+"""What the server can learn about a client's labels and features from what a part sends."""
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

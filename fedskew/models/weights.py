@@ -1,7 +1,7 @@
-"""Start a model from weights in a file: tensors that match by name and shape are copied, all others keep their start.
+"""Initialise a model with weights from a file. Tensors that match by name and shape are copied.
 
-The file is in safetensors format, or is a state dict that `torch.save` wrote (`.pt`, `.pth`). The latter is read with
-`weights_only`, so that no code in it can run.
+All other tensors keep their initial values. The file is in safetensors format, or is a state dict that `torch.save`
+wrote (`.pt`, `.pth`). A state dict is read with `weights_only`, so that no code in it can run.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from fedskew.models.adapter import own_module
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _PREFIXES = ("", "module.", "model.")
-"""What other programs put before the names: torch's DataParallel, Lightning, and fedskew's adapter."""
+"""Prefixes that other programs put before the names: torch's DataParallel, Lightning, and fedskew's adapter."""
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs store the state dict in their checkpoints."""
 _LONGEST_LIST = 12
+"""The maximum number of names in a message."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """What a model took from a file of weights."""
+    """Which tensors a model took from a file of weights, and which it did not."""
 
     file: str
     sha256: str
@@ -39,7 +40,7 @@ class Start:
     taken: tuple[str, ...]
     """The names of the tensors that the file set."""
     left: Mapping[str, str]
-    """The tensors that kept their start, each with the reason."""
+    """The tensors that kept their initial values, each with the reason."""
     unused: tuple[str, ...]
     """Tensors of the file that the model does not have."""
 
@@ -71,7 +72,7 @@ def _shortened(names: tuple[str, ...], separator: str) -> str:
 def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[nn.Module, Start]:
     """Return a copy of the model with the tensors of the file that fit, and what was taken.
 
-    Raises `UserError` if nothing fits, or if the file does not have the digest `sha256`.
+    Raise `UserError` if nothing fits, or if the file does not have the digest `sha256`.
     """
     content = _read(file)
     digest = hashlib.sha256(content).hexdigest()
@@ -120,7 +121,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
     try:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds for files that are damaged, or that hold more than tensors
+    except Exception as error:  # torch raises many kinds of errors for damaged files and for other contents
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"cannot read init {file}: {reason[:120]}; expected a state dict of tensors, as "
@@ -136,7 +137,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the prefix with which most names match those of the model."""
+    """Remove the one of `_PREFIXES` from the names with which most of them match those of the model."""
     renamed = [
         {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
     ]
@@ -144,7 +145,7 @@ def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -
 
 
 def _reason(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return why the model does not take a tensor of the file. None if it does."""
+    """Return why the model does not take a tensor of the file, or None if it does."""
     if name not in tensors:
         return "missing in the file"
     tensor = tensors[name]

@@ -44,7 +44,7 @@ class ClientIndices(Sequence[IntArray]):
 
     @classmethod
     def join(cls, parts: Sequence[IntArray]) -> ClientIndices:
-        """Join the arrays of all clients, which are given one by one."""
+        """Join the clients' arrays of indices."""
         if isinstance(parts, ClientIndices):
             return parts
         sizes = np.fromiter(map(len, parts), np.int64, len(parts))

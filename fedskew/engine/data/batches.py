@@ -138,7 +138,7 @@ class BatchPlan:
         for number, quota in zip(classes.tolist(), quotas.tolist(), strict=True):
             members = np.flatnonzero(labels == number)
             mixed = members[permutation(len(members), seed, "balanced", *key, number)]
-            drawn.append(np.resize(mixed, quota))  # repeats them in turn
+            drawn.append(np.resize(mixed, quota))  # repeats the members in turn
         return np.concatenate(drawn)
 
     @cached_property
@@ -167,7 +167,8 @@ def plan_batches(
     """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
-    the samples' `labels`, the batches are balanced: an epoch has as many batches, and every class equally often.
+    the samples' `labels`, the batches are balanced: an epoch has the same number of batches, and every class occurs
+    equally often in it.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

@@ -27,7 +27,7 @@ def stacked_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise images [K, B, C, H, W] by each client's batch, scale them by weight and bias [K, C], and activate them.
 
-    Also returns the mean and biased variance [K, C] in float32, without gradient. Rows that are not `valid` [K, B] are
+    Also return the mean and biased variance [K, C] in float32, without gradient. Rows that are not `valid` [K, B] are
     normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
     """
     y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
@@ -76,7 +76,7 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
     backwards. Each program has at least two blocks of rows.
     """
     block_channels = _channel_block(clients, channels)
-    threads = 8 * 32  # of 8 warps
+    threads = 8 * 32  # 8 warps of 32 threads
     block_rows = threads * (16 if backwards else 32) // dtype.itemsize // block_channels
     programs = _MULTIPROCESSORS * (3 if backwards else 4)
     splits = min(

@@ -105,6 +105,6 @@ class ValidBatchNorm:
         self._context.buffers[f"{self._name}.num_batches_tracked"] = seen + 1
 
     def _current(self, statistic: str) -> Tensor:
-        """Return the statistic so far in this pass, because a layer may be called more than once."""
+        """Return the current value of a statistic, which an earlier call in the same pass may have changed."""
         current: Tensor = self._context.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
         return current

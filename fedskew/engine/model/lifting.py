@@ -98,7 +98,7 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
 
 @dataclass(frozen=True)
 class _AlreadyApplied:
-    """An activation that the layer before or after it applies. It returns its input."""
+    """An activation that the layer before or after it already applies. This operation returns its input."""
 
     node: fx.Node
 

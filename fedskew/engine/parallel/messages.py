@@ -71,7 +71,7 @@ def send(to: socket.socket, facts: Facts, tensors: Mapping[str, Tensor | Sequenc
 
 
 def receive(from_: socket.socket) -> tuple[Facts, Tensors] | None:
-    """Receive the next message, or None if the sender is gone."""
+    """Wait for the next message and return it, or None if the sender is gone."""
     try:
         head, descriptors, _, _ = socket.recv_fds(from_, _LENGTH, 1)
         if not descriptors:

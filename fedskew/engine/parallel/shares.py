@@ -14,7 +14,7 @@ from fedskew.engine.model.network import ModelState
 from fedskew.methods.parts import Tensors
 
 Share = list[int]
-"""Positions in a round's assignments, ascending."""
+"""Positions in a round's assignments, in ascending order."""
 
 
 def client_costs(work: RoundWork) -> list[int]:
