@@ -113,6 +113,7 @@ FLAGS: dict[str, Flag] = {
         Flag("augment", "A,B", DATA),
         _training("method", "NAME"),
         _training("model", "NAME"),
+        _training("head", "KIND"),
         _training("init", "FILE"),
         _training("train", "PART"),
         _training("rounds", "N"),

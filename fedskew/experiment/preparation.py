@@ -98,7 +98,8 @@ def prepare(
     chosen, class_weights = _weigh_classes(chosen, config, fed.dataset)
     shape = data_shape(fed.dataset)
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
-    module = make_model(name, shape, config.seed) if model is None else adapted_model(model, shape)
+    head = _choose_head(config, chosen, model)
+    module = make_model(name, shape, config.seed, head) if model is None else adapted_model(model, shape)
     start = None
     if config.init is not None:
         from fedskew.models.weights import start_from  # few runs need it
@@ -139,6 +140,7 @@ def prepare(
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
+        head=head,
         init_sha256=None if start is None else start.sha256,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
@@ -147,6 +149,17 @@ def prepare(
         precision=choose_precision(config.precision, devices[0]),
     )
     return Prepared(resolved, fed, chosen, module, start, _notices(config, resolved))
+
+
+def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str:
+    """Return the head that the configuration or the method names. A linear head is `auto`, as in earlier runs."""
+    needed = next((m.head for m in method.members if isinstance(m, Objective) and m.head), "")
+    head = config.head if config.head != "auto" or model is not None else needed or "auto"
+    if needed and model is None and head != needed:
+        raise UserError(f"head is {head!r}, but method {method.name!r} is made for {needed!r}; expected auto")
+    if model is not None and head not in ("auto", "linear"):
+        raise UserError(f"head is {head!r}, but the model is an object, which has its own; expected auto")
+    return "auto" if head == "linear" else head
 
 
 def _notices(config: Config, resolved: Config) -> tuple[str, ...]:

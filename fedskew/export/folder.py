@@ -70,7 +70,11 @@ def export_run(
     if finished.config.model in MODELS:
         encoders = count_encoders(finished.model)
         texts["model.py"] = model_source(
-            finished.config.model, bool(words), encoders, with_rows=has_named_columns(finished)
+            finished.config.model,
+            bool(words),
+            encoders,
+            with_rows=has_named_columns(finished),
+            head=finished.config.head,
         )
     for name, text in texts.items():
         write_file(folder / name, text)

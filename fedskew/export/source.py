@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from fedskew import __version__
 from fedskew.export import raw_inputs, rows, words
-from fedskew.models import MODELS, base
+from fedskew.models import MODELS, base, heads
 from fedskew.models.concatenation import ConcatenatedEncoders
 
 _LOAD = '''
@@ -62,18 +62,22 @@ _IMPORTS = "import json\nfrom pathlib import Path\nfrom safetensors.torch import
 _IMPORTS_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
 
 
-def model_source(name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False) -> str:
+def model_source(
+    name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False, head: str = "auto"
+) -> str:
     """Return the file for model `name`, optionally with code for texts or rows, and with concatenated encoders."""
     factory = MODELS[name].factory
+    replaces_head = head in heads.HEADS
     modules = [
         base,
+        *([heads] if replaces_head else []),
         sys.modules[factory.__module__],
         raw_inputs,
         *([words] if with_words else []),
         *([rows] if with_rows else []),
     ]
     parts = [_Source(inspect.getsource(module)) for module in modules]
-    construction = f"{factory.__name__}(data)"
+    construction = f"replace_head({factory.__name__}(data), {head!r})" if replaces_head else f"{factory.__name__}(data)"
     if encoders:
         parts.append(_side_by_side())
         construction = f"side_by_side([{construction} for _ in range({encoders})])"

@@ -91,7 +91,7 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     if settings.privacy == "none":
         return None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
-    parameters = parameter_count(make_model(config.model, data_shape(contract.blank())))
+    parameters = parameter_count(make_model(config.model, data_shape(contract.blank()), head=config.head))
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None

@@ -251,7 +251,7 @@ class SiteRun:
         self._held: dict[tuple[int, ...] | None, Federation] = {None: all_samples}
         method = make_method(self.config.method, self.config.method_params)
         self.method = with_class_weights(method, self.config.class_weights, dataset)
-        model = make_model(self.config.model, data_shape(dataset), self.config.seed)
+        model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
         personal = self.method.personal

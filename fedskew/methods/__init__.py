@@ -19,6 +19,7 @@ from fedskew.methods import (  # noqa: F401
     feddecorr,
     feddisco,
     feddyn,
+    fedetf,
     fedexp,
     fedgc,
     fedgf,

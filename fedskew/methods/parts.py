@@ -297,6 +297,8 @@ class Objective(Part):
     multi_label: ClassVar[bool] = False
     takes_class_weights: ClassVar[bool] = False
     """Whether the loss weighs its cross entropy by `client.class_weights`, if they are not None."""
+    head: ClassVar[str] = ""
+    """The kind of head that the loss is made for, such as `etf`; empty if it works with any."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
@@ -372,7 +374,10 @@ def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) 
     """Raise `UserError` unless the model ends in a linear layer `head` with one row per class. For `Part.check`."""
     rows = params.get("head.weight")
     if rows is None or rows.dim() != 2 or len(rows) != classes:
-        raise UserError(f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models")
+        raise UserError(
+            f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models, with the "
+            "default head"
+        )
 
 
 def collect(parts: Iterable[Part], hook: str, *arguments: object) -> Tensors:

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from fedskew.errors import UserError, unknown
-from fedskew.models.base import DataShape, Factory
+from fedskew.models.base import DataShape, Factory, has_features
 from fedskew.models.cnn import cnn, convnet_l
 from fedskew.models.custom import custom_factory
 from fedskew.models.dnn import dnn
 from fedskew.models.fasttext import fasttext
+from fedskew.models.heads import replace_head
 from fedskew.models.lenet import lenet5, simple_cnn
 from fedskew.models.mobilenet import mobilenetv2
 from fedskew.models.resnet import resnet8, resnet8_b, resnet10, resnet18, resnet18_imagenet, resnet32
@@ -73,17 +74,29 @@ _ENTRIES = (
 MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 
 
-def make_model(name: str, data: DataShape, seed: int = 0) -> nn.Module:
+def make_model(name: str, data: DataShape, seed: int = 0, head: str = "auto") -> nn.Module:
     """Make the model called `name`, or the one that a user's `package.module:factory` returns.
 
-    `data` is the shape of a sample and the number of classes. `seed` determines the initial weights.
+    `data` is the shape of a sample and the number of classes, and `seed` determines the initial weights. With `head`
+    `cosine` or `etf`, such a head replaces the model's linear one.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)
         # Seed after importing a user's module, because the import may draw random numbers. torch.manual_seed would
         # also reseed the accelerators.
         torch.default_generator.manual_seed(integer_key(seed, "init"))
-        return factory(data)
+        return _with_head(factory(data), name, head)
+
+
+def _with_head(model: nn.Module, name: str, head: str) -> nn.Module:
+    if head in ("auto", "linear"):
+        return model
+    if not has_features(model) or not isinstance(model.head, nn.Linear):
+        raise UserError(
+            f"head is {head!r}, but model {name!r} has no linear layer 'head' to replace; expected auto, or a "
+            "fedskew.Classifier(encoder, head)"
+        )
+    return replace_head(model, head)
 
 
 def input_kind(data: DataShape) -> InputKind:

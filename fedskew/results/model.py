@@ -45,7 +45,7 @@ def _make_model(config: Config, shape: DataShape, folder: Path) -> nn.Module:
             f"the model of {folder} is an object of your program, of class {config.model!r}; pass it as model=, for "
             "instance fedskew.export.export_run(folder, out, model=the_object)"
         )
-    return make_model(config.model, shape, config.seed)
+    return make_model(config.model, shape, config.seed, config.head)
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:

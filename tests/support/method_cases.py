@@ -49,6 +49,7 @@ KINDS = {
     "stages, a survey and experts": "pkd",
     "stages that concatenate encoders": "fedconcat",
     "one round without training, and an opening pass for the server rule": "afl",
+    "a head of its own": "fedetf",
     "pooled data": "centralised",
     "models that stay with their clients": "local-only",
 }

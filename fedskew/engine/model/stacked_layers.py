@@ -20,6 +20,7 @@ from fedskew.engine import kernels
 from fedskew.engine.kernels import Activation
 from fedskew.engine.model.layers import Between, KeyedDropout
 from fedskew.methods.parts import Tensors
+from fedskew.models.heads import CosineHead, ETFHead
 from fedskew.randomness import fold, uniform
 
 
@@ -216,6 +217,24 @@ def _linear(forward: StackedForward, name: str, layer: nn.Linear, x: Tensor) -> 
     weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     assert weight is not None
     return _matrix_product(x.flatten(1, -2), weight, bias).view(*x.shape[:-1], layer.out_features)
+
+
+@rule(CosineHead)
+def _cosine_head(forward: StackedForward, name: str, layer: CosineHead, x: Tensor) -> Tensor:  # noqa: ARG001
+    directions, scale = forward.tensor(name, "directions"), forward.tensor(name, "scale")
+    assert directions is not None
+    assert scale is not None
+    similarities = _matrix_product(F.normalize(x, dim=-1), F.normalize(directions, dim=-1), None)
+    return scale.unsqueeze(-1) * similarities
+
+
+@rule(ETFHead)
+def _etf_head(forward: StackedForward, name: str, layer: ETFHead, x: Tensor) -> Tensor:
+    frame, scale = forward.tensor(name, "frame"), forward.tensor(name, "scale")
+    assert frame is not None
+    assert scale is not None
+    projected = _linear(forward, f"{name}.projection", layer.projection, x)
+    return scale.unsqueeze(-1) * (F.normalize(projected, dim=-1) @ frame.transpose(1, 2))
 
 
 @rule(nn.Embedding)

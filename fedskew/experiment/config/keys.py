@@ -119,6 +119,11 @@ class Config:
     )
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
+    head: str = _option(
+        "auto",
+        choice("auto", "linear", "cosine", "etf"),
+        "kind of head: linear, cosine (similarities), etf (a fixed simplex), or auto: linear, or the method's",
+    )
     init: str | None = _option(
         None, optional(text), "file of weights that the model starts from: .safetensors, or a state dict in .pt or .pth"
     )
@@ -243,7 +248,7 @@ _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 
 _LATER_KEYS = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
-    "train": "all", "class_weights": None, "batches": "shuffled",
+    "train": "all", "head": "auto", "class_weights": None, "batches": "shuffled",
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

@@ -43,11 +43,12 @@ class Server:
 
     repeated_by = "fedskew run -c config.yaml"
     """How to repeat the run. A comment in config.yaml says this."""
-    saves_whole_model = False
+    saves_whole_model: bool = False
     """Whether the saved model has tensors besides those that the run trains."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
+        self.saves_whole_model = self.saves_whole_model or config.head == "etf"  # its simplex is not trained
         if federation.dataset.in_memory:
             self.repeated_by = "the same call in Python, with the same data"
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config, model))

@@ -33,7 +33,7 @@ NON_IDENTIFYING_KEYS = (
 )
 """Keys that do not distinguish experiments: where a run is executed, how long it is, and how it is evaluated."""
 
-_LATER_KEYS = {"init": None, "init_sha256": None, "train": "all"}
+_LATER_KEYS = {"init": None, "init_sha256": None, "train": "all", "head": "auto"}
 """Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash."""
 
 

@@ -1,0 +1,75 @@
+"""Heads besides the linear one. Logits are cosine similarities to trained directions, or to those of a simplex.
+
+    cosine   z_c = s·cos(h, w_c), with trained directions w
+    etf      z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
+
+s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): every two of them have the same
+angle, the largest that C directions can have. No class can lose its direction to the others.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedskew.models.base import Classifier
+
+SCALE = 10.0
+"""The scale before training, as in FedETF's program."""
+
+
+class CosineHead(nn.Module):
+    """Cosine similarities of features and trained directions, times a trained scale."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.directions = nn.Parameter(torch.empty(classes, features))
+        nn.init.kaiming_uniform_(self.directions, a=math.sqrt(5))
+        self.scale = nn.Parameter(torch.full((1,), SCALE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * functional.linear(
+            functional.normalize(x, dim=-1), functional.normalize(self.directions, dim=-1)
+        )
+
+
+class ETFHead(nn.Module):
+    """Cosine similarities of projected features and fixed directions of a simplex, times a trained scale."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        width = max(features, classes)
+        self.projection = nn.Linear(features, width)
+        self.scale = nn.Parameter(torch.full((1,), SCALE))
+        self.frame = nn.Parameter(simplex_frame(classes, width), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * functional.linear(functional.normalize(self.projection(x), dim=-1), self.frame)
+
+
+def simplex_frame(classes: int, width: int) -> Tensor:
+    """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
+
+    Q comes from Gram-Schmidt in float64. A QR routine may choose other signs on another machine.
+    """
+    rows = torch.randn(classes, width, dtype=torch.float64)
+    for number in range(classes):
+        for _ in range(2):  # the second time removes what rounding left
+            rows[number] -= rows[:number].T @ (rows[:number] @ rows[number])
+            rows[number] /= rows[number].norm()
+    frame = math.sqrt(classes / (classes - 1)) * (rows - rows.mean(dim=0))
+    return frame.to(torch.get_default_dtype())
+
+
+HEADS: dict[str, type[CosineHead] | type[ETFHead]] = {"cosine": CosineHead, "etf": ETFHead}
+
+
+def replace_head(model: Classifier, kind: str) -> Classifier:
+    """Replace the model's linear head by one of another kind, for the same features and classes."""
+    linear = cast(nn.Linear, model.head)
+    model.head = HEADS[kind](linear.in_features, linear.out_features)
+    return model

@@ -1,0 +1,124 @@
+"""Heads besides the linear one: their formulas, both engines, saving and exporting, and FedETF's loss."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import fedskew as fs
+from fedskew.errors import UserError
+from fedskew.export import export_run
+from fedskew.losses import IGNORE
+from fedskew.methods.fedetf import FedETF
+from fedskew.methods.parts import Client, Outputs
+from fedskew.models import DataShape, make_model
+from fedskew.models.heads import CosineHead, ETFHead, simplex_frame
+from fedskew.results import load_run
+
+DIGITS = DataShape((1, 8, 8), 10)
+SETTINGS: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "device": "cpu", "progress": False}
+
+
+@pytest.fixture(scope="module")
+def fed() -> fs.Federation:
+    return fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3))
+
+
+@pytest.mark.parametrize(("classes", "width"), [(2, 2), (10, 10), (10, 64), (100, 128)])
+def test_the_frame_is_a_simplex(classes: int, width: int) -> None:
+    frame = simplex_frame(classes, width).double().numpy()
+    cosines = np.full((classes, classes), -1 / (classes - 1))
+    np.fill_diagonal(cosines, 1)
+    np.testing.assert_allclose(frame @ frame.T, cosines, rtol=0, atol=1e-6)
+
+
+def test_the_heads_follow_their_formulas() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, 7)
+    cosine, etf = CosineHead(7, 3), ETFHead(7, 9)
+
+    def cosines(h: np.ndarray[Any, Any], m: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return (h / np.linalg.norm(h, axis=1, keepdims=True)) @ (m / np.linalg.norm(m, axis=1, keepdims=True)).T
+
+    with torch.no_grad():
+        expected = 10 * cosines(x.numpy(), cosine.directions.numpy())
+        np.testing.assert_allclose(cosine(x).numpy(), expected, rtol=0, atol=1e-5)
+        projected = x.numpy() @ etf.projection.weight.numpy().T + etf.projection.bias.numpy()
+        np.testing.assert_allclose(etf(x).numpy(), 10 * cosines(projected, etf.frame.numpy()), rtol=0, atol=1e-5)
+    assert etf.frame.shape == (9, 9), "a simplex of nine directions does not fit in seven dimensions"
+    assert not etf.frame.requires_grad
+
+
+@pytest.mark.parametrize("head", ["cosine", "etf"])
+@pytest.mark.parametrize("model", ["dnn", "resnet8"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_engines_agree(fed: fs.Federation, head: str, model: str, method: str) -> None:
+    runs = [
+        fs.run(fed, method, model, head=head, engine=engine, precision="float64", **SETTINGS)
+        for engine in ("plain", "stacked")
+    ]
+    assert [run.engine for run in runs] == ["plain", "stacked"]
+    for name, tensor in runs[0].model.state_dict().items():
+        torch.testing.assert_close(runs[1].model.state_dict()[name], tensor, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("train", ["all", "head"])
+def test_the_simplex_is_saved_and_never_trained(fed: fs.Federation, train: str, tmp_path: Path) -> None:
+    run = fs.run(fed, "fedetf", "dnn", out=tmp_path / "run", train=train, **SETTINGS)
+    state, start = run.model.state_dict(), make_model("dnn", DIGITS, 0, "etf").state_dict()
+    assert run.config.head == "etf", "chosen by the method"
+    assert torch.equal(state["head.frame"], start["head.frame"])
+    assert not torch.equal(state["head.projection.weight"], start["head.projection.weight"])
+    assert not torch.equal(state["head.scale"], start["head.scale"])
+    x = torch.rand(3, 1, 8, 8)
+    again = fs.run(fed, "fedetf", "dnn", out=tmp_path / "run", train=train, **SETTINGS)
+    for model in (load_run(tmp_path / "run").model, again.model):
+        assert torch.equal(model(x), run.model(x))
+    file = str(tmp_path / "run" / "model.safetensors")
+    continued = fs.run(fed, "fedetf", "dnn", init=file, seed=5, **SETTINGS)
+    assert continued.history[0].evaluation == run.evaluation, "another seed, but the simplex of the file"
+
+
+@pytest.mark.parametrize("head", ["cosine", "etf"])
+def test_the_exported_code_has_the_head(
+    fed: fs.Federation, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fs.run(fed, "fedavg", "dnn", head=head, out=tmp_path / "run", **SETTINGS)
+    export_run(tmp_path / "run", tmp_path / "exported")
+    spec = importlib.util.spec_from_file_location("exported_model", tmp_path / "exported" / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "exported_model", module)
+    spec.loader.exec_module(module)
+    x = torch.rand(3, 1, 8, 8)
+    torch.testing.assert_close(module.load().model(x), run.model(x))
+
+
+def test_fedetfs_loss_shifts_logits_by_the_label_counts() -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, 4, dtype=torch.float64, generator=generator)
+    y, counts = torch.tensor([0, 2, 2, 0, 3, IGNORE]), torch.tensor([7, 0, 40, 1])
+    client = Client(counts, {})
+    shifted = logits.numpy()[:5] + 0.5 * np.log(np.maximum(counts.numpy(), 1))
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    expected = -log_p[np.arange(5), y.numpy()[:5]].mean()
+    assert float(FedETF(gamma=0.5).loss(Outputs(logits), y, client)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_head_that_does_not_fit_is_refused(fed: fs.Federation) -> None:
+    with pytest.raises(UserError, match="head is 'linear', but method 'fedetf' is made for 'etf'; expected auto"):
+        fs.run(fed, "fedetf", head="linear", **SETTINGS)
+    with pytest.raises(UserError, match="head is 'etf', but the model is an object, which has its own"):
+        fs.run(fed, "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head="etf", **SETTINGS)
+    with pytest.raises(UserError, match=r"head is 'eft'; expected one of .*; did you mean 'etf'"):
+        fs.run(fed, "fedavg", head="eft", **SETTINGS)
+    with pytest.raises(UserError, match="a closed-form head needs a model that ends in a linear layer 'head'"):
+        fs.run(fed, "fedncm", head="cosine", **SETTINGS)
