@@ -124,7 +124,7 @@ class RoundWork:
 
     @property
     def exchanged(self) -> ModelState:
-        """What travels of the model: everything but the personal tensors."""
+        """The tensors of the model that server and clients exchange: all but the personal ones."""
         if not self.stays:
             return self.sent
         return ModelState(shared_tensors(self.sent.params, self.stays), shared_tensors(self.sent.buffers, self.stays))
@@ -140,7 +140,7 @@ class RoundWork:
         return _replace_tensors(model, own) if own else model
 
     def _is_model(self, kept: Tensors) -> bool:
-        """Return whether a client keeps these tensors as a model. Of a model with personal tensors, it keeps others."""
+        """Return whether these are the tensors of a model that a client keeps, without the personal tensors."""
         if not self.stays:
             return kept.keys() == self.sent.params.keys()
         return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays
@@ -235,7 +235,7 @@ def _replace_tensors(model: ModelState, others: Tensors) -> ModelState:
 def train_clients(engine: Engine, work: RoundWork) -> RoundResult:
     """Train the round's clients. If the method has a personal part, the result has only the shared tensors as models.
 
-    The personal ones are then in `states`, under `PERSONAL`.
+    The personal tensors are then in `states`, with the prefix `PERSONAL`.
     """
     if work.personal is None:
         return engine.train(work)

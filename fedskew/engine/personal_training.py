@@ -1,4 +1,4 @@
-"""Local training of methods with a personal part: in phases, with tensors that stay on the clients.
+"""Local training of methods with a personal part. It has phases, and some tensors stay on the clients.
 
 Each phase is ordinary work for an engine. Parameters that a phase does not train are among the buffers of its model, so
 no engine changes them.
@@ -16,11 +16,11 @@ from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.model.network import ModelState
 from fedskew.methods.fedavg import SGD, Mean
 from fedskew.methods.parts import Solver, Tensors, pack, unpack
-from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, without_prefix
+from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, without_personal
 
 
 def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState) -> Tensors:
-    """Return the personal tensors of a client that never took part, on the host, as a part of its state."""
+    """Return the personal tensors of a client that never took part, in host memory, as they are in its state."""
     tensors = {**initial.params, **initial.buffers}
     own = tensors if part.own_solver() is not None else {name: t for name, t in tensors.items() if name in stays}
     return pack(PERSONAL, {name: t.cpu() for name, t in own.items()})
@@ -29,7 +29,7 @@ def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState)
 def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelState:
     """Return a client's model: the received one with the client's personal tensors.
 
-    If the client trains a second model, that is its model.
+    If the client trains a second model, all its tensors are personal, so the result is that model.
     """
     own = unpack(PERSONAL, state)
 
@@ -43,7 +43,7 @@ def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelSt
 
 
 def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
-    """Train the phases of a round, one after another, and then the clients' second models if they have some."""
+    """Train the phases of a round, one after another, and then the clients' second models if there are any."""
     result = _train_phases(engine, work, part)
     solver = part.own_solver()
     return result if solver is None else _with_own_models(engine, work, solver, len(part.phases()), result)
@@ -78,7 +78,10 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
 def phase_work(
     work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], keeps_model: bool = False
 ) -> RoundWork:
-    """Return the work of one phase. `carried` has the tensors that earlier phases changed, of all clients."""
+    """Return the work of one phase. `carried` has all clients' tensors that earlier phases changed.
+
+    `keeps_model` means that each client also has a second model, which takes no part in the phases.
+    """
     trained = {
         "all": work.sent.params.keys(),
         "shared": work.sent.params.keys() - work.stays,
@@ -108,7 +111,7 @@ def phase_work(
 
 def _phase_state(state: Tensors, carried: Tensors, keeps_model: bool) -> Tensors:
     """Return a client's state at the start of a phase. A second model takes no part in the phases."""
-    return without_prefix(state) if keeps_model else {**state, **pack(PERSONAL, carried)}
+    return without_personal(state) if keeps_model else {**state, **pack(PERSONAL, carried)}
 
 
 def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
@@ -123,7 +126,7 @@ def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: in
         assignments=[
             replace(
                 a,
-                state=without_prefix(a.state),
+                state=without_personal(a.state),
                 start=ModelState({n: own[n] for n in work.sent.params}, {n: own[n] for n in work.sent.buffers}),
             )
             for a, own in zip(work.assignments, starts, strict=True)

@@ -1,4 +1,4 @@
-"""Ditto: the global model by FedAvg, and beside it a personal model of every client, near the global one.
+"""Ditto trains the global model by FedAvg and, on every client, a personal model near the global one.
 
 Li et al., "Ditto: fair and robust federated learning through personalization", ICML 2021.
 

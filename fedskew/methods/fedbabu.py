@@ -31,7 +31,7 @@ class FedBABU(Personal):
     tuning_epochs: int = 5
     """τ_f, the epochs of fine-tuning before the test."""
     tunes: Literal["all", "head", "body"] = "all"
-    """What is fine-tuned."""
+    """The layers that clients fine-tune."""
 
     has_global_model = True
     shares = "model without its head"

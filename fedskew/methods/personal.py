@@ -22,7 +22,7 @@ PERSONAL = "personal"
 """Key prefix of the personal tensors within a client's state."""
 
 BATCH_NORM = "batchnorm"
-"""The role of all tensors of BatchNorm layers: scale, shift and statistics."""
+"""The name that stands for all tensors of BatchNorm layers: scale, shift and statistics."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Personal(Part):
-    """Which tensors of the model stay on the clients. The defaults keep nothing."""
+    """Declares which tensors of the model stay on the clients. By default, none does."""
 
     has_global_model: ClassVar[bool] = False
     """Whether the server's model can be used as it is. Otherwise only the clients' personal models are tested."""
@@ -49,7 +49,7 @@ class Personal(Part):
     def keeps(self) -> tuple[str, ...]:
         """Name the tensors that stay: `batchnorm`, layers such as `head` or `encoder.3`, or patterns such as `*.bias`.
 
-        Every tensor that the names describe stays, with those of the layers within them.
+        The name of a layer stands for all its tensors, including those of the layers inside it.
         """
         return ()
 
@@ -60,22 +60,23 @@ class Personal(Part):
     def own_solver(self) -> Solver | None:
         """Return the solver of a second model, which each client trains beside the global one and never sends.
 
-        That model starts at the initial global model. `client.received` is the global model. None: no second model.
+        That model starts at the initial global model. `client.received` is the global model. Return None if there is
+        no second model.
         """
         return None
 
     def fine_tuning(self) -> Phase | None:
-        """Return how clients adapt the final model to their data before it is tested. None: they do not."""
+        """Return how clients adapt the final model to their data before it is tested, or None if they do not."""
         return None
 
 
 def personal_names(part: Personal, model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters and buffers that stay on the clients."""
-    return frozenset().union(*(_named(name, model) for name in part.keeps()))
+    return frozenset().union(*(_tensors_of(name, model) for name in part.keeps()))
 
 
-def _named(name: str, model: nn.Module) -> frozenset[str]:
-    """Return the tensors that one of the part's names describes."""
+def _tensors_of(name: str, model: nn.Module) -> frozenset[str]:
+    """Return the names of the tensors that one of the names in `Personal.keeps` stands for."""
     norms = [layer_name for layer_name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     layers = norms if name == BATCH_NORM else [name]
     tensors = [*dict(model.named_parameters()), *dict(model.named_buffers())]
@@ -98,8 +99,8 @@ def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
 
 
 def check_personal(part: Personal, model: nn.Module) -> None:
-    """Raise `UserError` if the part keeps nothing of what it names, or leaves nothing to share."""
-    missing = next((name for name in part.keeps() if not _named(name, model)), None)
+    """Raise `UserError` if the model lacks a layer that the part names, or if the part leaves nothing to share."""
+    missing = next((name for name in part.keeps() if not _tensors_of(name, model)), None)
     if missing is not None:
         raise UserError(_nothing_kept(part, missing, model))
     kept = personal_names(part, model)
@@ -117,7 +118,7 @@ def check_personal(part: Personal, model: nn.Module) -> None:
 
 
 def shared_tensors(tensors: Mapping[str, Tensor], personal: frozenset[str]) -> Tensors:
-    """Leave out personal tensors, also from a state in which `pack` has prefixed their names."""
+    """Leave out personal tensors, including those of a state in which `pack` has prefixed their names."""
     return {key: t for key, t in tensors.items() if not {key, key.partition("/")[2]} & personal}
 
 
@@ -151,6 +152,6 @@ class SharedSolver(Solver):
         return {name: grads[name] if name in own else found[name] for name in params}
 
 
-def without_prefix(state: Mapping[str, Tensor]) -> Tensors:
+def without_personal(state: Mapping[str, Tensor]) -> Tensors:
     """Return a client's state without its personal tensors."""
     return {name: t for name, t in state.items() if not name.startswith(f"{PERSONAL}/")}

@@ -49,8 +49,8 @@ class InvertedResidual(nn.Module):
         )
         self.shortcut: nn.Module | None = None
         if stride == 1:
-            same = before == after
-            self.shortcut = nn.Identity() if same else nn.Sequential(*_conv_norm(before, after, kernel=1))
+            is_identity = before == after
+            self.shortcut = nn.Identity() if is_identity else nn.Sequential(*_conv_norm(before, after, kernel=1))
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.residual(x)

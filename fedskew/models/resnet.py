@@ -70,8 +70,8 @@ class BasicBlock(nn.Module):
             nn.Conv2d(after, after, kernel_size=3, padding=1, bias=False),
             norm(after),
         )
-        same = stride == 1 and before == after
-        self.shortcut = nn.Identity() if same else shortcut(before, after, stride, norm)
+        is_identity = stride == 1 and before == after
+        self.shortcut = nn.Identity() if is_identity else shortcut(before, after, stride, norm)
         self.activation = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:

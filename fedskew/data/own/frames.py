@@ -93,8 +93,12 @@ def _label_column(labels: Any) -> Column:
     values = make_label_array(labels, "y")
     if values.dtype.kind != "O":
         return values
-    return make_strings([None if v is None or v != v else v for v in values.tolist()]) if _all_texts(values) else values
+    return (
+        make_strings([None if v is None or v != v else v for v in values.tolist()])
+        if _are_all_texts(values)
+        else values
+    )
 
 
-def _all_texts(values: npt.NDArray[Any]) -> bool:
+def _are_all_texts(values: npt.NDArray[Any]) -> bool:
     return all(value is None or value != value or isinstance(value, str) for value in values)

@@ -63,7 +63,7 @@ def pass_tiling(shape: Geometry) -> Tiling:
     return Tiling(2048 // block_channels, block_channels)
 
 
-def _slides(shape: Geometry) -> bool:
+def _can_slide(shape: Geometry) -> bool:
     """Return whether the rows of the images can be processed one by one, each for all windows that touch it."""
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
@@ -73,7 +73,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
     block_channels = _channel_block(shape.c)
     pixels = 1024 // block_channels
     columns = blocks(samples * shape.wo, pixels)
-    max_splits = columns if _slides(shape) else max(1, columns * shape.ho // 8)
+    max_splits = columns if _can_slide(shape) else max(1, columns * shape.ho // 8)
     splits = min(max_splits, blocks(_PROGRAMS, clients * blocks(shape.c, block_channels)))
     return Tiling(pixels, block_channels, splits=splits)
 
@@ -111,7 +111,7 @@ def _launch_sliding(
 def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geometry, tiling: Tiling) -> Tensor:
     from fedskew.engine.kernels.depthwise_programs import forward_program
 
-    if _slides(shape):
+    if _can_slide(shape):
         return _launch_sliding(x, weight, bias, shape, tiling, flipped=False)
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
@@ -134,7 +134,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
 def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling: Tiling) -> Tensor:
     from fedskew.engine.kernels.depthwise_programs import input_gradient_program
 
-    if _slides(shape):
+    if _can_slide(shape):
         return _launch_sliding(grad, weight, None, shape.reversed(), tiling, flipped=True)
     clients, samples = grad.shape[:2]
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
@@ -158,7 +158,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     from fedskew.engine.kernels.sliding_programs import weight_gradient_program as sliding_program
 
     clients, samples = x.shape[:2]
-    slides = _slides(shape)
+    slides = _can_slide(shape)
     partial = x.new_empty(tiling.splits, clients, shape.taps, shape.c, dtype=torch.float32)
     length = samples * shape.wo * (1 if slides else shape.ho)
     chunk = blocks(blocks(length, tiling.pixels), tiling.splits) * tiling.pixels

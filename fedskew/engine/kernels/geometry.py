@@ -88,9 +88,9 @@ def blocks(total: int, block: int) -> int:
     return -(-total // block)
 
 
-def power_of_two(least: int, most: int, number: int) -> int:
-    """Return the smallest power of two that is at least the number, within bounds."""
-    return max(least, min(most, 1 << (number - 1).bit_length()))
+def power_of_two(minimum: int, maximum: int, number: int) -> int:
+    """Return the smallest power of two that is at least the number, but within the bounds."""
+    return max(minimum, min(maximum, 1 << (number - 1).bit_length()))
 
 
 def aligned(channels: int) -> int:

@@ -235,7 +235,7 @@ class StackedEngine(Engine):
             return self._plain.train(work)
         opened = self._try_opening_pass(work, plans)
         ability = _Ability(stackable=False) if opened is None else self._find_ability(opened, plans)
-        if opened is None or not ability.stackable or (_pads(plans) and not ability.paddable):
+        if opened is None or not ability.stackable or (_have_short_batches(plans) and not ability.paddable):
             return self._plain.train(work)
         return self._on_slots(opened, plans, lambda slots, schedule, width: slots.train(opened, plans, schedule, width))
 
@@ -315,7 +315,7 @@ class StackedEngine(Engine):
         if not same_parts(parts, work.parts):
             ability = self._try_work(work, plans)
             self._abilities[kind] = work.parts, ability
-        if ability.stackable and not ability.paddable and _pads(plans):
+        if ability.stackable and not ability.paddable and _have_short_batches(plans):
             self._notice(
                 "this model or method counts rows of padding, "
                 "so clients run one after another in rounds with short batches"
@@ -378,6 +378,6 @@ def _kind(work: RoundWork) -> str:
     return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r} {fixed!r}"
 
 
-def _pads(plans: Sequence[BatchPlan]) -> bool:
+def _have_short_batches(plans: Sequence[BatchPlan]) -> bool:
     """Return whether a client has a short batch, which must be padded."""
     return any(plan.visits < plan.steps * plan.width for plan in plans)
