@@ -67,7 +67,7 @@ def _refuse_unfit(method: Method, setting: object) -> None:
     if not takes_weights(method.objective):
         raise UserError(
             f"class_weights is {shown!r}, but the loss of method {method.name!r} does not take class weights; expected "
-            "a method with a cross entropy, such as fedavg, or `takes_class_weights = True` on your own objective"
+            "a method that trains on a cross entropy, such as fedavg. Your own objective declares takes_class_weights"
         )
     if method.params.get("weights"):
         raise UserError(

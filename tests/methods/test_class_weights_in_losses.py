@@ -106,8 +106,13 @@ def test_padding_has_no_weight() -> None:
 
 # -- every method of the catalogue --------------------------------------------------------------------------
 
+WITHOUT_TRAINING = ("afl", "fed3r", "fedncm")
+"""Methods that compute the head from sums, without a loss."""
 WITH_OBJECTIVE = sorted(
-    name for name, entry in METHODS.items() if name == "fedavg" or {"objective", "stages", "bound"} & set(entry.kinds)
+    name
+    for name, entry in METHODS.items()
+    if name not in WITHOUT_TRAINING
+    and (name in ("fedavg", "ditto", "fedper") or {"objective", "stages", "bound"} & set(entry.kinds))
 )
 
 
@@ -129,6 +134,12 @@ def test_weights_of_one_change_nothing_and_others_do(method: str, federation: fs
     if method != "weighted-ce":  # it balances the classes if it has no other weights
         assert losses[1] == pytest.approx(losses[0], rel=1e-9)
     assert all(weighted > 1.5 * plain for plain, weighted in zip(losses[1], losses[2], strict=True))
+
+
+@pytest.mark.parametrize("method", WITHOUT_TRAINING)
+def test_a_method_without_a_loss_is_refused_by_name(method: str, federation: fs.Federation) -> None:
+    with pytest.raises(fs.UserError, match=f"the loss of method '{method}' does not take class weights"):
+        fs.run(federation, method, rounds=1, class_weights="balanced")
 
 
 @dataclass(frozen=True)
