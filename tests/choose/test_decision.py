@@ -32,6 +32,13 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
     assert "Besides its updates, a site reveals nothing about its labels." in answer
 
 
+def test_class_weights_from_the_federations_counts_reveal_them() -> None:
+    results = finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72])
+    found = decide(results, "accuracy", "counts")
+    assert {one.reveals for one in found["final"]} == {"label counts"}
+    assert "Besides its updates, a site reveals label counts" in " ".join(found["answer"])
+
+
 def test_a_lead_within_the_noise_leaves_fedavg() -> None:
     winner, answer = chosen(finalist("fedavg", [0.5, 0.6, 0.55]), finalist("fedprox", [0.56, 0.55, 0.555]))
     assert winner == "fedavg"

@@ -50,6 +50,19 @@ def test_sites_come_to_the_simulated_model(method: str, evaluation: str, tmp_pat
     assert bool(apart.site_scores) == (evaluation == "sites")
 
 
+@pytest.mark.parametrize("weights", ["balanced", "counts", dict.fromkeys(FINDINGS, 2.0)])
+def test_sites_weigh_their_labels_as_the_simulation_does(weights: object, tmp_path: Path) -> None:
+    data = findings_file(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    config = with_values(settings("fedprox"), {"class_weights": weights})
+    here = case(tmp_path, split, data, config)
+    apart, together = run_federation(here.grid, here.context), run_prepared(prepare(config, split))
+    unweighted = run_prepared(prepare(settings("fedprox"), split))
+    for name, tensor in together.model.state_dict().items():
+        torch.testing.assert_close(apart.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
+        assert not torch.allclose(unweighted.model.state_dict()[name], tensor, rtol=0, atol=1e-6)
+
+
 def test_sites_that_report_totals_only(tmp_path: Path) -> None:
     data = findings_file(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
