@@ -9,6 +9,7 @@ labels are renumbered by name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import starmap
@@ -46,7 +47,7 @@ class Contract:
     std: tuple[float, ...] = ()
     """Standard deviation per channel or column."""
     vocabulary: int = 0
-    """Number of words, for text."""
+    """Number of words or tokens, for text."""
     columns: tuple[str, ...] = ()
     """Columns of a table, in order. If it is empty, it is not checked whether sites use the same columns."""
     words: str = ""
@@ -206,6 +207,7 @@ class Contract:
             mean=self.mean if self.kind == "image" else dataset.mean,
             std=self.std if self.kind == "image" else dataset.std,
             scaling=self.scaling or dataset.scaling,
+            vocabulary=self.vocabulary,
         )
 
     def warnings(self, dataset: Dataset) -> list[str]:
@@ -224,13 +226,25 @@ class Contract:
         ]
 
     def _reorder(self, dataset: Dataset) -> Dataset:
-        """Put the dataset's columns into the contract's order."""
+        """Put the dataset's columns, or its several inputs, into the contract's order."""
+        if dataset.fields != self.fields:
+            return self._reorder_fields(dataset)
         if not self.columns or dataset.columns in ((), self.columns):
             return dataset
         order = [dataset.columns.index(name) for name in self.columns]
         train, test = (replace(part, x=part.x[:, order]) for part in (dataset.train, dataset.test))
         scaling = tuple(dataset.scaling[index] for index in order) if dataset.scaling else ()
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
+
+    def _reorder_fields(self, dataset: Dataset) -> Dataset:
+        ends = np.cumsum([math.prod(shape) for _, shape, _ in dataset.fields]).tolist()
+        places = {
+            name: np.arange(end - math.prod(shape), end)
+            for (name, shape, _), end in zip(dataset.fields, ends, strict=True)
+        }
+        order = np.concatenate([places[name] for name, _, _ in self.fields])
+        train, test = (replace(part, x=part.x[:, order]) for part in (dataset.train, dataset.test))
+        return replace(dataset, train=train, test=test, fields=self.fields)
 
     def _rescale(self, x: Array, scaling: Scaling) -> Array:
         """Scale a table's columns with the federation's means and deviations instead of the site's, `scaling`."""
@@ -270,13 +284,23 @@ class Contract:
                 found.append(f"columns {shorten(unknown)} are not among {shorten(self.columns)}")
             if missing := [name for name in self.columns if name not in dataset.columns]:
                 found.append(f"columns {shorten(missing)} are missing")
-        if dataset.fields != self.fields:
+        if sorted(dataset.fields) != sorted(self.fields):
             found.append(f"inputs are {_inputs(dataset.fields)}, expected {_inputs(self.fields)}")
         elif self.kind == dataset.kind == "text" and not self.fields and dataset.name != self.words:
             found.append(
                 f"words are numbered by {dataset.name!r}, expected {self.words!r}: sites must share one numbering"
             )
+        if self.kind == dataset.kind == "text" and (problem := self._vocabulary_problem(dataset)):
+            found.append(problem)
         return found
+
+    def _vocabulary_problem(self, dataset: Dataset) -> str | None:
+        """Token ids of a site must be known to the model. A site that counts words must have as many of them."""
+        if self.fields and dataset.vocabulary > self.vocabulary:
+            return f"the largest token id is {dataset.vocabulary - 1}, expected less than {self.vocabulary}"
+        if not self.fields and dataset.vocabulary != self.vocabulary:
+            return f"the vocabulary has {dataset.vocabulary} entries, expected {self.vocabulary}"
+        return None
 
 
 def _inputs(fields: Sequence[tuple[str, tuple[int, ...], bool]]) -> str:

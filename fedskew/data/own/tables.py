@@ -68,7 +68,7 @@ def load_tables(
     image_size: object = None,
     layout: str | None = None,
     length: int = LENGTH,
-    vocabulary: int = VOCABULARY,
+    vocabulary: int | None = None,
     classes: object = None,
     rename: object = None,
     columns: object = None,
@@ -97,7 +97,7 @@ def load_tables(
     if tokens := token_columns(tables[0].columns):
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = known_classes(classes, tables[0].class_names.get(label))
-        return load_fields(name, pairs, test_fraction=test_fraction, classes=found)
+        return load_fields(name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary)
     known = None if encoding is None else read_encoding(encoding)
     categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
     listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
@@ -109,7 +109,8 @@ def load_tables(
     if inputs.kind == "text":
         texts = [_text(table, inputs.names[0]) for table in tables]
         parts = [Part(x, y, t.where, s) for x, y, t, s in zip(texts, labels, tables, sites, strict=True)]
-        return assemble(name, "text", parts, names, test_fraction, length, vocabulary, site=site)
+        most_words = VOCABULARY if vocabulary is None else vocabulary
+        return assemble(name, "text", parts, names, test_fraction, length, most_words, site=site)
     if inputs.kind == "table":
         raw = _read_inputs(tables, readers, inputs.names, known)
         parts = [Part(x, y, t.where, s) for x, y, t, s in zip(raw, labels, tables, sites, strict=True)]
