@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from fedskew.lab.benchmark.results import BARE, LIMIT, LOOP, NOT_OURS, TUNED_LOOP, Level, Measurement, Results, fastest
 from fedskew.lab.benchmark.scale import MAX_HOST_MEMORY
 from fedskew.lab.benchmark.whole_runs import (
-    ALL_ROUNDS,
     FIRST,
     FIRST_ROUND,
-    FLOAT32_ROUND,
     IMPORTS,
     ONE_ROUND,
-    ROUNDS,
     SECOND_TIME,
 )
 
@@ -208,10 +205,6 @@ def _commands(results: Results) -> Iterator[Target]:
     for name, bound in ((FIRST, FIRST_ROUND), (ONE_ROUND["bf16"], SECOND_TIME)):
         if name in times and IMPORTS in times:
             yield Target(f"{name}: seconds after the imports", times[name] - times[IMPORTS], bound, False)
-    one, many = ONE_ROUND["float32"], ALL_ROUNDS["float32"]
-    if one in times and many in times:
-        seconds = (times[many] - times[one]) / (ROUNDS - 1)
-        yield Target("fedskew run, float32: ms per round", 1000 * seconds, 1000 * FLOAT32_ROUND, False)
 
 
 def _steps(results: Results) -> Iterator[Target]:

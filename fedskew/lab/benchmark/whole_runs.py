@@ -49,8 +49,6 @@ SECOND_TIME = 3.0
 """Most seconds of a run of one round after the imports, if the same command has run before."""
 WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
 """Most seconds of a run in bf16, and of a comparison and a sweep."""
-FLOAT32_ROUND = 0.070
-"""Most seconds of a round in float32."""
 
 
 @dataclass(frozen=True)
