@@ -41,7 +41,7 @@ def _methods(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods. Combine them with +: at most one objective, regulariser, solver, weighting and server rule."""
+    """List the methods. Combine them with +: at most one objective, regulariser, solver, personal part and so on."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import unknown
     from fedskew.methods import METHODS, combined_entry, matching_entries

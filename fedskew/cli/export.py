@@ -14,6 +14,7 @@ def add_to(app: typer.Typer) -> None:
         app, "export", _command,
         "fedskew export runs/first -o model",
         "fedskew export runs/first -o model --format onnx",
+        "fedskew export runs/personal -o model-of-3 --site 3",
     )  # fmt: skip
 
 
@@ -23,13 +24,22 @@ def _command(
     formats: Annotated[
         list[str] | None, option("--format", "onnx", "also write this format, and check its outputs against PyTorch")
     ] = None,
+    site: Annotated[
+        str | None,
+        option(
+            "--site",
+            "NAME",
+            "the model of this client, or of the site whose site.yaml this is, for methods with models of their own",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Export a run's model: weights as safetensors, code as one PyTorch file, and a model card."""
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.export import export_run
 
-    exported = export_run(run, out, formats or ())
+    name, kept = _read_site(run, site)
+    exported = export_run(run, out, formats or (), site=name, kept=kept)
     if as_json:
         print_json(_json(exported))
         return
@@ -39,6 +49,17 @@ def _command(
         console.print(f"largest logit difference, ONNX Runtime vs PyTorch: {exported.onnx_difference:.1e} (relative)")
     for line in exported.notices:
         notice(line)
+
+
+def _read_site(run: str, site: str | None) -> tuple[str | None, Any]:
+    """Return the name of the site, and what it kept if `site` is the path of its site.yaml."""
+    if site is None or not site.endswith((".yaml", ".yml")):
+        return site, None
+    from fedskew.flower.site_config import load_site
+    from fedskew.flower.site_state import read_final_state
+
+    config = load_site(site)
+    return config.name, read_final_state(config.state_folder, run)
 
 
 def _json(exported: Any) -> dict[str, Any]:

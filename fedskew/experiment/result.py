@@ -250,7 +250,8 @@ class Result:
     @property
     def client_tests(self) -> dict[str, dict[str, float]]:
         """Accuracies on the own test samples of each client or site after the last evaluated round, by name: `accuracy`
-        of the new global model, and of a participant's model `before` and `after` local training."""
+        of the new global model, of a participant's model `before` and `after` local training, and, if the method has a
+        personal part, of the client's `personal` model."""
         tested = [row.client_tests for row in self.evaluated if row.client_tests]
         found: dict[str, dict[str, float]] = {}
         for kind, values in tested[-1].items() if tested else ():

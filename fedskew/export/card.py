@@ -12,7 +12,7 @@ from fedskew.errors import UserError
 from fedskew.export.onnx_file import INPUT_NAMES
 from fedskew.methods import Entry
 from fedskew.methods.catalogue import UPDATES_REVEAL
-from fedskew.methods.class_weights import describe_weights, entries_with_weights
+from fedskew.methods.class_weights import describe_weights, entries_with_weights, sent_by_clients
 from fedskew.metrics.confusion import lost_classes
 from fedskew.models import MODELS, parameter_count
 from fedskew.models.concatenation import count_encoders
@@ -27,14 +27,14 @@ metrics: [accuracy]
 _SIMULATED = "The run was simulated: nothing left the machine. Across machines, the method reveals the following. "
 
 
-def model_card(run: Result, onnx_difference: float | None, with_words: bool) -> str:
+def model_card(run: Result, onnx_difference: float | None, with_words: bool, site: str | None = None) -> str:
     """Write the README.md of an exported model, with the metadata header for model hubs."""
     sections = (
         _HEADER,
-        f"# {run.config.model} trained by {run.config.method}\n\n{_lead(run)}",
+        f"# {_title(run, site)}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
         f"## Use\n\n{_use(run, onnx_difference is not None, with_words)}",
         f"## Inputs and outputs\n\n{_inputs(run, with_words)}",
-        f"## Accuracy\n\n{_accuracy(run)}",
+        f"## Accuracy\n\n{_accuracy(run) if site is None else _site_accuracy(run, site)}",
         f"## Label distribution\n\n{_coverage(run)}",
         f"## Training\n\n{_training(run)}",
         f"## What clients reveal\n\n{_revealed(run)}",
@@ -54,6 +54,31 @@ def method_entries(run: Result) -> list[Entry]:
 
 def percent(value: float | None) -> str:
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def _title(run: Result, site: str | None) -> str:
+    whose = "" if site is None else f" of {_cell(site)}"
+    return f"{run.config.model}{whose} trained by {run.config.method}"
+
+
+def _site_lead(run: Result, site: str) -> str:
+    return (
+        f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained by "
+        f"federated learning on {_data(run)}: {run.rounds} rounds. It is the model of {_cell(site)}, whose own tensors "
+        "never left it. It fits the data of that site, and may be worse elsewhere."
+    )
+
+
+def _site_accuracy(run: Result, site: str) -> str:
+    """Report the tests of one site's model on its own held-out samples, if the run has them."""
+    score = run.site_scores.get(site)
+    if score is None:
+        return f"The run has no tests of this model. Outputs: {', '.join(map(_cell, run.classes))}."
+    rows = [("accuracy", percent(score.accuracy)), ("AUROC", "–" if score.auroc is None else f"{score.auroc:.3f}")]
+    return (
+        f"On {score.samples:,} held-out samples of {_cell(site)}, after the last round:\n\n"
+        f"{_table(('measure', 'value'), rows)}\n\nOutputs: {', '.join(map(_cell, run.classes))}."
+    )
 
 
 def _lead(run: Result) -> str:
@@ -328,7 +353,7 @@ def _revealed(run: Result) -> str:
     entries = method_entries(run)
     if not entries:
         return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
-    sends = ", ".join(dict.fromkeys(word for entry in entries for word in entry.sends.split(", ")))
+    sends = sent_by_clients(entries)
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "

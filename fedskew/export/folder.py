@@ -11,18 +11,19 @@ model.onnx           if requested
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.storage.files import reporting_os_errors, write_file, write_tensors
 from fedskew.export.card import has_named_columns, method_entries, model_card
 from fedskew.export.onnx_file import require_onnx, write_onnx
+from fedskew.export.site_model import site_result
 from fedskew.export.source import model_source
 from fedskew.methods import make_method
 from fedskew.models import MODELS, own_module
@@ -46,24 +47,35 @@ class Exported:
 
 
 def export_run(
-    run: str | Path, out: str | Path, formats: Collection[str] = (), model: nn.Module | None = None
+    run: str | Path,
+    out: str | Path,
+    formats: Collection[str] = (),
+    model: nn.Module | None = None,
+    site: str | None = None,
+    kept: Mapping[str, Tensor] | None = None,
 ) -> Exported:
-    """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`."""
+    """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`.
+
+    With `site`, export the model of that client or site, for methods with models of their own. `kept` is the state of a
+    site of a federation across machines.
+    """
     for name in formats:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
     if "onnx" in formats:
         require_onnx()
     finished = load_run(run, model)
-    _require_exportable(finished)
+    _require_exportable(finished, with_global_model=site is None)
+    if site is not None:
+        finished = site_result(finished, site, kept)
     folder = Path(out)
     _create_folder(folder)
     words, notices = _words(finished)
     difference = write_onnx(finished, folder / "model.onnx") if "onnx" in formats else None
     write_tensors(folder / "model.safetensors", own_module(finished.model).state_dict(), {"classes": finished.classes})
     texts = {
-        "model.json": json.dumps(_description(finished, difference), indent=2, allow_nan=False) + "\n",
-        "README.md": model_card(finished, difference, with_words=bool(words)),
+        "model.json": json.dumps(_description(finished, difference, site), indent=2, allow_nan=False) + "\n",
+        "README.md": model_card(finished, difference, with_words=bool(words), site=site),
     }
     if words:
         texts["words.txt"] = "\n".join(words) + "\n"
@@ -82,8 +94,8 @@ def export_run(
     return Exported(folder, tuple(sorted(files)), difference, tuple(notices))
 
 
-def _require_exportable(run: Result) -> None:
-    """Refuse a run that is not finished or has no global model."""
+def _require_exportable(run: Result, with_global_model: bool) -> None:
+    """Refuse a run that is not finished, or that has no global model although it is needed."""
     if not run.finished:
         raise UserError(f"{run.folder} is not finished; run its command again, then export it")
     _ = run.inputs  # raises a UserError if an earlier version wrote the folder
@@ -91,11 +103,17 @@ def _require_exportable(run: Result) -> None:
         method = make_method(run.config.method, run.config.method_params)
     except UserError:  # a user's own method, with unknown stages
         method = None
-    if method is not None:
+    if method is not None and with_global_model:
+        if method.personal is not None and not method.personal.has_global_model:
+            raise UserError(
+                f"with method {run.method!r}, every site has its own model, so there is no global model to export; "
+                "expected --site NAME"
+            )
         stages = method.stages(run.config.rounds, run.config.local_epochs, run.notes)
         if stages[-1].cohort == "alone":
             raise UserError(
-                f"{run.method!r} trains a separate model for every client, so there is no global model to export"
+                f"{run.method!r} trains a separate model for every client, so there is no global model to export; "
+                "expected --site NAME"
             )
     _ = run.model  # raises a UserError if the file is damaged, before anything is written
 
@@ -124,8 +142,10 @@ def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
     return found, []
 
 
-def _description(run: Result, onnx_difference: float | None) -> dict[str, Any]:
+def _description(run: Result, onnx_difference: float | None, site: str | None) -> dict[str, Any]:
     entries = method_entries(run)
+    score = None if site is None else run.site_scores.get(site)
+    tested = {} if site is None else {"site": site, "site_score": None if score is None else score.to_json()}
     return {
         "format": 1,
         "model": run.config.model,
@@ -138,6 +158,7 @@ def _description(run: Result, onnx_difference: float | None) -> dict[str, Any]:
         "reveals": [entry.reveals for entry in entries],
         "rounds": run.rounds,
         "evaluation": run.evaluation.to_json(),
+        **tested,
         "label_counts": None if run.label_counts is None else run.label_counts.tolist(),
         "onnx_difference": onnx_difference,
         "config": run.config.to_mapping(),

@@ -12,7 +12,7 @@ from fedskew.flower.policy import LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
-from fedskew.methods.class_weights import entries_name, entries_with_weights
+from fedskew.methods.class_weights import entries_name, entries_with_weights, sent_by_clients
 from fedskew.methods.robust import TrimmedMean
 from fedskew.models import make_model, parameter_count
 
@@ -43,7 +43,6 @@ COLUMN_SUMS = (
 def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
     """Describe what leaves a site, one line for each kind of data."""
     entries = entries_with_weights(config.method, config.class_weights)
-    sends = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     loss = " and the mean training loss" if settings.share_loss else ""
     tests = TESTS[settings.site_metrics]
     if settings.local_tests:
@@ -53,7 +52,7 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
         )
     return [
         *([COLUMN_SUMS] if contract.column_sums else []),
-        f"{entries_name(entries)} sends: {', '.join(sends)}{loss}",
+        f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",

@@ -13,7 +13,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedskew.errors import UserError, expect
+from fedskew.experiment.config import config_hash
 from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting_os_errors, write_tensors
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
@@ -58,9 +60,22 @@ class SiteState:
             if newer <= oldest:
                 self._path(model, number).unlink(missing_ok=True)
 
+    def newest(self, model: str) -> Tensors | None:
+        """Read the state after the last round in which the site took part. None if there is none."""
+        rounds = self._rounds(model)
+        return self.read(model, max(rounds)) if rounds else None
+
     def _rounds(self, model: str) -> list[int]:
         names = (path.name for path in self._folder.glob(f"{quote(model, safe='')}.round-*.safetensors"))
         return [int(match[1]) for match in map(_ROUND.fullmatch, names) if match]
 
     def _path(self, model: str, round: int) -> Path:
         return self._folder / f"{quote(model, safe='')}.round-{round}.safetensors"
+
+
+def read_final_state(folder: Path, run: str | Path) -> Tensors:
+    """Read what this site kept of a finished run, whose folder `run` the server's operator has shared."""
+    kept = SiteState(folder, config_hash(RunFolder(run).config)).newest("global")
+    if kept is None:
+        raise UserError(f"{folder} has no state of the run in {run}; expected a run in which this site took part")
+    return kept

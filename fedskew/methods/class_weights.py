@@ -27,6 +27,7 @@ from torch import Tensor
 from fedskew.losses import balanced_label_weights, balanced_weights
 from fedskew.methods.catalogue import Entry, find
 from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Reveals, Tensors, Trained, Updates
+from fedskew.methods.personal import Personal
 from fedskew.methods.stages import Schedule
 
 
@@ -135,6 +136,15 @@ def describe_weights(setting: str | Mapping[str, float] | None) -> str:
     if isinstance(setting, Mapping):
         return ", ".join(f"{name} {weight:g}" for name, weight in setting.items())
     return setting or "none"
+
+
+def sent_by_clients(entries: Sequence[Entry]) -> str:
+    """Return what leaves a client with methods or settings with these entries."""
+    words = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
+    shares = [part.shares for entry in entries for part in entry.parts if issubclass(part, Personal)]
+    if shares and "model" not in shares:  # only a part of the model leaves, whatever the other methods send alone
+        words.pop("model", None)
+    return ", ".join(words)
 
 
 def revealed_labels(entries: Sequence[Entry]) -> str:

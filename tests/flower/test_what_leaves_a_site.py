@@ -21,7 +21,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.tensors import from_bytes, to_bytes
-from fedskew.methods import METHODS
+from fedskew.methods import METHODS, make_method
 from fedskew.methods.catalogue import Entry
 
 SECRETIVE = [e.name for e in METHODS.values() if e.sends == "model, sample count" and e.reveals == "nothing"]
@@ -196,10 +196,14 @@ def test_by_default_no_label_count_of_training_or_test_data_leaves_a_site(
 def test_what_is_sent_beside_the_model_is_declared(entry: Entry, data: Path, split: Federation, tmp_path: Path) -> None:
     if entry.name in ("centralised", "local-only"):
         pytest.skip("runs on one machine only")
-    messages = sent_by(entry.name, tmp_path, data, split)
+    own: dict[str, Any] = {}
+    if (personal := make_method(entry.name).personal) is not None:
+        tested = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
+        own = {"changed": {"model": "resnet8"}, **({} if personal.has_global_model else tested)}
+    messages = sent_by(entry.name, tmp_path, data, split, **own)
     beside = {n for m in messages if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")}
     surveyed = any(m.kind == "survey" for m in messages)
-    assert bool(beside or surveyed) == (entry.sends != "model, sample count")
+    assert bool(beside or surveyed) == any(part.sends for part in entry.parts)
 
 
 GOSSIP = """

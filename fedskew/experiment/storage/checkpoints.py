@@ -96,6 +96,12 @@ class ClientFiles:
             ) from error
         return tensors
 
+    def read_newest(self, model: str, client: int, run: str) -> Tensors | None:
+        """Read what a client of a finished run keeps for a model. None if it keeps nothing."""
+        self._run = run
+        rounds = [file.round for file in self._list_files() if (file.model, file.client) == (model, client)]
+        return self.read(model, client, max(rounds)) if rounds else None
+
     def write(self, model: str, round: int, states: Mapping[int, Tensors], before: Mapping[int, int]) -> None:
         """Write the states of a round. `before` has the rounds of the states that they replace."""
         with reporting_os_errors("write", self._path):

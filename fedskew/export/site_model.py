@@ -1,0 +1,66 @@
+"""The model of one client or site: the final shared tensors, with those that never left it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import UserError, unknown
+from fedskew.experiment.config import config_hash
+from fedskew.experiment.storage.checkpoints import ClientFiles
+from fedskew.methods import Method, make_method, unpack
+from fedskew.methods.personal import PERSONAL
+from fedskew.models import own_module
+from fedskew.results import Result
+
+
+def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None) -> Result:
+    """Return the run's result with this site's own model in place of the global one.
+
+    `kept` is the site's state, for a site of a federation across machines. The states of simulated clients are in the
+    run's folder.
+    """
+    method = make_method(run.config.method, run.config.method_params)
+    _require_own_models(run, method)
+    if site not in run.client_labels:
+        raise unknown("site", site, run.client_labels)
+    if kept is None:
+        kept = _read_state(run, site)
+    own = unpack(PERSONAL, kept) or {**unpack("params", kept), **unpack("buffers", kept)}
+    module = copy.deepcopy(run.model)
+    tensors = own_module(module).state_dict()
+    if not own.keys() <= tensors.keys() or any(t.shape != tensors[name].shape for name, t in own.items()):
+        raise UserError(f"the state of {site!r} does not fit the model of {run.folder}; expected a state of that run")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensors[name].copy_(tensor)
+    return replace(run, model_or_loader=module)
+
+
+def _require_own_models(run: Result, method: Method) -> None:
+    """Refuse a method whose sites keep no model."""
+    trains_alone = method.stages(run.config.rounds, run.config.local_epochs, run.notes)[-1].cohort == "alone"
+    if method.personal is None and not trains_alone:
+        raise UserError(f"method {run.method!r} has one model for all sites; expected no --site")
+    if method.personal is not None and method.personal.fine_tuning() is not None:
+        raise UserError(
+            f"with method {run.method!r}, a site fine-tunes the global model on its own data; expected no --site, and "
+            "then the fine-tuning there"
+        )
+
+
+def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
+    if run.sites:
+        raise UserError(
+            f"the own tensors of {site!r} never left it; expected the path of its site.yaml as --site, at that site"
+        )
+    assert run.folder is not None
+    client = run.client_labels.index(site)
+    kept = ClientFiles(run.folder / "clients").read_newest("global", client, config_hash(run.config))
+    if kept is None:
+        raise UserError(f"client {site!r} took part in no round, so it has no model; expected another one")
+    return kept
