@@ -79,7 +79,8 @@ def _tensors_of(name: str, model: nn.Module) -> frozenset[str]:
     """Return the names of the tensors that one of the names in `Personal.keeps` stands for."""
     norms = [layer_name for layer_name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     layers = norms if name == BATCH_NORM else [name]
-    tensors = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+    trained = [tensor for tensor, p in model.named_parameters() if p.requires_grad]  # others never leave a machine
+    tensors = [*trained, *dict(model.named_buffers())]
     return frozenset(tensor for tensor in tensors if any(_within(tensor, layer) for layer in layers))
 
 

@@ -102,6 +102,16 @@ def test_the_exported_code_has_the_head(
     torch.testing.assert_close(module.load().model(x), run.model(x))
 
 
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "ditto"])
+def test_a_personal_head_may_have_a_simplex(fed: fs.Federation, method: str) -> None:
+    runs = [
+        fs.run(fed, method, "dnn", head="etf", engine=engine, precision="float64", **SETTINGS)
+        for engine in ("plain", "stacked")
+    ]
+    assert runs[0].accuracy == runs[1].accuracy
+    assert torch.equal(runs[0].model.state_dict()["head.frame"], runs[1].model.state_dict()["head.frame"])
+
+
 def test_fedetfs_loss_shifts_logits_by_the_label_counts() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(6, 4, dtype=torch.float64, generator=generator)
