@@ -2,9 +2,8 @@
 
 A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
 be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
-finite.
-While the device trains, the host records the previous round and plans the next one. Rows stay in order, and the numbers
-are those of `loop`, to the last bit.
+finite. While the device trains, the host records the previous round and plans the next one. Rows stay in order, and the
+numbers are those of `loop`, to the last bit.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT_ROUND_SECONDS = 1.0
-"""After a round that took no longer than this, the next round is recorded while its successor trains. After a longer
-one, it is recorded at once, so that the user need not wait for its row."""
+"""If the previous round took no longer than this, the current round is recorded while the next one trains. Otherwise it
+is recorded at once, so that the user need not wait for its row."""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that may still be running on the device, and returns it."""

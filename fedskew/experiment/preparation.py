@@ -39,9 +39,9 @@ class Prepared:
     method: Method
     model: nn.Module
     start: Start | None = None
-    """What the model took from the file of weights that `init` names, if it names one."""
+    """The tensors that the model took from the file of weights. None if `init` names no file."""
     notices: tuple[str, ...] = ()
-    """Choices that users should know of, one line each."""
+    """Lines for the user about choices that the configuration left open."""
 
     @property
     def sample(self) -> Tensor:
@@ -166,7 +166,9 @@ def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
     """Name the number format, unless it was requested or is float32."""
     if config.precision == resolved.precision or resolved.precision == "float32":
         return ()
-    return (f"number format: {resolved.precision}, the default on this GPU; --precision float32 is exact but slower",)
+    return (
+        f"number format: {resolved.precision}, the default on this GPU; --precision float32 rounds less but is slower",
+    )
 
 
 def check_model(method: Method, module: nn.Module, classes: int) -> None:
@@ -204,7 +206,7 @@ def require_batches(config: Config, dataset: Dataset) -> None:
     if config.batches == "balanced" and dataset.task.name == "multi-label":
         raise UserError(
             f"batches is 'balanced', but {dataset.name!r} has several labels per sample, so drawing a sample for one "
-            "label draws its others, too; expected shuffled, perhaps with class_weights balanced"
+            "label also draws its others; expected shuffled, perhaps with class_weights balanced"
         )
 
 
@@ -225,7 +227,7 @@ def _name_of_part(part: Part, method: Method) -> str:
 
 
 def _head_only(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return the head as a model, and its input for this sample. Refuse what needs more than features."""
+    """Return the head as a model, and its input for this sample. Refuse settings that need more than features."""
     if not has_features(module):
         raise UserError(
             f"train is 'head', but {type(module).__name__} has no separate encoder; expected 'all', or a "

@@ -47,8 +47,9 @@ class TrainedRound:
     plan: RoundPlan
     result: RoundResult
     failures: dict[int, str]
-    """Sites whose updates were discarded, with the reason."""
+    """The reason why a site's update was discarded, by client."""
     absent: list[str]
+    """Names of the sites that were not connected."""
     local_tests: dict[str, list[float | None]] | None
     """The participants' accuracies before and after local training, if they were requested."""
 
@@ -145,10 +146,11 @@ class FederatedRounds:
         return RequestedRound(plan, *answers, absent)
 
     def _tests_locally(self, plan: RoundPlan) -> bool:
-        """Whether the participants test the global model before and after their training: if the round is evaluated."""
+        """Whether the participants test the global model before and after training, as in each evaluated round."""
         return self._settings.local_tests and plan.stage.model == "global" and self._server.evaluation.is_due(plan)
 
     def _local_tests(self, requested: RequestedRound, found: SiteUpdates) -> dict[str, list[float | None]] | None:
+        """Read the accuracies before and after training of the participants whose updates are finite."""
         if not self._tests_locally(requested.plan):
             return None
         finite = {client for client, update in found.updates.items() if update.tensors}

@@ -45,6 +45,7 @@ class Policy:
     clip: float | None = None
     hours: tuple[int, int] | None = None
     smallest_group: int = SMALLEST_GROUP
+    """Column sums hide groups of fewer rows than this."""
 
     def allows(self, item: str) -> bool:
         """Whether `reveals` lists this item."""
@@ -97,7 +98,7 @@ class Policy:
 
 
 def revealed_by(config: Config) -> list[str]:
-    """What a run's method and class weights reveal about labels, in the words of `reveals`."""
+    """List what a run's method and class weights reveal about labels, in the words of `reveals`."""
     entries = entries_with_weights(config.method, config.class_weights)
     words = [word for entry in entries for word in entry.reveals.split(", ")]
     return [word for word in words if word != "nothing"]

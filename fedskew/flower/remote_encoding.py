@@ -15,8 +15,10 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Reply, Sites
 from fedskew.flower.wire import Facts, Garbled, is_count
 
-_MOST_CATEGORIES = 10_000
+_MAX_CATEGORIES = 10_000
+"""The most categories of a column that a site may report."""
 _LONGEST_CATEGORY = 1_000
+"""The most characters of a category."""
 _NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
 _CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
 
@@ -86,7 +88,7 @@ def _read_column(found: Any, column: ColumnEncoding, most_samples: int) -> Colum
 
 def _read_categories(found: Facts) -> CategorySums:
     values = found["categories"]
-    texts = isinstance(values, list) and all(isinstance(v, str) and len(v) <= _LONGEST_CATEGORY for v in values)
-    if not texts or len(values) > _MOST_CATEGORIES or not isinstance(found["has_gaps"], bool):
+    are_texts = isinstance(values, list) and all(isinstance(v, str) and len(v) <= _LONGEST_CATEGORY for v in values)
+    if not are_texts or len(values) > _MAX_CATEGORIES or not isinstance(found["has_gaps"], bool):
         raise Garbled(f"its categories of column {found['name']!r} are impossible")
     return CategorySums(found["name"], tuple(values), found["has_gaps"])

@@ -99,7 +99,7 @@ class FederationSettings:
     privacy: str = _option(
         "none", choice("none", "central", "local"), "noise on the sites' updates, by the server or by the sites"
     )
-    clip: float = _option(1.0, real(above=0), "largest norm of a site's change, where there is noise")
+    clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy adds noise")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
     delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
     folder: str = _option("runs/federation", text, "the run's folder on the server")

@@ -215,7 +215,7 @@ class Site:
             return {"refused": str(error)}
 
     def _test_locally(self, run: SiteRun, stage: Stage, tensors: Tensors, result: RoundResult, kept: Tensors) -> Facts:
-        """Total results on the test part before and after local training, or the reason why they stay at the site."""
+        """Test the model before and after local training. Return the totals, or why the site does not report them."""
         try:
             require_agreed_local_tests(run.method, self.config)
         except UserError as error:

@@ -38,13 +38,14 @@ _HELLO_SECONDS = 600.0
 _SPARE_SECONDS = 5.0
 """Flower deletes a message this many seconds after the server has stopped waiting for the reply."""
 _BATCH_SIZE = 4
-"""Messages per call to Flower. It limits the time of a call, in which many large messages could not be sent."""
+"""Messages per call to Flower, which limits the time of a call. More large messages could not be sent in that time."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts to reach the SuperLink."""
 
 T = TypeVar("T")
 
-_TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+_MESSAGE_TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
+"""Flower's message types. Other requests are queries."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ class Sites:
         self, kind: str, node: int, facts: Facts, tensors: ArrayRecord | None, timeout: float, group: str = ""
     ) -> Message:
         content = to_records({"kind": kind, "terms": self._terms, **facts}, tensors)
-        message_type = _TYPES.get(facts.get("kind", kind), MessageType.QUERY)
+        message_type = _MESSAGE_TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
 
 

@@ -100,5 +100,7 @@ def test_a_run_says_which_format_it_chose(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("fedskew.experiment.preparation.choose_precision", lambda *_: "bf16")
     ready = prepare(config(precision="auto"), digits, "fedavg", linear(10))
     assert ready.config.precision == "bf16"
-    assert ready.notices == ("number format: bf16, the default on this GPU; --precision float32 is exact but slower",)
+    assert ready.notices == (
+        "number format: bf16, the default on this GPU; --precision float32 rounds less but is slower",
+    )
     assert prepare(ready.config, digits, "fedavg", linear(10)).notices == ()  # it was requested

@@ -73,7 +73,9 @@ def describe_inputs(dataset: Dataset) -> dict[str, Any]:
     columns: dict[str, Any] = {"columns": list(dataset.columns)} if dataset.columns else {}
     if dataset.encoding is not None and not dataset.encoding.only_numbers:
         columns["encoding"] = dataset.encoding.to_json()
-    fields = {"fields": [[name, list(form), whole] for name, form, whole in dataset.fields]} if dataset.fields else {}
+    fields = (
+        {"fields": [[name, list(size), is_whole] for name, size, is_whole in dataset.fields]} if dataset.fields else {}
+    )
     return {**shape, **normalised, **scaling, **columns, **fields}
 
 

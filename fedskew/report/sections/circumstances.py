@@ -11,6 +11,7 @@ from fedskew.results import Comparison, Result
 
 
 def circumstances(comparison: Comparison) -> Section:
+    """Build the section: the configuration, the methods, the machines, and problems in the folders."""
     runs = comparison.runs
     tables = [_configuration(comparison), _methods(comparison), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]

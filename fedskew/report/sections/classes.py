@@ -14,6 +14,7 @@ MAX_PANELS = 12
 
 
 def classes(comparison: Comparison) -> Section:
+    """Build the section: accuracy by class after the last round, compared with FedAvg, and over the rounds."""
     methods = [method for method in comparison.methods if method.counted]
     if not methods:
         return Section("classes", "Classes", missing=["no run has been evaluated yet"])

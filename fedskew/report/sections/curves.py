@@ -13,6 +13,7 @@ PERCENT_RANGE = (0.0, 100.0)
 
 
 def curves(comparison: Comparison) -> Section:
+    """Build the section: accuracy over rounds and over cost, the worst class, and the local loss."""
     methods = comparison.methods
     over_rounds = Lines(
         "accuracy", "accuracy over rounds", "round", "accuracy %", lines(methods, accuracy), PERCENT_RANGE

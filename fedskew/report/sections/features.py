@@ -16,6 +16,7 @@ MAX_PANELS = 6
 
 
 def features(comparison: Comparison) -> Section:
+    """Build the section: t-SNE and PCA of each method's features. It needs the models and the data."""
     clouds: dict[str, list[Chart]] = {"tsne": [], "pca": []}
     missing = []
     for method in comparison.methods[:MAX_PANELS]:

@@ -18,6 +18,7 @@ MAX_CLIENTS = 1000
 
 
 def federation(comparison: Comparison) -> Section:
+    """Build the section: the map of samples, and the vacant, minority and majority classes of each client."""
     counts = comparison.label_counts
     sites = next((run.sites for run in comparison.runs if run.sites), ())
     if counts is None and sites:

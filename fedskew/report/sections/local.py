@@ -17,6 +17,7 @@ LOCAL_NOT_EVALUATED = "local models were not evaluated; run with --eval-local"
 
 
 def local(comparison: Comparison) -> Section:
+    """Build the section: accuracy before and after local training, and drift diversity."""
     methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted)]
     if not methods:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])

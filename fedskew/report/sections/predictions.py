@@ -23,6 +23,7 @@ MAX_NUMBERED_CLASSES = 10
 
 
 def confusion(comparison: Comparison) -> Section:
+    """Build the section with one confusion matrix per method."""
     if comparison.is_multi_label:
         return Section(
             "confusion", "Confusion", missing=["samples have several labels, so there is no confusion matrix"]
@@ -61,6 +62,7 @@ def _shares(counts: Counts) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 
 def predictions(comparison: Comparison) -> Section:
+    """Build the section: the labels of each round's clients, and the model's predictions after the round."""
     title = "Predictions over the rounds"
     methods = comparison.methods[:MAX_PANELS]
     runs = [(method, run) for method in methods if (run := method.first) is not None and shown_rounds(run)]

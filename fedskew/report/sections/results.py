@@ -18,6 +18,7 @@ _IN_PERCENT: dict[str, Callable[[Result], float]] = {
 
 
 def results(comparison: Comparison) -> Section:
+    """Build the section: the final table, and the significance of differences."""
     ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
     words = ["Mean ± sample standard deviation over the seeds. The best round is chosen on the test set, as in papers."]

@@ -27,6 +27,7 @@ COLUMNS = {
 
 
 def scores(comparison: Comparison) -> Section:
+    """Build the section: scores of the final models' probabilities, and the reliability diagram."""
     methods = [method for method in comparison.methods if _scores(method)]
     title = "Probabilities and calibration"
     if not methods:

@@ -17,6 +17,7 @@ PARTS = {
 
 
 def timing(comparison: Comparison) -> Section:
+    """Build the section: seconds by part of a round, and a table of all runs."""
     runs = comparison.runs
     missing = []
     figures = []
