@@ -229,17 +229,17 @@ class Comparison:
         return [
             {
                 "against": method.label,
-                "seeds": d.seeds,
-                "wins": d.wins,
-                "mean": d.mean,
-                "low": d.low,
-                "high": d.high,
-                "p": d.p,
-                "significant": d.significant if d.is_tested else None,
-                "seeds_to_settle": d.seeds_to_settle,
+                "seeds": difference.seeds,
+                "wins": difference.wins,
+                "mean": difference.mean,
+                "low": difference.low,
+                "high": difference.high,
+                "p": difference.p,
+                "significant": difference.significant if difference.is_tested else None,
+                "seeds_to_settle": difference.seeds_to_settle,
             }
-            for method, d in found
-            if d is not None
+            for method, difference in found
+            if difference is not None
         ]
 
     def to_frame(self) -> pandas.DataFrame:

@@ -57,8 +57,8 @@ def best_and_worst(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def best_class(run: Result) -> Iterator[Point]:
-    for t, evaluation in run.evaluations.items():
-        yield t, percent(evaluation.best_class)
+    for round_, evaluation in run.evaluations.items():
+        yield round_, percent(evaluation.best_class)
 
 
 def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
@@ -89,7 +89,7 @@ def _group(run: Result) -> list[int]:
 
 
 def _class_curve(run: Result, c: int) -> list[float | None]:
-    return [percent(run.evaluations[t].class_accuracy[c]) for t in sorted(run.evaluations)]
+    return [percent(run.evaluations[round_].class_accuracy[c]) for round_ in sorted(run.evaluations)]
 
 
 def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
@@ -99,7 +99,7 @@ def prediction_flow(comparisons: Sequence[Comparison]) -> Figure:
         for method in comparison.methods:
             run = _first_run(method)
             rounds = sorted(run.evaluations)
-            shares = np.stack([_shares(run, t) for t in rounds])
+            shares = np.stack([_shares(run, round_) for round_ in rounds])
             drawn = [
                 Line(f"{comparison.classes[i]} → {comparison.classes[j]}", rounds,
                      [number(v, 2) for v in shares[:, i, j]], style=i)
@@ -116,9 +116,9 @@ def require_single_label(run: Result) -> None:
         raise UserError(f"{run.name}: samples have several labels; this figure needs one class per sample")
 
 
-def _shares(run: Result, t: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _shares(run: Result, round_: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
     require_single_label(run)
-    counts = run.evaluations[t].confusion.astype(np.float64)
+    counts = run.evaluations[round_].confusion.astype(np.float64)
     shares: np.ndarray[tuple[int, ...], np.dtype[np.float64]] = (
         100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
     )
@@ -162,8 +162,8 @@ def _over_compute(method: MethodRuns, all_stages: bool) -> Line:
                 total += row.compute
                 spent[row.model_round] = total
     rounds = sorted(run.evaluations)
-    accuracies = [percent(run.evaluations[t].accuracy) for t in rounds]
-    return Line(method.label, [round(spent[t], 4) for t in rounds], accuracies, style=method.index)
+    accuracies = [percent(run.evaluations[round_].accuracy) for round_ in rounds]
+    return Line(method.label, [round(spent[round_], 4) for round_ in rounds], accuracies, style=method.index)
 
 
 def _first_run(method: MethodRuns) -> Result:

@@ -48,7 +48,10 @@ def body(document: Document) -> Markup:
 def charts(document: Document) -> dict[str, Any]:
     """The charts and tables for the page's script."""
     drawn = [chart for figure in document.figures for chart in figure.charts]
-    tables = [*(chart.table() for chart in drawn), *(t for section in document.sections for t in section.tables)]
+    tables = [
+        *(chart.table() for chart in drawn),
+        *(table for section in document.sections for table in section.tables),
+    ]
     return {"charts": {chart.key: plotly(chart) for chart in drawn}, "tables": {t.key: _table(t) for t in tables}}
 
 

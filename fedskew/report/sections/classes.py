@@ -76,7 +76,7 @@ def _gains(comparison: Comparison, baseline: MethodRuns, others: list[MethodRuns
 
 def _over_rounds(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     rounds = sorted(run.evaluations)
-    shares = zip(*(run.evaluations[t].class_accuracy for t in rounds), strict=True)
+    shares = zip(*(run.evaluations[round_].class_accuracy for round_ in rounds), strict=True)
     cells = [[None if a is None else number(100 * a, 1) for a in row] for row in shares]
     key, title = f"class-rounds-{method.index}", f"{method.label}, seed {run.seed}"
     return Heat(key, title, "class", "round", "accuracy %", comparison.classes, list(map(str, rounds)), cells, "share")

@@ -46,13 +46,13 @@ def curves(comparison: Comparison) -> Section:
 
 
 def accuracy(run: Result) -> Iterator[Point]:
-    for t, evaluation in run.evaluations.items():
-        yield t, percent(evaluation.accuracy)
+    for round_, evaluation in run.evaluations.items():
+        yield round_, percent(evaluation.accuracy)
 
 
 def worst_class(run: Result) -> Iterator[Point]:
-    for t, evaluation in run.evaluations.items():
-        yield t, percent(evaluation.worst_class)
+    for round_, evaluation in run.evaluations.items():
+        yield round_, percent(evaluation.worst_class)
 
 
 def loss(run: Result) -> Iterator[Point]:
@@ -77,7 +77,7 @@ def _by_cost(method: MethodRuns, key: str) -> Line | None:
     if line is None:
         return None
     costs = [cost(run, key) for run in method.counted]
-    means = [sum(c[int(t)] for c in costs) / len(costs) for t in line.x]
+    means = [sum(c[int(round_)] for c in costs) / len(costs) for round_ in line.x]
     if not any(means):
         return None
     return Line(line.name, [round(x, 4) for x in means], line.y, line.low, line.high, line.style)

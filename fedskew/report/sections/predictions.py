@@ -107,14 +107,14 @@ def sampled_labels(run: Result, comparison: Comparison) -> Heat | None:
 
 def predicted(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:
     rounds = shown_rounds(run)
-    counts = np.array([run.evaluations[t].predictions for t in rounds])
+    counts = np.array([run.evaluations[round_].predictions for round_ in rounds])
     key = f"predictions-{method.index}"
     return _by_round(key, f"predictions of {method.label}", comparison, list(map(str, rounds)), counts)
 
 
 def shown_rounds(run: Result) -> list[int]:
     """The evaluated rounds to draw, without the initial model."""
-    return [t for t in sorted(run.evaluations) if t > 0][:MAX_ROUNDS]
+    return [round_ for round_ in sorted(run.evaluations) if round_ > 0][:MAX_ROUNDS]
 
 
 def _by_round(key: str, title: str, comparison: Comparison, rounds: list[str], counts: Counts) -> Heat:

@@ -39,8 +39,11 @@ def _final(final: Sequence[Finalist]) -> Table:
 
 
 def _final_row(finalist: Finalist) -> list[Cell]:
-    standing, d = finalist.standing, finalist.difference
-    gain = [None] * 4 if d is None else [_points(d.mean), _points(d.low), _points(d.high), number(d.p, 4)]
+    standing, difference = finalist.standing, finalist.difference
+    gain: list[float | None] = [None] * 4
+    if difference is not None:
+        points = (difference.mean, difference.low, difference.high)
+        gain = [*map(_points, points), number(difference.p, 4)]
     means = [_points(finalist.overall), len(standing.scores), _points(standing.mean)]
     costs = [finalist.compute, finalist.traffic, finalist.time_ratio]
     return [standing.label, standing.lr, *means, *gain, *costs, finalist.reveals]
