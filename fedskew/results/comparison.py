@@ -44,11 +44,12 @@ class MethodRuns:
 
     @property
     def is_reference_bound(self) -> bool:
-        """Whether it is a reference bound, not a federated method."""
+        """Whether the method is a reference bound, not a federated method."""
         return is_reference_bound(self.method)
 
     @property
     def finished_runs(self) -> tuple[Result, ...]:
+        """The finished runs that have an evaluation."""
         return tuple(run for run in self.runs if run.finished and run.last is not None)
 
     @property
@@ -62,6 +63,7 @@ class MethodRuns:
         return self.counted[0] if self.counted else None
 
     def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
+        """Return a value of each run in `counted`, by seed."""
         return {run.seed: value(run) for run in self.counted}
 
     def over_seeds(self, value: Callable[[Result], float]) -> MeanStd:

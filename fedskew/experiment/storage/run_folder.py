@@ -272,7 +272,7 @@ class RunFolder:
             raise UserError(f"cannot use {self.model_path}: {error}") from error
 
     def client_states(self, versions: Versions | None = None) -> ClientStates:
-        """Return the client states of a checkpoint, or none for a new run. Later ones are removed from the folder."""
+        """Return the client states of a checkpoint, or none for a new run. Later states are removed from the folder."""
         self._require_open()
         return self._clients.resume(versions or {}, self._run)
 

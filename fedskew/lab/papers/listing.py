@@ -41,7 +41,7 @@ _SHAPES = {
 _VOCABULARY = 98_635
 """The number of words in AG News."""
 _ASSUMED_CLIENTS = 10
-"""The number of clients in the estimate, if the partition sets it."""
+"""The number of clients in the estimate, if the configuration does not have it."""
 _SECONDS_PER_MODEL = 0.1
 """Seconds of timing per model."""
 _MIN_STEPS = 3
