@@ -9,6 +9,7 @@ labels are renumbered by name.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -52,6 +53,8 @@ class Contract:
     """Columns of a table, in order. If it is empty, it is not checked whether sites use the same columns."""
     words: str = ""
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
+    words_hash: str = ""
+    """For text: SHA-256 of the words in the order of their numbers, because files of the same name may differ."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
@@ -149,6 +152,7 @@ class Contract:
             vocabulary=dataset.vocabulary,
             columns=dataset.columns,
             words=dataset.name if text and not dataset.fields else "",
+            words_hash=_hash_words(dataset),
             fields=dataset.fields,
             encoding=None if dataset.encoding is None or dataset.encoding.only_numbers else dataset.encoding,
             task=dataset.task.name,
@@ -166,6 +170,7 @@ class Contract:
                 vocabulary=int(value.get("vocabulary") or 0),
                 columns=tuple(map(str, value.get("columns") or ())),
                 words=str(value.get("words") or ""),
+                words_hash=str(value.get("words_hash") or ""),
                 fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
                 encoding=TableEncoding.from_json(value["encoding"]) if value.get("encoding") else None,
                 task=str(value.get("task") or "single-label"),
@@ -177,11 +182,13 @@ class Contract:
             raise UserError(f"the contract cannot be read ({error}); expected lists such as [1, 28, 28]") from error
 
     def to_json(self) -> dict[str, Any]:
-        optional = ("encoding", "column_sums")
+        optional = ("encoding", "column_sums", "words_hash")
         values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name not in optional}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         if self.encoding is not None:
             plain["encoding"] = self.encoding.to_json()
+        if self.words_hash:
+            plain["words_hash"] = self.words_hash
         return plain | {"column_sums": True} if self.column_sums else plain
 
     def admit(self, dataset: Dataset) -> Dataset:
@@ -300,7 +307,14 @@ class Contract:
             return f"the largest token id is {dataset.vocabulary - 1}, expected less than {self.vocabulary}"
         if not self.fields and dataset.vocabulary != self.vocabulary:
             return f"the vocabulary has {dataset.vocabulary} entries, expected {self.vocabulary}"
+        if self.words_hash and self.words == dataset.name and _hash_words(dataset) != self.words_hash:
+            return "its words have other numbers, expected one numbering for all sites, such as one tokenizer's ids"
         return None
+
+
+def _hash_words(dataset: Dataset) -> str:
+    """A hash of the numbered words of a text dataset. Empty if they are unknown."""
+    return hashlib.sha256("\n".join(dataset.words).encode()).hexdigest() if dataset.words else ""
 
 
 def _inputs(fields: Sequence[tuple[str, tuple[int, ...], bool]]) -> str:

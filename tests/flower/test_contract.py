@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fedskew.data import load
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.errors import UserError
 from fedskew.flower.contract import Contract
@@ -106,6 +108,22 @@ def test_texts_must_be_numbered_alike() -> None:
     contract = Contract("text", ("a", "b"), (4,), vocabulary=9, words="ag_news")
     with pytest.raises(UserError, match="words are numbered by 'mine', expected 'ag_news'"):
         contract.admit(Dataset("mine", "text", ("a", "b"), words, words, vocabulary=9))
+
+
+def test_files_of_one_name_may_number_words_differently(tmp_path: Path) -> None:
+    loaded = []
+    for folder, words in (("a", "red green blue"), ("b", "one two three"), ("c", "red green blue")):
+        (tmp_path / folder).mkdir()
+        lines = "".join(f"{word} {word},{label}\n" for word in words.split() for label in "xyxy")
+        (tmp_path / folder / "notes.csv").write_text(f"text,label\n{lines}")
+        loaded.append(load(tmp_path / folder / "notes.csv"))
+    contract = Contract.from_json(json.loads(json.dumps(Contract.from_dataset(loaded[0]).to_json())))
+    with pytest.raises(UserError, match="its words have other numbers, expected one numbering for all sites"):
+        contract.admit(loaded[1])
+    assert contract.admit(loaded[2]).vocabulary == 5
+    larger = replace(loaded[2], vocabulary=6)
+    with pytest.raises(UserError, match="the vocabulary has 6 entries, expected 5"):
+        contract.admit(larger)
 
 
 def test_it_survives_json_and_describes_a_dataset() -> None:

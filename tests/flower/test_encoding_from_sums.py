@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,12 +101,27 @@ def run_at(
     folder: Path,
     policies: dict[str, Policy] | None = None,
     meddle: Meddle | None = None,
+    late: str | None = None,
 ) -> tuple[Result, DirectGrid]:
-    settings = make_settings(NAMES, {"folder": str(out), "minimum": 2, "begin_with": 3, "site_metrics": "class"})
+    """Run a federation. The site `late` connects when the others have sent their sums."""
+    start = 3 if late is None else 2
+    settings = make_settings(NAMES, {"folder": str(out), "minimum": 2, "begin_with": start, "site_metrics": "class"})
     contract = draft(folder)
     values = run_config_of(settings, contract, resolve_config(config(), contract, NAMES))
     grid = DirectGrid(sites(folder, policies), meddle)
+    if late is not None:
+        grid.offline = {late}
+        grid.meddle = connecting(late, grid)
     return run_federation(grid, Context(1, 0, {}, RecordDict(), values)), grid
+
+
+def connecting(late: str, grid: DirectGrid) -> Meddle:
+    def meddle(_: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if asked["kind"] == "column_sums":
+            grid.offline.discard(late)
+        return facts, answer
+
+    return meddle
 
 
 def assert_pooled(encoding: list[dict[str, Any]], pooled: TableEncoding) -> None:
@@ -191,6 +208,16 @@ def test_a_site_that_does_not_allow_sums_trains_without_sending_them(
     assert result.site_rounds == dict.fromkeys(NAMES, 2)
     assert result.federation is not None
     assert result.federation["column_sums"] == ["east", "west"]
+
+
+def test_a_site_that_connects_later_trains_with_the_encoding_of_the_others(folder: Path, tmp_path: Path) -> None:
+    result, grid = run_at(tmp_path / "run", folder, late="west")
+    assert [message.site for message in grid.sent if message.kind == "column_sums"] == ["east", "north"]
+    assert result.site_rounds["west"] > 0
+    tables = pd.concat([pd.read_csv(folder / name / "data" / "train.csv") for name in ("east", "north")])
+    age = result.inputs["encoding"][0]
+    assert age["mean"] == pytest.approx(tables["age"].mean(), rel=1e-12)
+    assert age["std"] == pytest.approx(tables["age"].std(ddof=0), rel=1e-12)
 
 
 def test_too_few_sums_end_the_run_with_the_reasons(folder: Path, tmp_path: Path) -> None:
@@ -333,3 +360,20 @@ def test_the_model_card_says_that_sums_were_sent(folder: Path, tmp_path: Path) -
     assert "The encoding of the table was fitted to sums that east, north, west sent once." in card
     exported = json.loads((tmp_path / "model" / "model.json").read_text())["inputs"]["encoding"]
     assert_pooled(exported, pooled_encoding(folder))
+
+
+@pytest.mark.slow
+def test_real_processes_fit_an_encoding_and_test_before_and_after_training(folder: Path, tmp_path: Path) -> None:
+    data = ["--data", str(folder / "whole"), "--set", "data.label=ill"]
+    split = ["--partition", "column", "--set", "partition.column=hospital"]
+    shared = ["--column-sums", "--federation", "site_metrics=total", "--federation", "local_tests=true"]
+    training = ["--method", "fedavg", "--rounds", "2", "--local-epochs", "1"]
+    command = ["federate", "up", str(tmp_path / "trial"), *data, *split, *shared, *training]
+    done = subprocess.run([sys.executable, "-m", "fedskew", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "the encoding is fitted to the column sums of east, north, west" in done.stderr
+    saved = json.loads((tmp_path / "trial" / "run" / NAME).read_text())["encoding"]
+    assert_pooled(saved["columns"], pooled_encoding(folder))
+    tests = json.loads((tmp_path / "trial" / "run" / "summary.json").read_text())["client_tests"]
+    assert tests.keys() == set(NAMES)
+    assert all(found.keys() == {"accuracy", "before", "after"} for found in tests.values())
