@@ -28,7 +28,8 @@ from fedskew.methods.fedprox import FedProx
 from fedskew.methods.fedvls import FedVLS
 
 BOUNDS = [name for name, entry in METHODS.items() if entry.stands_alone]
-PAIRS = list(itertools.combinations((name for name in METHODS if name not in BOUNDS), 2))
+CLOSED_FORMS = [name for name, entry in METHODS.items() if not entry.trains_clients]
+PAIRS = list(itertools.combinations((name for name in METHODS if name not in (*BOUNDS, *CLOSED_FORMS)), 2))
 
 
 def clash(first: str, second: str) -> set[str]:
