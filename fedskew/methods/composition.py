@@ -105,7 +105,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     if not isinstance(name, str):
         return _from_object(name, params)
     entries = [find(part) for part in name.split("+")]
-    _check_bounds_stand_alone(entries, name)
+    _check_stands_alone(entries, name)
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
         for part in entry.parts:
@@ -149,18 +149,17 @@ def combined_entry(name: str) -> Entry:
     )
 
 
-def _check_bounds_stand_alone(entries: list[Entry], name: str) -> None:
-    for entry in entries:
-        if entry.stands_alone and len(entries) > 1:
-            raise UserError(
-                f"{entry.name!r} is a reference bound, not a federated method, and combines with nothing; "
-                f"expected {entry.name!r} alone instead of {name!r}"
-            )
-        if not entry.trains_clients and len(entries) > 1:
-            raise UserError(
-                f"{entry.name!r} computes the head without training, so it combines with nothing; "
-                f"expected {entry.name!r} alone instead of {name!r}"
-            )
+def _check_stands_alone(entries: list[Entry], name: str) -> None:
+    """Refuse combinations with a reference bound, or with a method in which nobody trains."""
+    if len(entries) < 2:
+        return
+    bounds = [entry for entry in entries if entry.stands_alone]
+    closed_forms = [entry for entry in entries if not entry.trains_clients]
+    for entry in (*bounds, *closed_forms):
+        reason = "is a reference bound, not a federated method," if entry in bounds else "computes without training"
+        raise UserError(
+            f"{entry.name!r} {reason} and combines with nothing; expected {entry.name!r} alone instead of {name!r}"
+        )
 
 
 def _check_stages_are_shared(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
