@@ -245,11 +245,11 @@ class Contract:
 
     def _reorder_fields(self, dataset: Dataset) -> Dataset:
         ends = np.cumsum([math.prod(shape) for _, shape, _ in dataset.fields]).tolist()
-        places = {
+        columns = {
             name: np.arange(end - math.prod(shape), end)
             for (name, shape, _), end in zip(dataset.fields, ends, strict=True)
         }
-        order = np.concatenate([places[name] for name, _, _ in self.fields])
+        order = np.concatenate([columns[name] for name, _, _ in self.fields])
         train, test = (replace(part, x=part.x[:, order]) for part in (dataset.train, dataset.test))
         return replace(dataset, train=train, test=test, fields=self.fields)
 
@@ -302,7 +302,7 @@ class Contract:
         return found
 
     def _vocabulary_problem(self, dataset: Dataset) -> str | None:
-        """Token ids of a site must be known to the model. A site that counts words must have as many of them."""
+        """Say why the model cannot use the site's vocabulary. None if it can."""
         if self.fields and dataset.vocabulary > self.vocabulary:
             return f"the largest token id is {dataset.vocabulary - 1}, expected less than {self.vocabulary}"
         if not self.fields and dataset.vocabulary != self.vocabulary:

@@ -88,7 +88,7 @@ class FederationServer(Server):
         return self._final_histograms
 
     def exchanged_model(self, model: ModelState) -> ModelState:
-        """The model as sites receive it, without the tensors that stay there."""
+        """Return the model as sites receive it, without the tensors that stay at the sites."""
         return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
 
     def kept_states(self, state: RunState) -> dict[int, Facts]:

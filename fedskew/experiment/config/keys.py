@@ -122,7 +122,7 @@ class Config:
     head: str = _option(
         "auto",
         choice("auto", "linear", "cosine", "etf"),
-        "kind of head: linear, cosine (similarities), etf (a fixed simplex), or auto: linear, or the method's",
+        "kind of head: linear, cosine (similarities), etf (a fixed simplex), or auto for the method's (mostly linear)",
     )
     init: str | None = _option(
         None, optional(text), "file of weights that the model starts from: .safetensors, or a state dict in .pt or .pth"

@@ -39,13 +39,13 @@ class ClientTests:
         """
         fields = {"accuracy": self._accuracies(model, list(self._rows))}
         if sent is not None and trained is not None:
-            participants = self.tested(trained)
+            participants = self.with_held_out(trained)
             fields["before"] = self._accuracies(sent, participants)
             fields["after"] = self.measure_own_models(trained.__getitem__, participants)
         return fields
 
-    def tested(self, clients: Iterable[int]) -> list[int]:
-        """Those of the clients that have held-out samples."""
+    def with_held_out(self, clients: Iterable[int]) -> list[int]:
+        """Select the clients that have held-out samples."""
         return [client for client in clients if client in self._rows]
 
     def measure_own_models(self, model_for: ModelFor, clients: list[int] | None = None) -> list[float | None]:

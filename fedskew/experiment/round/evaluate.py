@@ -102,7 +102,7 @@ class RoundEvaluation:
         return ClientTests(self._federation, runtime.train_set)
 
     def personal_tests(self, personal: Personal) -> PersonalTests:
-        """Evaluates the clients' personal models."""
+        """Make the evaluator of the clients' personal models."""
         from fedskew.experiment.round.personal_tests import PersonalTests
 
         return PersonalTests(personal, self._federation, self._config, self._initial)

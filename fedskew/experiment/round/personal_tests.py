@@ -1,7 +1,7 @@
-"""Evaluation of methods with a personal part: the clients' own models, and the global model if there is one.
+"""Evaluate methods with a personal part: the clients' own models, and the global model if there is one.
 
-On the server's test set, a method without a global model has the mean result of all clients' models. On the clients'
-held-out samples (`client_test`), each client's own model is tested on its own samples.
+If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
+out samples (`client_test`), each client's own model is also tested on them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PersonalTests:
         )
         rows = np.flatnonzero(aggregated.report.finite).tolist()
         trained = {
-            int(plan.clients[row]): self._whole(plan, after, int(plan.clients[row]), client_model(result.trained, row))
+            int(plan.clients[row]): self._join(plan, after, int(plan.clients[row]), client_model(result.trained, row))
             for row in rows
         }
         if self.config.eval_local:
@@ -61,11 +61,13 @@ class PersonalTests:
     ) -> dict[str, list[float | None]]:
         if self.personal.has_global_model:
             found = tests.measure(model, plan.start.model, trained)
-            tests_own = after.stage_round == 0 or self.personal.fine_tuning() is None
-            own = tests.measure_own_models(self.models(plan.runtime, after, model)) if tests_own else None
+            ends_stage = after.stage_round == 0
+            is_cheap = self.personal.fine_tuning() is None  # fine-tuning every client in every round would take long
+            tests_own_models = ends_stage or is_cheap
+            own = tests.measure_own_models(self.models(plan.runtime, after, model)) if tests_own_models else None
             return found if own is None else {**found, "personal": own}
         own = tests.measure_own_models(self.models(plan.runtime, after, model))
-        participants = tests.tested(trained)
+        participants = tests.with_held_out(trained)
         return {
             "accuracy": own,
             "before": tests.measure_own_models(self._kept_models(plan.before, plan.start.model), participants),
@@ -99,17 +101,19 @@ class PersonalTests:
         return lambda client: self._fine_tune(runtime, client, kept(client), tuning, state.models["global"].rounds)
 
     def _kept_models(self, state: RunState, model: ModelState) -> ModelFor:
+        """Return a function that joins this model with the personal tensors that a client keeps."""
+
         def kept(client: int) -> ModelState:
             own = state.clients.read("global", [client])[0] or self._initial_state()
             return personal_model(model, own)
 
         return kept
 
-    def _whole(self, plan: RoundPlan, after: RunState, client: int, shared: ModelState) -> ModelState:
-        """A participant's model after local training, before the server's step."""
+    def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
+        """Join the trained tensors of a participant with those that it did not send, before the server's step."""
         sent = plan.start.model
-        whole = sent if self.personal.has_global_model else self._kept_models(after, sent)(client)
-        return ModelState({**whole.params, **shared.params}, {**whole.buffers, **shared.buffers})
+        others = sent if self.personal.has_global_model else self._kept_models(after, sent)(client)
+        return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})
 
     def _initial_state(self) -> dict[str, torch.Tensor]:
         return initial_personal(self.personal, frozenset(), self.initial)

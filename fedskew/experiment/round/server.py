@@ -210,7 +210,7 @@ class Server:
         return tests.scores(self._model_for(stage, state), self._positive)
 
     def _model_for(self, stage: Stage, state: RunState) -> Callable[[int], ModelState]:
-        """Returns the final model of a client: the global one, unless it has its own."""
+        """Return a function that returns a client's final model: the global one, unless the client has its own."""
         if self.personal is not None:
             return self.evaluation.personal_tests(self.personal).models(self.runtime(stage, state), state, state.model)
         if stage.cohort == "alone":
