@@ -15,7 +15,7 @@ large compared with the deviation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -26,6 +26,8 @@ from fedskew.errors import UserError
 
 SMALLEST_GROUP = 5
 """By default, a site reports nothing about fewer rows than this."""
+_FAR = 5.0
+"""A site's column gives a warning if its mean is more than this many standard deviations from the other sites'."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,24 @@ def _list_categories(name: str, column: Strings, smallest: int) -> CategorySums:
 def fit_encoding_to_sums(sites: Sequence[Sequence[ColumnSums]]) -> TableEncoding:
     """Fit an encoding to the sums of several sites, which list the same columns."""
     return TableEncoding(tuple(_fit_column(column) for column in zip(*sites, strict=True)))
+
+
+def find_other_units(sites: Mapping[str, Sequence[ColumnSums]]) -> list[str]:
+    """Return one line for each column of a site whose mean is so far from the others' that its units may differ."""
+    found = []
+    for name, sums in sites.items():
+        for position, column in enumerate(sums):
+            others = [one[position] for other, one in sites.items() if other != name]
+            rest = [one for one in others if isinstance(one, NumberSums) and one.count]
+            if not isinstance(column, NumberSums) or not column.count or not rest:
+                continue
+            mean, std = _add_moments(column.name, rest)
+            if abs(column.mean - mean) > _FAR * std:
+                found.append(
+                    f"column {column.name!r} of {name} has mean {column.mean:.4g}, but the other sites have "
+                    f"{mean:.4g} ± {std:.4g}: is it in other units?"
+                )
+    return found
 
 
 def _fit_column(sums: Sequence[ColumnSums]) -> ColumnEncoding:

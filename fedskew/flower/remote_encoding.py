@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedskew.data.column_sums import CategorySums, ColumnSums, NumberSums, fit_encoding_to_sums
+from fedskew.data.column_sums import CategorySums, ColumnSums, NumberSums, find_other_units, fit_encoding_to_sums
 from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
 from fedskew.errors import UserError
 from fedskew.flower.contract import Contract
@@ -58,6 +58,8 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
             f"{len(received)} of {settings.required_sites} required sites sent column sums ({reasons}); expected more, "
             "or an encoding from a file (init --encoding without --column-sums)"
         )
+    for warning in find_other_units(received):
+        sites.log(f"warning: {warning}")
     sites.log(f"the encoding is fitted to the column sums of {', '.join(received)}")
     return FittedEncoding(fit_encoding_to_sums(list(received.values())), tuple(received))
 

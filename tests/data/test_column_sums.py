@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
-from fedskew.data.column_sums import CategorySums, NumberSums, fit_encoding_to_sums, sum_columns
+from fedskew.data.column_sums import CategorySums, NumberSums, find_other_units, fit_encoding_to_sums, sum_columns
 from fedskew.data.table_encoding import ColumnEncoding, RawTable, Strings, TableEncoding, fit_encoding
 from fedskew.errors import UserError
 
@@ -107,6 +108,18 @@ def test_sums_of_numbers_hide_what_concerns_fewer_than_five_rows(values: list[fl
 
 def test_a_column_that_no_site_reports_stays_as_it_is() -> None:
     assert fit_encoding_to_sums([[NumberSums("x")], [NumberSums("x")]]).columns[0] == ColumnEncoding("x")
+
+
+def test_a_site_in_other_units_is_named() -> None:
+    random = np.random.default_rng(0)
+    months, years = sum_columns(numbers(*random.normal(720, 100, 50))), sum_columns(numbers(*random.normal(60, 8, 50)))
+    similar, none = sum_columns(numbers(*random.normal(65, 8, 50))), (NumberSums("x"),)
+    (line,) = find_other_units({"east": years, "north": months, "west": similar, "tiny": none})
+    assert re.fullmatch(
+        r"column 'x' of north has mean 7\d\d.*, but the other sites have 6\d.* ± \d.*other units\?", line
+    )
+    assert find_other_units({"east": years, "west": similar, "tiny": none}) == []
+    assert find_other_units({"east": (CategorySums("x"),), "west": (CategorySums("x", ("a",)),)}) == []
 
 
 def test_values_too_large_to_square_are_refused_by_name() -> None:
