@@ -1,6 +1,6 @@
-"""Whole commands on a GPU, from the start of the process to its end: what a user waits for.
+"""Whole commands on a GPU, timed from the start of the process to its end, as a user waits for them.
 
-The work: 10 of 100 clients per round, 600 images of 28×28 per client, 5 local epochs in batches of 50, and the CNN.
+In each round, 10 of 100 clients train the CNN on 600 images of 28×28 each, for 5 local epochs in batches of 50.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROUNDS = 100
 _METHODS = "fedavg", "fedvls", "fedlmd", "fedrs"
 _SEEDS = 3
 _IMAGES = 60_000, 10_000
-"""For training, and for the test."""
+"""Numbers of training and of test images."""
 _WORK = (
     "--data mnist --data-dir . --partition iid --clients 100 --clients-per-round 10 --model cnn --local-epochs 5 "
     "--batch-size 50 --lr 0.01"
@@ -44,11 +44,11 @@ COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUND
 SWEEP = COMPARE.replace("compare", "sweep")
 
 FIRST_ROUND = 8.0
-"""Most seconds of a run of one round after the imports, if no kernel was compiled on this machine before."""
+"""The most seconds of a run of one round after the imports, if no kernel was compiled on this machine before."""
 SECOND_TIME = 3.0
-"""Most seconds of a run of one round after the imports, if the same command has run before."""
+"""The most seconds of a run of one round after the imports, if the same command has run before."""
 WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
-"""Most seconds of a run in bf16, and of a comparison and a sweep."""
+"""The most seconds of a run in bf16, and of a comparison and a sweep."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def whole_runs(device: str) -> WholeRuns:
 
 
 def _mnist_files() -> tuple[tuple[str, bytes], ...]:
-    """Random images in the form of MNIST's files, brighter for higher classes, so that there is something to learn."""
+    """Make random images in the form of MNIST's files, brighter for higher classes, so that a model can learn."""
     rng = np.random.default_rng(0)
     contents = []
     for count in _IMAGES:
