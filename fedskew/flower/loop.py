@@ -25,6 +25,7 @@ from fedskew.flower.remote_training import Answers, SiteTraining, SiteUpdates
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites
+from fedskew.flower.wire import one_line
 from fedskew.methods import Stage
 
 
@@ -69,6 +70,8 @@ class FederatedRounds:
         self._settings, self._record = settings, record
         self._requested: RequestedRound | None = None
         """The next round, if it was requested with the tests of the round before it."""
+        self._declined: set[int] = set()
+        """Sites that declined to report their accuracy before and after training."""
 
     def run(self, state: RunState, recorder: Recorder) -> RunState:
         """Run rounds until the schedule ends or a callback stops the run."""
@@ -155,7 +158,16 @@ class FederatedRounds:
             return None
         finite = {client for client, update in found.updates.items() if update.tensors}
         replies = {c: a for c, a in requested.answers.items() if isinstance(a, Reply) and c in finite}
+        for client, reply in replies.items():
+            self._log_refusal(client, reply.facts.get("local_tests"))
         return read_local_tests(replies, len(self._sites.names))
+
+    def _log_refusal(self, client: int, local_tests: object) -> None:
+        """Log once that a site does not report its accuracy before and after training."""
+        reason = local_tests.get("refused") if isinstance(local_tests, dict) else None
+        if reason is not None and client not in self._declined:
+            self._declined.add(client)
+            self._sites.log(f"{self._sites.names[client]} reports no local tests: {one_line(str(reason))}")
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
         """Make the round's row, with the reasons for discarded updates, and without what the sites do not share."""

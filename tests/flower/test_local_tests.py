@@ -123,8 +123,13 @@ def test_by_default_neither_the_server_requests_them_nor_a_site_sends_them(
     assert not any("after" in found for found in refused.client_tests.values())
 
 
-def test_one_site_may_decline(folder: Path, split: Federation, tmp_path: Path) -> None:
-    result, _ = run_apart(tmp_path / "run", folder, split, config(), {"site-1": Policy(reveals=())})
+def test_one_site_may_decline(
+    folder: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="flwr"):
+        result, _ = run_apart(tmp_path / "run", folder, split, config(), {"site-1": Policy(reveals=())})
+    assert caplog.text.count("site-1 reports no local tests: the server requests the accuracy before and after") == 1
+    assert "site-0 reports no local tests" not in caplog.text
     tests = result.history[-1].client_tests
     assert tests is not None
     assert [value is None for value in tests["after"]] == [False, True, False]
