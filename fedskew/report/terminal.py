@@ -39,7 +39,9 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
         best_round, best = max(metric.curve(result), key=lambda point: metric.sign * point[1])
         table.add_row(metric.label, Text(metric.text(value), style="bold"), f"after round {curve.last.round}")
         table.add_row("  best", metric.text(best), f"after round {best_round}")
-    table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}")
+    own_models = result.evaluated[-1].client_accuracy is not None
+    whose = ", mean of all clients' own models" if own_models else ""
+    table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}{whose}")
     table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
     mean = curve.mean_last
     table.add_row("  mean of last", _percent(mean.accuracy), f"rounds {mean.first_round} to {mean.last_round}")
@@ -52,6 +54,11 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
     for row in _score_rows(result):
         table.add_row(*row)
+    personal = [tests["personal"] for tests in result.client_tests.values() if "personal" in tests]
+    if personal:
+        mean_accuracy = _percent(sum(personal) / len(personal))
+        words = f"mean of {len(personal)} clients' own models on their held-out samples"
+        table.add_row("personal accuracy", Text(mean_accuracy, style="bold"), words)
     accuracies = {name: score.accuracy for name, score in result.site_scores.items()}
     if accuracies and (found := fairness(accuracies)):
         spread = f"mean {_percent(found.mean)}, deviation {_percent(found.deviation)}"

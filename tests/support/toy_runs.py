@@ -105,6 +105,13 @@ def linear(classes: int = 4, features: int = 64) -> Classifier:
         return Classifier(nn.Flatten(), nn.Linear(features, classes))
 
 
+def linear_layers(classes: int = 4, features: int = 64) -> Classifier:
+    """A linear body and a linear head, for methods that keep one of them on the clients."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(features, 6)), nn.Linear(6, classes))
+
+
 def config(**settings: Any) -> Config:
     """Momentum, weight decay and float64, unless said otherwise."""
     usual: dict[str, Any] = {

@@ -206,7 +206,8 @@ class StackedEngine(Engine):
         self._compile = compile_steps and data.y.device.type == "cuda"
         self._max_slots = max_slots
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
-        self._slots: tuple[str, Slots] | None = None
+        self._slots: dict[int, tuple[str, Slots]] = {}
+        """By phase of the local training. Methods without personal parts have one phase."""
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
         self.notices: list[str] = []
         self._noticed: set[str] = set()
@@ -281,18 +282,19 @@ class StackedEngine(Engine):
 
     def _slots_for(self, work: RoundWork, ability: _Ability, capacity: int) -> Slots:
         kind = _kind(work)
-        if self._slots is None or self._slots[0] != kind or not self._slots[1].fits(work, capacity):
-            self._slots = None  # free the old memory first
+        phase = work.key.phase
+        if phase not in self._slots or self._slots[phase][0] != kind or not self._slots[phase][1].fits(work, capacity):
+            self._slots.pop(phase, None)  # free the old memory first
             slots = Slots(self._network, self._data, work, ability.tally or {}, capacity, self._compile)
             slots.notices = self.notices
-            self._slots = kind, slots
-        return self._slots[1]
+            self._slots[phase] = kind, slots
+        return self._slots[phase][1]
 
     def _limit_clients(self, work: RoundWork, fitting: int) -> None:
         kind = _kind(work)
         parts, ability = self._abilities[kind]
         self._abilities[kind] = parts, replace(ability, fitting=fitting)
-        self._slots = None
+        self._slots = {}
         gc.collect()
         torch.cuda.empty_cache()
 

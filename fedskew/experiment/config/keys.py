@@ -364,7 +364,8 @@ def changed_settings(config: Config) -> dict[str, Any]:
         defaults = make_method(config.method).params
     except UserError:
         return {}
-    return {name: value for name, value in config.method_params.items() if defaults.get(name) != value}
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
+    return {name: value for name, value in config.method_params.items() if usual.get(name) != value}
 
 
 SKEW_KEYS = ("beta", "shards", "labels_per_client")

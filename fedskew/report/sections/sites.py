@@ -54,6 +54,11 @@ def _accuracies(run: Result, row: RoundRow) -> dict[str, float]:
     return _by_name(run, (row.client_tests or {}).get("accuracy", ()))
 
 
+def _personal(run: Result) -> dict[str, float]:
+    """Accuracy of each client's own model on its own test samples, for methods with a personal part."""
+    return {name: tests["personal"] for name, tests in run.client_tests.items() if "personal" in tests}
+
+
 def _by_name(run: Result, values: Sequence[float | None]) -> dict[str, float]:
     names = run.client_labels if len(run.client_labels) == len(values) else [str(k) for k in range(len(values))]
     return {name: value for name, value in zip(names, values, strict=True) if value is not None}
@@ -78,7 +83,8 @@ def _fairness_table(methods: Sequence[MethodRuns]) -> Table:
     for method in methods:
         for run in method.counted:
             aurocs = {name: score.auroc for name, score in run.site_scores.items()}
-            for metric, values in (("accuracy", site_accuracies(run)), ("AUROC", aurocs)):
+            metrics = (("accuracy", site_accuracies(run)), ("personal accuracy", _personal(run)), ("AUROC", aurocs))
+            for metric, values in metrics:
                 rows += _fairness_rows(method, run, metric, values)
     columns = ["method", "seed", "metric", "sites", "mean %", "standard deviation", "worst %", "worst site"]
     return Table("fairness", "How equal the sites are", [*columns, "worst decile %"], rows)

@@ -19,6 +19,7 @@ from toy_runs import (
     finished,
     image_federation,
     linear,
+    linear_layers,
     norm_and_dropout,
     plan_round,
     server,
@@ -34,7 +35,7 @@ from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS as CATALOGUE
-from fedskew.methods import find
+from fedskew.methods import find, make_method
 from fedskew.methods.parts import Client, Objective, Outputs
 from fedskew.methods.stages import Notes, Schedule, Stage
 
@@ -84,7 +85,7 @@ def test_batches_staged_beside_the_steps_of_the_window_before(window: int, monke
     monkeypatch.setattr(fedskew.engine.stacked.engine, "STAGED_STEPS", window)
     this = stacked("fedavg", rounds=3)
     state = finished(this)[0]
-    program = next(iter(this.engine._slots[1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]
+    program = next(iter(this.engine._slots[0][1]._programs.values()))  # type: ignore[index, union-attr, attr-defined]
     assert program.windows == 2
     monkeypatch.undo()
     reference = server(image_federation(), "fedavg", norm_and_dropout(), **{**DECAY, "rounds": 3})
@@ -243,7 +244,8 @@ def test_no_method_makes_tensors_from_numbers_on_the_host(
     method: str, recorded_steps: list[torch.fx.GraphModule]
 ) -> None:
     """The methods' share of a step; the layers' share is in what is compiled above."""
-    finished(stacked(method, rounds=3 if method == "pkd" else 1, model=linear()))
+    model = linear() if make_method(method).personal is None else linear_layers()
+    finished(stacked(method, rounds=3 if method == "pkd" else 1, model=model))
     assert_no_tensors_from_the_host(recorded_steps)
 
 
@@ -271,10 +273,10 @@ def test_bare_steps_train_the_round_s_clients() -> None:
     assert isinstance(this.engine, StackedEngine)
     step, clients = this.engine.bare_step(work)
     assert clients == 4  # the fifth, with one sample, shares a slot
-    before = {kind: t.clone() for kind, t in this.engine._slots[1]._memory["params"].items()}  # type: ignore[index]
+    before = {kind: t.clone() for kind, t in this.engine._slots[0][1]._memory["params"].items()}  # type: ignore[index]
     for _ in range(30):
         step()
-    after = this.engine._slots[1]._memory["params"]  # type: ignore[index]
+    after = this.engine._slots[0][1]._memory["params"]  # type: ignore[index]
     assert all(not torch.equal(after[kind], t) for kind, t in before.items())
 
 
@@ -288,7 +290,7 @@ def test_what_is_compiled_of_staging_makes_the_same_batches(
     this = server(federation, "fedavg", linear(features=1200), engine="stacked", augment=augment)
     finished(this)
     assert isinstance(this.engine, StackedEngine)
-    program = next(iter(this.engine._slots[-1]._programs.values()))  # type: ignore[index]
+    program = next(iter(this.engine._slots[0][1]._programs.values()))  # type: ignore[index]
     inputs = program.memory["inputs"]
     program._staging(program.memory)
     made = {name: t.clone() for name, t in inputs.items()}

@@ -37,6 +37,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedlmd+fedcurv+fedavgm": {},
     "fpl+fedvls": {},
     "fedmr-inter": {"nu": 1.0},
+    "fedper+scaffold": {},
+    "fedrep+fedavgm": {"head_epochs": 2},
+    "fedbn": {},
+    "ditto": {},
     "balancefl+fpl+scaffold": {},
     "fedlmd-switch+scaffold": {},
     "fedlmd-switch": {"switch_round": 1},
@@ -44,8 +48,17 @@ RUNS: dict[str, dict[str, Any]] = {
     "pkd+scaffold": {"groups": [[0, 1], [1, 2, 3]], "warmup_rounds": 2, "expert_rounds": 1},
 }
 
-FAST = ("fedavg", "fedconcat+fedavgm", "moon+scaffold", "fedlmd+fedcurv+fedavgm", "fpl+fedvls", "pkd+scaffold")
-"""One for each kind of state: none, a server's, a client's and a model kept by it, gradients, prototypes, stages."""
+FAST = (
+    "fedavg",
+    "fedconcat+fedavgm",
+    "moon+scaffold",
+    "fedlmd+fedcurv+fedavgm",
+    "fpl+fedvls",
+    "pkd+scaffold",
+    "fedrep+fedavgm",
+)
+"""One for each kind of state: none, a server's, a client's and a model kept by it, gradients, prototypes, stages, and
+personal tensors."""
 
 CPU = torch.device("cpu")
 
