@@ -116,6 +116,7 @@ FLAGS: dict[str, Flag] = {
         _training("head", "KIND"),
         _training("init", "FILE"),
         _training("train", "PART"),
+        _training("lora_rank", "N"),
         _training("rounds", "N"),
         _training("clients_per_round", "N"),
         _training("local_epochs", "N"),

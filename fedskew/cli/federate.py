@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 FEDERATION = "Federation"
 
-_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train")
+_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train", "lora_rank")
 """Flags that have no meaning in a federation across machines."""
 _APP_FLAGS = [
     name

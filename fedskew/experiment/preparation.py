@@ -106,8 +106,8 @@ def prepare(
 
         module, start = start_from(config.init, module, config.init_sha256)
     trained, sample = module, _sample(fed.dataset, module)
-    if config.train == "head":
-        trained, sample = _head_only(config, chosen, module, sample)
+    if config.train != "all":
+        trained, sample = _trained_part(config, chosen, module, sample)
     check_model(chosen, trained, fed.classes)
     if config.eval_local and chosen.personal is not None and not chosen.personal.has_global_model:
         raise UserError(
@@ -226,20 +226,24 @@ def _name_of_part(part: Part, method: Method) -> str:
     return names[0] if names else method.name
 
 
-def _head_only(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return the head as a model, and its input for this sample. Refuse settings that need more than features."""
+def _trained_part(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return what clients train as a model, and its input for this sample. Refuse what needs the whole model."""
     if not has_features(module):
         raise UserError(
-            f"train is 'head', but {type(module).__name__} has no separate encoder; expected 'all', or a "
+            f"train is {config.train!r}, but {type(module).__name__} has no separate encoder; expected 'all', or a "
             "fedskew.Classifier(encoder, head)"
         )
+    if isinstance(method.objective, Schedule) and method.objective.trains_encoders:
+        raise UserError(f"method {method.name!r} trains encoders; expected train: all")
+    if config.train == "lora":
+        from fedskew.experiment.lora_training import adapter_model  # few runs need it
+
+        return adapter_model(module, config), sample
     if config.augment:
         raise UserError(
             f"augment is {', '.join(config.augment)}; expected none with train: head, because the features of each "
             "sample are computed once"
         )
-    if isinstance(method.objective, Schedule) and method.objective.trains_encoders:
-        raise UserError(f"method {method.name!r} trains encoders; expected train: all")
     from fedskew.experiment.head_training import head_model  # few runs need it
 
     with torch.no_grad():

@@ -20,7 +20,7 @@ from fedskew.flower.settings import FederationSettings, require_noiseless_sums
 PACKAGE = "federation_app"
 _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
-    "client_test", "train",
+    "client_test", "train", "lora_rank", "lora_alpha", "lora_targets",
 )  # fmt: skip
 """Configuration keys that a federation does not use, or that the app has in another table."""
 

@@ -131,8 +131,13 @@ class Config:
         None, optional(text), "SHA-256 of the init file, which a run records so that it can be repeated"
     )
     train: str = _option(
-        "all", choice("all", "head"), "what clients train: all, or head, on features that are computed once"
+        "all",
+        choice("all", "head", "lora"),
+        "what clients train: all, head (on features that are computed once), or lora (low-rank adapters)",
     )
+    lora_rank: int = _option(8, integer(1), "rank of the adapters, for train: lora")
+    lora_alpha: float = _option(16.0, real(above=0), "the adapters' output is multiplied by lora_alpha/lora_rank")
+    lora_targets: tuple[str, ...] = _option((), names, "layers with adapters, as patterns of names (default: all)")
     method: str = _option("fedvls", _check_method_name, "method name, or several joined with +")
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
@@ -235,6 +240,7 @@ class Config:
             "partition": self.partition.to_mapping(),
             "method": {"name": self.method, **self.method_params},
             "augment": list(self.augment),
+            "lora_targets": list(self.lora_targets),
         }
 
 
@@ -246,9 +252,10 @@ KEYS: dict[str, Field[Any]] = {
 _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 """Keys that may change when a run is resumed. All others identify the run. `init` is identified by its digest."""
 
-_LATER_KEYS = {
+_LATER_KEYS: dict[str, Any] = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
-    "train": "all", "head": "auto", "class_weights": None, "batches": "shuffled",
+    "train": "all", "lora_rank": 8, "lora_alpha": 16.0, "lora_targets": [], "head": "auto", "class_weights": None,
+    "batches": "shuffled",
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

@@ -286,7 +286,7 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "device": "cpu", "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True,
         "mean_last": 5, "positive": "1", "specificity": 0.9, "client_test": 0.2,
         "task": "multi-label", "init_sha256": "0f", "train": "head", "class_weights": "balanced", "batches": "balanced",
-        "head": "etf",
+        "head": "etf", "lora_rank": 4, "lora_alpha": 8.0, "lora_targets": ["encoder.1"],
     }  # fmt: skip
     changed = [with_values(base, {key: value}) for key, value in changes.items()]
     assert len({config_hash(config) for config in [base, *changed]}) == len(changes) + 1
