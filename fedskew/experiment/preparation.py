@@ -146,7 +146,7 @@ def prepare(
         method_params=_with_lists(chosen.params),
         engine=choose_engine(config.engine, trained, sample, devices[0], _cpu_seconds(config, fed, trained, sample)),
         device=",".join(map(str, devices)),
-        precision=choose_precision(config.precision, devices[0]),
+        precision=_precision(config, chosen, devices[0]),
     )
     return Prepared(resolved, fed, chosen, module, start, _notices(config, resolved))
 
@@ -162,8 +162,17 @@ def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str
     return "auto" if head == "linear" else head
 
 
+def _precision(config: Config, method: Method, device: torch.device) -> str:
+    """Choose the number format. Logits of heads in closed form are often closer to each other than bf16 resolves."""
+    chosen = choose_precision(config.precision, device)
+    trains = not isinstance(method.objective, Schedule) or method.objective.trains_clients
+    return chosen if trains or chosen != "bf16" else "float32"
+
+
 def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
-    """Name the number format, unless it was requested or is float32."""
+    """Name the number format, unless it was requested or is float32 by default."""
+    if config.precision == "bf16" and resolved.precision == "float32":
+        return (f"number format: float32, because bf16 is too coarse for the logits of {resolved.method}",)
     if config.precision == resolved.precision or resolved.precision == "float32":
         return ()
     return (

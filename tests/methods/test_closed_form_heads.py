@@ -133,6 +133,16 @@ def test_nothing_combines_with_them(method: str) -> None:
             make_method(f"{method}+{other}")
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_bf16_is_replaced_by_float32(method: str, model: Classifier) -> None:
+    fed = fs.federation("digits", SPLITS[0])
+    exact, coarse = (
+        fs.run(fed, method, model=model, **(SETTINGS | {"precision": precision})) for precision in ("float32", "bf16")
+    )
+    assert coarse.config.precision == "float32"
+    assert coarse.evaluation == exact.evaluation
+
+
 def test_mistakes_are_one_line() -> None:
     for method, params, words in (
         ("fed3r", {"ridge": 0}, "ridge is 0.0; expected a number > 0"),
