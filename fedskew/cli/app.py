@@ -21,6 +21,7 @@ from fedskew.cli import (
     compare,
     demo,
     diagnose,
+    doctor,
     export,
     federate,
     partition,
@@ -38,7 +39,6 @@ __all__ = ["EXAMPLES", "app", "main"]
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -65,11 +65,11 @@ def _fedskew(
 
 
 _PANELS = {
-    "Experiments": (demo, choose, run, compare, pretrain, partition),
-    "Results": (report, export),
-    "Catalogues": (catalogues,),
-    "Deployment": (federate,),
-    "Lab": (sweep, reproduce, bench, diagnose),
+    "Start here": (demo, diagnose, choose, run, export, doctor),
+    "Compare": (compare, sweep),
+    "Look": (report, partition, catalogues),
+    "Lab": (reproduce, pretrain, bench),
+    "Federation": (federate,),
 }
 for _panel, _modules in _PANELS.items():
     for _module in _modules:

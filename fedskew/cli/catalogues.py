@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -206,28 +205,12 @@ def _datasets(
 
 
 def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
-    where, size = _location(entry, data_dir)
+    from fedskew.data.catalogue import find_location
+
+    where, size = find_location(entry, data_dir)
     keys = ("name", "kind", "description", "classes", "train", "test", "licence", "citation", "options", "sources")
     downloaded = bool(entry.components or (entry.published and entry.published.files))
     return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size, "downloaded": downloaded}
-
-
-def _location(entry: DatasetEntry, data_dir: str | None) -> tuple[str | None, int | None]:
-    """The folder and the total size of the dataset's files, or two Nones if they are not on this machine."""
-    from fedskew.data.catalogue import DATASETS
-    from fedskew.data.published.file_search import find_files
-
-    if entry.components:
-        parts = [_location(DATASETS[part], data_dir) for part in entry.components]
-        if not all(where for where, _ in parts):
-            return None, None
-        return "in the folders of its parts", sum(size or 0 for _, size in parts)
-    if entry.published is None:
-        return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
-    files = find_files(entry.published, data_dir)
-    if not files:
-        return None, None
-    return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _format_size(size: int) -> str:

@@ -24,7 +24,7 @@ from fedskew.data.published.digits import (
 )
 from fedskew.data.published.domains import DIGITS, load_domains
 from fedskew.data.published.download import RemoteFile
-from fedskew.data.published.file_search import Published, ensure_files
+from fedskew.data.published.file_search import Published, ensure_files, find_files
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.published.medmnist import MEDMNIST, load_medmnist
@@ -130,6 +130,21 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     if path.suffix or len(path.parts) > 1:
         raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
     raise unknown("dataset or path", name, DATASETS)
+
+
+def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
+    """Return the folder and the total size of the dataset's files, or two Nones if they are not on this machine."""
+    if entry.components:
+        parts = [find_location(DATASETS[part], data_dir) for part in entry.components]
+        if not all(where for where, _ in parts):
+            return None, None
+        return "in the folders of its parts", sum(size or 0 for _, size in parts)
+    if entry.published is None:
+        return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
+    files = find_files(entry.published, data_dir)
+    if not files:
+        return None, None
+    return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
 
 
 def _keep_named(dataset: Dataset, kept: Any) -> Dataset:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -95,6 +96,27 @@ def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
 def expires_soon(certificate: bytes) -> bool:
     """Whether a certificate should be renewed now."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < _RENEWAL
+
+
+def days_left(certificate: bytes) -> float:
+    """Days until a certificate expires. Negative if it expired. Raise ValueError if it is damaged or not valid yet."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    now = datetime.now(UTC)
+    if now < loaded.not_valid_before_utc:
+        raise ValueError(f"it is valid from {loaded.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on")
+    return (loaded.not_valid_after_utc - now) / timedelta(days=1)
+
+
+def server_days_left(certificate: bytes, key: bytes, authority: bytes) -> float:
+    """`days_left` of a server's certificate. Raise ValueError if key or authority do not belong to it."""
+    loaded = x509.load_pem_x509_certificate(certificate)
+    if load_pem_private_key(key, password=None).public_key() != loaded.public_key():
+        raise ValueError("the key does not belong to the certificate")
+    try:
+        loaded.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+    except InvalidSignature:
+        raise ValueError("it was not signed by ca.pem") from None
+    return days_left(certificate)
 
 
 def is_address(host: str) -> bool:

@@ -1,0 +1,101 @@
+"""What `fedskew doctor` finds: real sockets, real certificates, real packages."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from fedskew.doctor import Check, Report, examine, is_healthy, is_within
+from fedskew.errors import UserError
+
+
+def find(report: Report, section: str, name: str) -> Check:
+    return next(check for check in report[section] if check.name == name)
+
+
+def test_this_installation_is_healthy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path))
+    report = examine()
+    assert is_healthy(report), report
+    assert find(report, "versions", "torch").status == "ok"
+    assert find(report, "devices", "cpu").status == "ok"
+    assert {"data", "flower", "report"} <= {check.name for check in report["extras"]}
+    assert "digits" in find(report, "data", "found").detail
+
+
+@pytest.mark.parametrize(
+    ("version", "bounds", "expected"),
+    [
+        ("2.13.0+cpu", ">=2.6", True),
+        ("2.5.1", ">=2.6", False),
+        ("1.41.0", ">=1.41,<1.42", True),
+        ("1.42", ">=1.41,<1.42", False),
+        ("8.0", "==8", True),
+        ("1.10", ">=1.9", True),
+        ("3.0", "", True),
+    ],
+)
+def test_bounds_of_versions(version: str, bounds: str, expected: bool) -> None:
+    assert is_within(version, bounds) is expected
+
+
+def test_a_data_folder_that_does_not_exist_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "absent"))
+    report = examine()
+    assert find(report, "data", "FEDSKEW_DATA").detail.endswith("absent does not exist")
+    assert not is_healthy(report)
+
+
+def test_a_port_that_is_in_use_is_broken_if_it_is_needed() -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert find(examine(ports=[port]), "federation", f"port {port}").status == "broken"
+    assert find(examine(ports=[port]), "federation", f"port {port}").status == "ok"
+
+
+def test_a_port_that_cannot_exist_is_refused() -> None:
+    with pytest.raises(UserError, match="port is 70000; expected 1 to 65535"):
+        examine(ports=[70000])
+
+
+def test_keys_are_valid_expiring_expired_foreign_or_readable_by_others(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from expired_certificates import expire_certificate, write_certificate
+
+    from fedskew.flower.credentials import make_credentials
+
+    keys = make_credentials(tmp_path / "keys", ["north"])
+    folder = str(keys.folder)
+    report = examine(keys=folder)
+    assert is_healthy(report)
+    assert find(report, "federation", "server.pem").detail == "is valid for 365 more days"
+    assert find(report, "federation", "sites/north/node.key").status == "ok"
+    assert is_healthy(examine(keys=str(keys.node("north").folder)))
+
+    write_certificate(keys, timedelta(days=10, minutes=1))
+    expiring = find(examine(keys=folder), "federation", "server.pem")
+    assert (expiring.status, expiring.detail.partition(";")[0]) == ("note", "is valid for 10 more days")
+
+    expire_certificate(keys)
+    expired = find(examine(keys=folder), "federation", "server.pem")
+    assert (expired.status, expired.detail.partition(";")[0]) == ("broken", "expired 2 days ago")
+
+    other = make_credentials(tmp_path / "other", ["north"])
+    keys.authority.write_bytes(other.authority.read_bytes())
+    assert find(examine(keys=folder), "federation", "server.pem").status == "broken"
+
+    other.key.chmod(0o644)
+    readable = find(examine(keys=str(other.folder)), "federation", "server.key")
+    assert (readable.status, "chmod 600" in readable.detail) == ("broken", True)
+
+
+def test_a_keys_folder_without_files_is_broken_and_an_absent_one_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    assert find(examine(keys=str(tmp_path)), "federation", "ca.pem").status == "broken"
+    with pytest.raises(UserError, match="keys folder"):
+        examine(keys=str(tmp_path / "absent"))
