@@ -125,5 +125,5 @@ def test_what_needs_more_than_features_is_refused(fed: fs.Federation) -> None:
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(UserError, match="Sequential has no separate encoder"):
         fs.run(fed, "fedavg", model=own, train="head", **SETTINGS)
-    with pytest.raises(UserError, match="train is 'heads'; expected one of all, head; did you mean 'head'"):
+    with pytest.raises(UserError, match="train is 'heads'; expected one of all, head, lora; did you mean 'head'"):
         fs.run(fed, "fedavg", train="heads", **SETTINGS)
