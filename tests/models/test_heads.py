@@ -17,7 +17,9 @@ from fedskew.errors import UserError
 from fedskew.export import export_run
 from fedskew.losses import IGNORE
 from fedskew.methods.fedetf import FedETF
-from fedskew.methods.parts import Client, Outputs
+from fedskew.methods.fedgela import FedGELA
+from fedskew.methods.fednh import SmoothedPrototypes
+from fedskew.methods.parts import Client, Outputs, Seen, Trained, Updates
 from fedskew.models import DataShape, make_model
 from fedskew.models.heads import CosineHead, ETFHead, simplex_frame
 from fedskew.results import load_run
@@ -121,6 +123,49 @@ def test_fedetfs_loss_shifts_logits_by_the_label_counts() -> None:
     log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     expected = -log_p[np.arange(5), y.numpy()[:5]].mean()
     assert float(FedETF(gamma=0.5).loss(Outputs(logits), y, client)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_fedgelas_loss_scales_logits_by_the_label_shares() -> None:
+    logits = torch.randn(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    y, counts = torch.tensor([0, 2, 2, 0, 3]), torch.tensor([7, 0, 40, 1])
+    scaled = logits.numpy() * 4 * counts.numpy() / 48
+    log_p = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    expected = -log_p[np.arange(5), y.numpy()].mean()
+    assert float(FedGELA().loss(Outputs(logits), y, Client(counts, {}))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_fednh_moves_prototypes_towards_the_class_means() -> None:
+    rule, generator = SmoothedPrototypes(rho=0.7), torch.Generator().manual_seed(3)
+    counts = torch.tensor([[4, 0, 1], [2, 0, 6]])
+    features = [torch.randn(n, 5, dtype=torch.float64, generator=generator) for n in (5, 8)]
+    labels = [torch.arange(3).repeat_interleave(c) for c in counts]
+    sent = torch.nn.functional.normalize(torch.randn(3, 5, dtype=torch.float64, generator=generator))
+
+    def unit(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+    uplinks = []
+    for h, y, n in zip(features, labels, counts, strict=True):
+        out, client = Outputs(h[:, :3], h), Client(n, {})
+        closing = rule.closing(Seen(out, y, torch.zeros(len(y))), client)
+        uplinks.append(rule.uplink(Trained({}, torch.ones(()), 0.1, 0.0, closing), client))
+    uplink = {name: torch.stack([one[name] for one in uplinks]) for name in uplinks[0]}
+    params = {"head.directions": torch.zeros(2, 3, 5, dtype=torch.float64)}
+    updates = Updates(params, torch.tensor([0.5, 0.5], dtype=torch.float64), uplink, 0.1, 1.0)
+    moved = rule.aggregate({"head.directions": sent}, updates, {})[0]["head.directions"].numpy()
+    for c in (0, 2):
+        means = [unit(unit(h.numpy())[y.numpy() == c].mean(axis=0)) for h, y in zip(features, labels, strict=True)]
+        pooled = unit(sum(n[c] * m for n, m in zip(counts.numpy(), means, strict=True)))
+        np.testing.assert_allclose(moved[c], unit(0.7 * sent[c].numpy() + 0.3 * pooled), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(moved[1], sent[1].numpy(), rtol=0, atol=1e-12, err_msg="no participant has the class")
+
+
+def test_fednhs_clients_do_not_train_the_prototypes(fed: fs.Federation) -> None:
+    run = fs.run(fed, "fednh", "dnn", method_params={"rho": 1.0}, weight_decay=0.01, **SETTINGS)
+    start, end = make_model("dnn", DIGITS, 0, "cosine").state_dict(), run.model.state_dict()
+    torch.testing.assert_close(end["head.directions"], start["head.directions"])
+    assert not torch.equal(end["encoder.1.weight"], start["encoder.1.weight"])
+    assert not torch.equal(end["head.scale"], start["head.scale"])
 
 
 def test_a_head_that_does_not_fit_is_refused(fed: fs.Federation) -> None:

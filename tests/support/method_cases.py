@@ -50,6 +50,7 @@ KINDS = {
     "stages that concatenate encoders": "fedconcat",
     "one round without training, and an opening pass for the server rule": "afl",
     "a head of its own": "fedetf",
+    "a head that the server computes from a closing pass": "fednh",
     "pooled data": "centralised",
     "models that stay with their clients": "local-only",
 }

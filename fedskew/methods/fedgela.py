@@ -1,0 +1,38 @@
+"""FedGELA: a fixed simplex as classifier, whose directions each client scales by its label distribution.
+
+Fan et al., "Federated learning with bilateral curation for partially class-disjoint data", NeurIPS 2023.
+
+    z_c = s·cos(P h, m_c),   L = CE(φ_c·z_c, y),   φ_c = C·n_c/n
+
+m is a simplex equiangular tight frame, the same for all clients and never trained. φ adapts it to the client: the logit
+of a class that the client does not have is 0, so that its angle is wasted on no one. The global model has φ = 1.
+
+The method chooses the model's head (`--head etf`). Personal models, which keep φ, are left out.
+
+Sent to the server: the model.
+Extra compute: none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedskew.losses import cross_entropy
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Objective, Outputs
+
+
+@method("fedgela", paper="Fan et al., NeurIPS 2023")
+@dataclass(frozen=True)
+class FedGELA(Objective):
+    """A fixed simplex as classifier, with logits multiplied by the client's class shares."""
+
+    head = "etf"
+    takes_class_weights = True
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        counts = client.label_counts.to(out.logits.dtype)
+        share = len(counts) * counts / counts.sum().clamp(min=1)
+        return cross_entropy(share * out.logits, y, client.class_weights)
