@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedskew.cli import federate_audit
 from fedskew.cli.commands import (
     FLAGS,
     INTERRUPTED,
@@ -100,6 +101,7 @@ def add_to(app: typer.Typer) -> None:
         "fedskew federate certs keys --sites north,south,east --host fl.example.org",
         group="federate",
     )  # fmt: skip
+    federate_audit.add_to(group, _with_flower)
     app.add_typer(group, name="federate")
 
 

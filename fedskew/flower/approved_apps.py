@@ -69,6 +69,12 @@ def file_hashes(archive: bytes) -> dict[str, str]:
         return {name: hashlib.sha256(files.read(name)).hexdigest() for name in sorted(names)}
 
 
+def installed_file_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of an app that Flower has installed, without what Python has compiled since."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
 def app_hash(files: Mapping[str, str]) -> str:
     """Compute the hash of an app from the hashes of its files."""
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()

@@ -16,12 +16,17 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from fedskew.errors import UserError
+from fedskew.flower.audit import describe_request, site_log
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.socket_paths import FORK_SERVER, socket_path
 from fedskew.flower.wire import Facts, from_records, to_records
 
 app = ClientApp()
 
+app_hash: str | None = None
+"""Hash of the app whose ClientApp this process is, for the audit log. `node.py` sets it. None if Flower's own SuperNode
+started the process."""
 _START_SECONDS = 120.0
 """Seconds in which a worker must start."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
@@ -34,7 +39,7 @@ def answer(message: Message, context: Context) -> Message:
     if not isinstance(site, str):
         raise RuntimeError("this SuperNode has no site; expected --node-config 'site=\"/path/to/site.yaml\"'")
     facts, payload = from_records(message.content)
-    reply, tensors = _request(Path(site), facts | {"paths": sys.path}, payload)
+    reply, tensors = _request(Path(site), facts | {"paths": sys.path, "app": app_hash}, payload)
     return Message(to_records(reply, tensors), reply_to=message)
 
 
@@ -49,7 +54,10 @@ def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
-    raise RuntimeError(f"the worker of {site} ended twice while it worked, perhaps because memory ran out")
+    problem = f"the worker of {site} ended twice while it worked, perhaps because memory ran out"
+    with contextlib.suppress(UserError):
+        site_log(site).append(describe_request(facts) | {"event": "failed", "reason": problem, "app": app_hash})
+    raise RuntimeError(problem)
 
 
 def _connect_to_worker(site: Path) -> socket.socket:

@@ -19,6 +19,7 @@ import signal
 import sys
 import traceback
 import warnings
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ from flwr.supernode import main as runtime_api  # noqa: F401  # imported here so
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp as runtime
 
-from fedskew.flower import client_app  # noqa: F401  # imported here because the app imports it
-from fedskew.flower.approved_apps import refusal
-from fedskew.flower.wire import to_records
+from fedskew.errors import UserError
+from fedskew.flower import client_app  # imported here because the app imports it
+from fedskew.flower.approved_apps import app_hash, file_hashes, refusal
+from fedskew.flower.audit import describe_reply, describe_request, site_log
+from fedskew.flower.wire import Garbled, from_records, to_records
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 
@@ -44,14 +47,15 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
 class ForkingExecutor(SubprocessExecutor):
     """Runs each ClientApp in a fork of this process, if the site has approved its app."""
 
-    def __init__(self, site_folder: Path) -> None:
-        self._site_folder = site_folder
+    def __init__(self, site: Path) -> None:
+        """`site` is the site's configuration, site.yaml."""
+        self._site = site
 
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"this site runs ClientApps only, no {spec.task_type}")
         if _fork() == 0:
-            _run_client_app(spec, self._site_folder)
+            _run_client_app(spec, self._site)
         return LaunchResult.accepted()
 
     def reconcile(self) -> None:
@@ -68,14 +72,14 @@ def _fork() -> int:
         return os.fork()
 
 
-def _run_client_app(spec: ExecutionSpec, site_folder: Path) -> None:
+def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
     """Answer one message and end this process. The exit handlers that the fork inherited must not run."""
     status = 1
     try:
         exit_handler.registered_exit_handlers.clear()
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        _check_approval(site_folder)
+        _check_approval(site)
         runtime.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -87,41 +91,54 @@ def _run_client_app(spec: ExecutionSpec, site_folder: Path) -> None:
         os._exit(status)
 
 
-def _check_approval(site_folder: Path) -> None:
+def _check_approval(site: Path) -> None:
     """Change Flower's runtime in this process, so that it installs and loads only an app that the site approved."""
     install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
     reason: str | None = None
 
     def install_if_approved(archive: bytes, **options: Any) -> None:
         nonlocal reason
-        reason = refusal(site_folder, archive)
+        reason = refusal(site.parent, archive)
+        client_app.app_hash = _hash(archive)
         if reason is None:
             install(archive, **options)
         else:
             print(f"fedskew: {reason}", file=sys.stderr, flush=True)
 
     def load_or_refuse(**options: Any) -> Any:
-        return get_loader(**options) if reason is None else lambda *_: refusing_app(reason)
+        return get_loader(**options) if reason is None else lambda *_: refusing_app(reason, site)
 
     runtime.install_from_fab = install_if_approved  # type: ignore[attr-defined, assignment]
     runtime.get_load_client_app_fn = load_or_refuse  # type: ignore[attr-defined, assignment]
 
 
-def refusing_app(reason: str) -> ClientApp:
-    """Make a ClientApp that refuses every message."""
+def _hash(archive: bytes) -> str | None:
+    """Compute the hash of an app from its archive. None if the archive is damaged."""
+    try:
+        return app_hash(file_hashes(archive))
+    except (UserError, zipfile.BadZipFile):
+        return None
+
+
+def refusing_app(reason: str, site: Path) -> ClientApp:
+    """Make a ClientApp that refuses every message. Each refusal is in the site's audit log."""
     app = ClientApp()
 
     def refuse(message: Message, _: Context) -> Message:
-        return Message(to_records({"refused": reason}, None), reply_to=message)
+        reply = {"refused": reason}
+        with suppress(UserError, Garbled):  # the refusal says nothing about the data, so it may leave anyway
+            request = describe_request(from_records(message.content)[0])
+            site_log(site).append(request | describe_reply(reply, b"") | {"app": client_app.app_hash})
+        return Message(to_records(reply, None), reply_to=message)
 
     for register in (app.query, app.train, app.evaluate):
         register()(refuse)
     return app
 
 
-def _run_superexec(address: str, supernode: int, site_folder: Path) -> None:
+def _run_superexec(address: str, supernode: int, site: Path) -> None:
     """Start a ClientApp for every message that the SuperNode receives, until the SuperNode ends."""
-    superexec.get_executor = lambda *_, **__: ForkingExecutor(site_folder)  # type: ignore[attr-defined]
+    superexec.get_executor = lambda *_, **__: ForkingExecutor(site)  # type: ignore[attr-defined]
     superexec.run_superexec(address, insecure=True, parent_pid=supernode)
 
 
@@ -133,7 +150,7 @@ def main(options: list[str]) -> None:
     gc.freeze()  # otherwise, a collection would write to every object, and so copy the pages that the forks share
     if os.fork() == 0:
         sys.argv = ["flower-superexec"]
-        _run_superexec(f"127.0.0.1:{port}", supernode, Path(site).parent)
+        _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return
     sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads its own name when it ends
     flower_supernode()

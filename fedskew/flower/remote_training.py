@@ -126,6 +126,9 @@ class SiteTraining:
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
             self._sites.log(f"round {_round_name(plan)}: the update of {name} is discarded: {reason}")
+            if isinstance(answers[client], Reply):
+                entry = {"event": "discarded", "site": name, "kind": "train", "round": plan.work.key.round + 1}
+                self._sites.audit(entry | {"reason": reason})
         return SiteUpdates(updates, failures)
 
     def result(self, plan: RoundPlan, updates: Mapping[int, Update]) -> RoundResult:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +26,10 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.files import replace_file
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.flower.app_folder import PACKAGE
+from fedskew.flower.approved_apps import app_hash, installed_file_hashes
+from fedskew.flower.chained_log import ChainedLog, Entry
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
@@ -69,7 +75,11 @@ def main(grid: Grid, context: Context) -> None:
 def _write_status(context: Context, status: dict[str, str]) -> None:
     """Record how the attempt ended, if the run has a folder. A failure to write must not hide the error itself."""
     folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
-    if not (folder / "config.yaml").exists():
+    run = RunFolder(folder)
+    if run.audit_path.exists():
+        with contextlib.suppress(UserError):
+            ChainedLog(run.audit_path).append({"event": "end", **status})
+    if not run.config_path.exists():
         return
     text = json.dumps(status | {"time": datetime.now(UTC).isoformat(timespec="seconds")}, indent=2) + "\n"
     with contextlib.suppress(OSError, UserError):
@@ -85,8 +95,11 @@ def run_federation(grid: Grid, context: Context) -> Result:
     folder = Path(os.path.expanduser(settings.folder))
     record = RunRecord(folder, settings, contract)
     record.check()
+    RunFolder(folder).refuse_foreign()
+    audit = ChainedLog(RunFolder(folder).audit_path).append
+    audit({"event": "start", "app": _installed_app_hash()})
     if contract.column_sums:
-        record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config)
+        record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)
     dataset = _server_data(settings, contract)
     without_sites = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
@@ -94,7 +107,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     refuse_unfit(prepared.method, prepared.config)
     terms = _terms(contract, prepared.config)
     times = ReplyTimes(settings.grace, settings.grace_seconds)
-    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times)
+    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times, audit)
     senders = () if record.fitted is None else record.fitted.sites
     federation = RemoteFederation(dataset, sites, config.seed, column_sums_from=senders)
     prepared = replace(prepared, federation=federation)
@@ -119,10 +132,21 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
     return replace(blank, test=contract.admit(dataset).test)
 
 
-def _fit_encoding(grid: Grid, settings: FederationSettings, draft: Contract, config: Config) -> FittedEncoding:
+def _fit_encoding(
+    grid: Grid, settings: FederationSettings, draft: Contract, config: Config, audit: Callable[[Entry], object]
+) -> FittedEncoding:
     """Fit the encoding of the sites' tables to sums that they send."""
     terms = _terms(draft, resolve_config(config, draft, settings.sites))
-    return fit_at_sites(Sites(grid, settings.sites, terms, log, settings.most_samples), draft, settings)
+    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, audit=audit)
+    return fit_at_sites(sites, draft, settings)
+
+
+def _installed_app_hash() -> str | None:
+    """Compute the hash of the app that this process runs, as sites compute it. None if no app is installed."""
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or found.origin is None or not found.origin.endswith("__init__.py"):
+        return None
+    return app_hash(installed_file_hashes(Path(found.origin).parents[1]))
 
 
 def _terms(contract: Contract, config: Config) -> Facts:

@@ -18,6 +18,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
 from fedskew.errors import UserError
+from fedskew.flower.audit import describe_reply, describe_tensors
+from fedskew.flower.chained_log import Entry
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.wire import (
     MAX_SAMPLES,
@@ -103,11 +105,13 @@ class Sites:
         log: Callable[[str], None],
         most_samples: int = MAX_SAMPLES,
         reply_times: ReplyTimes | None = None,
+        audit: Callable[[Entry], object] = dict,
     ) -> None:
+        """`audit` receives an entry for each request and each reply."""
         self._grid = grid
         self.names = tuple(names)
         self._terms = terms
-        self.log = log
+        self.log, self.audit = log, audit
         self._most_samples = most_samples
         self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
@@ -156,6 +160,7 @@ class Sites:
             if is_new or is_due_again:
                 facts = {"refused": node.refusal} if node.refused_by_server else {}
                 greeting = functools.partial(self._message, "hello", facts=facts, tensors=None, timeout=_HELLO_SECONDS)
+                self.audit({"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]})
                 (node.greeting,) = self._push(greeting, [number])
                 node.greeted_at = now
 
@@ -167,6 +172,7 @@ class Sites:
             number, node = pending[message.metadata.reply_to_message_id]
             node.greeting = None
             reply = _read(message)
+            self.audit({"site": node.name or f"node {number}", "kind": "hello"} | _describe(reply))
             refusal = self._admit(number, node, reply)
             if refusal and refusal != node.refusal:
                 self.log(f"{node.name or f'node {number}'} is not admitted: {refusal}")
@@ -210,6 +216,7 @@ class Sites:
         Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`).
         """
         nodes, began = self.online, time.monotonic()
+        self._record_requests(kind, facts, payload, group)
         answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
         tensors = tensors_record(payload)
         waiting: dict[str, int] = {}
@@ -218,11 +225,14 @@ class Sites:
             waiting |= {message_id: client for message_id, client in zip(ids, batch, strict=True) if message_id}
             refused = [client for message_id, client in zip(ids, batch, strict=True) if not message_id]
             answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it"))
+        for client, answer in answers.items():
+            self._record_answer(kind, client, facts[client], group, answer)
         end = time.monotonic() + timeout
         while waiting:
             for message in self._pull(list(waiting)):
                 client = waiting.pop(message.metadata.reply_to_message_id)
                 answers[client] = _read(message)
+                self._record_answer(kind, client, facts[client], group, answers[client])
                 if isinstance(answers[client], Reply):
                     self._reply_times.add(client, time.monotonic() - began)
             if time.monotonic() >= end:
@@ -230,10 +240,23 @@ class Sites:
             else:
                 missing = self._late(waiting, answers, time.monotonic() - began, quorum)
             answers |= missing
+            for client, answer in missing.items():
+                self._record_answer(kind, client, facts[client], group, answer)
             waiting = {message_id: client for message_id, client in waiting.items() if client not in missing}
             if waiting:
                 time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
+
+    def _record_requests(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str) -> None:
+        """Record one request for each kind, with the sites that receive it."""
+        round = {"round": int(group)} if group.isdigit() else {}
+        for each in sorted({str(sent.get("kind", kind)) for sent in facts.values()}):
+            names = [self.names[client] for client, sent in facts.items() if sent.get("kind", kind) == each]
+            self.audit({"event": "request", "kind": each, **round, "sites": names} | describe_tensors(payload))
+
+    def _record_answer(self, kind: str, client: int, sent: Facts, group: str, answer: Reply | Failure) -> None:
+        round = {"round": int(group)} if group.isdigit() else {}
+        self.audit({"site": self.names[client], "kind": sent.get("kind", kind), **round} | _describe(answer))
 
     def _missing(self, waiting: Mapping[str, int], timeout: float) -> dict[int, Failure]:
         """Return failures for all sites that have not replied when the time is up."""
@@ -282,6 +305,13 @@ class Sites:
         content = to_records({"kind": kind, "terms": self._terms, **facts}, tensors)
         message_type = _MESSAGE_TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
+
+
+def _describe(answer: Reply | Failure) -> Entry:
+    """Describe a site's reply for the audit log."""
+    if isinstance(answer, Failure):
+        return {"event": "failed", "reason": answer.reason}
+    return describe_reply(answer.facts, answer.payload)
 
 
 def _batches(clients: Sequence[int]) -> Iterable[Sequence[int]]:

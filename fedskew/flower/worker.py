@@ -19,6 +19,8 @@ import traceback
 from pathlib import Path
 
 from fedskew.errors import UserError
+from fedskew.flower import audit
+from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.site import Answer, Site
 from fedskew.flower.site_config import DataUnreadable, load_site
@@ -64,7 +66,11 @@ def serve(site: Path, listener: socket.socket) -> None:
 
 
 class _RequestHandler:
-    """Answers every request, perhaps with a refusal. It reads the site again if its configuration or data changed."""
+    """Answers every request, perhaps with a refusal. It reads the site again if its configuration or data changed.
+
+    Each answer is in the site's audit log before it leaves. Before site.yaml could be read, there is no audit log, and
+    nothing but a refusal leaves.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,6 +89,19 @@ class _RequestHandler:
         return any(file.startswith(f"{path}{os.sep}") for path in unused for file in files)
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
+        app, began = facts.pop("app", None), time.monotonic()
+        reply = self._answer(facts, payload)
+        if self._site is None:
+            return reply
+        entry = audit.describe_request(facts) | audit.describe_reply(*reply) | {"app": app}
+        entry["seconds"] = round(time.monotonic() - began, 3)
+        try:
+            ChainedLog(self._site.config.state_folder / audit.NAME).append(entry)
+        except UserError as error:  # the text names the site's files
+            return self._refusal(str(error), "its audit log cannot be written; the reason is in its log")
+        return reply
+
+    def _answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
             new = [path for path in facts.pop("paths", []) if path not in sys.path]
             self._apps += new  # the app's folder, which may have methods and models

@@ -45,7 +45,7 @@ def test_the_supernode_installs_and_loads_only_an_approved_app(site: Path, monke
     installed: list[bytes] = []
     monkeypatch.setattr(node.runtime, "install_from_fab", lambda archive, **_: installed.append(archive))
     monkeypatch.setattr(node.runtime, "get_load_client_app_fn", lambda **_: "the app's loader")
-    node._check_approval(site)
+    node._check_approval(site / "site.yaml")
     assert approve(site, "--by", "Ada", "--yes") == 0
     approved = build_archive(site / "app")
     (site / "app" / PACKAGE / "client_app.py").write_text("print('other code')\n")

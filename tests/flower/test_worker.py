@@ -19,12 +19,13 @@ import pytest
 from in_process import case, small_data
 
 from fedskew.data import Dirichlet, federation, load
-from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config import Config, config_hash, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.local_federation import write_site
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import read_settings
 from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.worker import _RequestHandler
 
@@ -176,7 +177,10 @@ def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
     folder = tmp_path / "site-1"
     own = {"name": "site-1", "data": str(data), "split": str(tmp_path / "split.json"), "client": 1, "device": "cpu"}
     write_site(folder / "site.yaml", own)
-    (folder / "state").write_text("a file where a folder should be")
+    (folder / "state").mkdir()
+    settings, contract, config = read_settings(dict(here.context.run_config))
+    run = config_hash(resolve_config(config, contract, settings.sites))
+    (folder / "state" / run).write_text("a file where a folder should be")
     here.grid._sites[1001] = ("site-1", _RequestHandler(folder / "site.yaml"))  # type: ignore[assignment]
     row = run_federation(here.grid, here.context).history[-1]
     assert row.failed == {"site-1": "its state cannot be read or written; the reason is in its log"}

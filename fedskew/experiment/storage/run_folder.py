@@ -9,6 +9,7 @@
     model.safetensors   the final model
     predictions.parquet its predictions on the test set, with `save_predictions`
     summary.json        the result, written last
+    audit.jsonl         on Flower: the server's audit log, which begins before the run does
 
 A run can be killed at any time, because a round's row is on disk before its checkpoint. To resume, call
 `load_checkpoint`, then `truncate_rounds` with the checkpoint's round, and then run the next round. Writing needs a
@@ -127,6 +128,7 @@ class RunFolder:
         self.checkpoint_path = self.path / "checkpoint"
         self.clients_path = self.path / "clients"
         self.lock_path = self.path / ".lock"
+        self.audit_path = self.path / "audit.jsonl"
         self.label_counts_path = self.path / "label_counts.npy"
         self.warnings: list[str] = []
         """One line for each problem, such as a damaged file that was ignored."""
@@ -143,7 +145,7 @@ class RunFolder:
 
         `repeated_by` is the command that repeats the run. A comment in config.yaml shows it.
         """
-        self._refuse_foreign()
+        self.refuse_foreign()
         with reporting_os_errors("write", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.lock_path)
@@ -311,13 +313,15 @@ class RunFolder:
                 "for the run's checkpoints; free some or choose another --out"
             )
 
-    def _refuse_foreign(self) -> None:
+    def refuse_foreign(self) -> None:
+        """Refuse a folder that has other files than those of a run."""
         with reporting_os_errors("read", self.path):
             if not self.path.exists():
                 return
             if not self.path.is_dir():
                 raise UserError(f"{self.path} is a file; expected a folder for the run; choose another --out")
-            ours = {self.lock_path, temporary(self.config_path)}
+            audit = {self.audit_path, self.audit_path.with_suffix(".head"), self.path / f".{self.audit_path.name}.lock"}
+            ours = {self.lock_path, temporary(self.config_path), *audit}
             entries = set(self.path.iterdir())
         if entries - ours and self.config_path not in entries:
             raise UserError(

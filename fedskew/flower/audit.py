@@ -1,0 +1,135 @@
+"""The audit logs of a federation: what was requested, which app requested it, what left a site, and what was refused.
+
+Every site has one in its state folder, and the server has one in the run's folder. Both are chained logs. A site
+writes an entry before its reply leaves. If it cannot, the reply does not leave.
+
+    event      request, reply, refused, failed, discarded, start, end, repaired
+    kind       what was requested: hello, train, evaluate …
+    run, round the run and the round of the request, if it has them
+    app        hash of the app that passed the request on, as `fedskew federate approve` shows it
+    facts      names of the reply's JSON values, with their size and digest
+    tensors    names, types and shapes of the reply's tensors, with their size and digest
+    epsilon    what the site has spent of its privacy, in all runs together
+    reason     why a request was refused or failed
+
+The digests in a site's log are also in the server's, so the two logs can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.flower.chained_log import ChainedLog, Entry
+from fedskew.flower.wire import Facts, digest, one_line
+
+NAME = "audit.jsonl"
+_OUTCOMES = ("refused", "failed")
+_TYPES = {"F": "float", "I": "int", "U": "uint"}
+"""The first letters of safetensors' types, in words."""
+
+
+def site_log(site: Path) -> ChainedLog:
+    """The log of a site, from its site.yaml. Only the place of its state is read."""
+    import yaml  # imported late, because a ClientApp needs it only if it refuses an app
+
+    try:
+        values = yaml.safe_load(site.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {site}: {error}") from error
+    state = values.get("state", "state") if isinstance(values, dict) else "state"
+    return ChainedLog(site.parent / str(state) / NAME)
+
+
+def find_log(path: Path) -> Path:
+    """Find the log that a user names: a file, a run's folder, a site's folder, or its site.yaml."""
+    places = [path / NAME, path / "state" / NAME] if path.is_dir() else [path]
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        places = [site_log(path).path]
+    for place in places:
+        if place.is_file():
+            return place
+    raise UserError(f"{path} has no audit log; expected a run's folder, a site's folder, or a file such as {NAME}")
+
+
+def describe_request(facts: Facts) -> Entry:
+    """Describe a request. Its values come from the server, so they may have any form."""
+    entry: Entry = {"kind": one_line(str(facts.get("kind")))}
+    if isinstance(facts.get("run"), str):
+        entry["run"] = one_line(facts["run"])
+    key = facts.get("key")
+    if isinstance(key, Mapping) and isinstance(key.get("round"), int):
+        entry["round"] = key["round"] + 1
+    return entry
+
+
+def describe_reply(facts: Facts, payload: bytes) -> Entry:
+    """Describe a reply: the outcome, and the names, sizes and digests of what leaves."""
+    for outcome in _OUTCOMES:
+        if outcome in facts:
+            return {"event": outcome, "reason": one_line(str(facts[outcome]))}
+    text = json.dumps(facts).encode()
+    entry: Entry = {
+        "event": "reply",
+        "facts": {"names": sorted(map(one_line, facts)), "bytes": len(text), "digest": digest(text)},
+    }
+    return entry | describe_tensors(payload)
+
+
+def describe_tensors(payload: bytes) -> Entry:
+    """Describe the tensors of a message. Without tensors, there is nothing to describe."""
+    if not payload:
+        return {}
+    return {"tensors": {"shapes": _shapes(payload), "bytes": len(payload), "digest": digest(payload)}}
+
+
+def _shapes(payload: bytes) -> dict[str, str] | None:
+    """Read names, types and shapes from a safetensors header. None if the bytes are something else."""
+    length = int.from_bytes(payload[:8], "little")
+    try:
+        header = json.loads(payload[8 : 8 + length])
+        return {
+            one_line(name): f"{_type(form['dtype'])}{[int(size) for size in form['shape']]}"
+            for name, form in sorted(header.items())
+            if name != "__metadata__"
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError):
+        return None
+
+
+def _type(name: Any) -> str:
+    text = one_line(str(name))
+    return _TYPES.get(text[:1], text[:1].lower()) + text[1:].lower()
+
+
+def finite_or_none(number: float) -> float | None:
+    """JSON has no infinity."""
+    return number if math.isfinite(number) else None
+
+
+def describe_entry(entry: Entry) -> str:
+    """Describe an entry in one line, for people."""
+    words = [str(entry["time"]), str(entry["event"])]
+    words += [str(entry[key]) for key in ("site", "kind", "status") if key in entry]
+    words += [f"round {entry['round']}"] if "round" in entry else []
+    words += [f"to {', '.join(entry['sites'])}"] if "sites" in entry else []
+    words += list(_sizes(entry))
+    words += [f"app {str(entry['app'])[:12]}"] if entry.get("app") else []
+    if "epsilon" in entry:
+        spent = entry["epsilon"]
+        words.append("ε unbounded" if spent["epsilon"] is None else f"ε {spent['epsilon']:.3g} at δ {spent['delta']:g}")
+    words += [f"{len(entry['torn'])} incomplete lines"] if "torn" in entry else []
+    return "  ".join(words) + (f": {entry['reason']}" if entry.get("reason") else "")
+
+
+def _sizes(entry: Entry) -> Iterable[str]:
+    if "facts" in entry:
+        yield f"facts {', '.join(entry['facts']['names'])} ({entry['facts']['bytes']} bytes)"
+    if "tensors" in entry:
+        tensors = entry["tensors"]
+        count = "?" if tensors["shapes"] is None else len(tensors["shapes"])
+        yield f"{count} tensors ({tensors['bytes']} bytes, {tensors['digest'][:12]})"

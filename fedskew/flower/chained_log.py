@@ -1,0 +1,266 @@
+"""An append-only log of JSON lines in which every line has the hash of the line before it.
+
+A line that was changed, removed or moved breaks the chain, and `read_chain` names it. The file NAME.head beside the log
+has the number and the hash of the last line, so that missing lines at the end are also found. Whoever may write both
+files can write a whole new chain, so note the last hash elsewhere from time to time.
+
+`append` forces its line to disk before it returns. A process that is killed in between leaves an incomplete last line.
+The next `append` ends that line and adds a line with the event `repaired`, which has the hash of the incomplete one. No
+byte of the log is ever changed or removed.
+
+Nothing here imports torch, because Flower's processes at a site also write to the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.locks import exclusive
+
+Entry = dict[str, Any]
+"""The content of one line."""
+
+REPAIRED = "repaired"
+_FIRST = "0" * 64
+"""What the first line has as the hash of the line before it."""
+_TAIL_BYTES = 65536
+"""Bytes that are first read from the end of a log, to find its last line."""
+_LINES_PER_APPEND = 2
+"""The most lines that `append` writes: the repair and the entry. So the head may be this many lines behind."""
+
+
+class LogDamaged(UserError):
+    """A log was changed. The text names the first line that shows it."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The lines of a log, up to the first one that does not belong there."""
+
+    entries: tuple[Entry, ...]
+    repairs: int
+    """Number of incomplete lines, which processes left that were killed."""
+    problem: str | None
+    """The first line that was changed, removed or moved. None if the log is intact."""
+
+    @property
+    def head(self) -> str:
+        """The hash of the last line."""
+        return str(self.entries[-1]["hash"]) if self.entries else _FIRST
+
+
+class ChainedLog:
+    """One log, which several processes may write to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._head_path = head_path(path)
+
+    def append(self, entry: Entry) -> Entry:
+        """Add a line, and return it with its number, time and hashes. It is on disk when this returns."""
+        with self.locked():
+            return self.append_locked(entry)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from writing, for callers that read the log before they add to it."""
+        with _reporting("write", self.path):
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with exclusive(self.path.with_name(f".{self.path.name}.lock")):
+            yield
+
+    def append_locked(self, entry: Entry) -> Entry:
+        """Do the work of `append`, for a caller that holds the lock."""
+        with _reporting("write", self.path):
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            descriptor = os.open(self.path, flags, 0o600)
+            try:
+                last, torn, is_open = self._last_entry(descriptor)
+                lines = b"\n" if is_open else b""
+                if torn:
+                    last = _chain(last, {"event": REPAIRED, "torn": [_digest(line) for line in torn]})
+                    lines += _line(last)
+                last = _chain(last, entry)
+                _write_all(descriptor, lines + _line(last))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._write_head(last)
+        return last
+
+    def _last_entry(self, descriptor: int) -> tuple[Entry | None, list[bytes], bool]:
+        """Find the last entry, the incomplete lines after it, and whether the last line has no line break yet.
+
+        Raise `LogDamaged` if the log does not end where the head says.
+        """
+        size = os.fstat(descriptor).st_size
+        length = _TAIL_BYTES
+        while True:
+            first = max(0, size - length)
+            lines = os.pread(descriptor, size - first, first).split(b"\n")
+            is_open = lines[-1] != b""
+            lines = lines[1 if first else 0 : None if is_open else -1]  # the first line may begin before `first`
+            entries = [_parse(line) for line in lines]
+            known = [entry for entry in entries if entry is not None]
+            if first == 0 or len(known) > _LINES_PER_APPEND:
+                break
+            length *= 4
+        self._require_head(known)
+        good = max((number for number, entry in enumerate(entries) if entry is not None), default=-1)
+        return (known[-1] if known else None), lines[good + 1 :], is_open
+
+    def _require_head(self, known: Sequence[Entry]) -> None:
+        head = read_head(self.path)
+        recent = known[-_LINES_PER_APPEND - 1 :]
+        is_new = head is None and len(known) <= _LINES_PER_APPEND
+        if not is_new and (head is None or head["hash"] not in [entry["hash"] for entry in recent]):
+            raise LogDamaged(
+                f"{self.path} does not end where {self._head_path.name} says; `fedskew federate audit verify "
+                f"{self.path}` names the line. Move both files away to begin a new log"
+            )
+
+    def _write_head(self, last: Entry) -> None:
+        draft = self._head_path.with_name(f".{self._head_path.name}.tmp")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            _write_all(descriptor, json.dumps({"number": last["number"], "hash": last["hash"]}).encode() + b"\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft, self._head_path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the names of the log and of its head
+        finally:
+            os.close(folder)
+
+
+def head_path(path: Path) -> Path:
+    """The file with the number and the hash of a log's last line."""
+    return path.with_suffix(".head")
+
+
+def read_head(path: Path) -> Entry | None:
+    """Read the head of a log. None if there is none."""
+    head = head_path(path)
+    with _reporting("read", head):
+        if not head.exists():
+            return None
+        content = head.read_bytes()
+    try:
+        found = json.loads(content)
+        return {"number": int(found["number"]), "hash": str(found["hash"])}
+    except (ValueError, TypeError, KeyError) as error:
+        raise LogDamaged(f"{head} cannot be read; restore it, or move it and the log away") from error
+
+
+def read_chain(path: Path) -> Chain:
+    """Read a log and check every line."""
+    with _reporting("read", path):
+        content = path.read_bytes()
+    *lines, rest = content.split(b"\n")
+    entries: list[Entry] = []
+    torn: list[bytes] = []
+    repairs = 0
+    for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
+        entry = _parse(line)
+        if entry is None:
+            torn.append(line)
+            continue
+        problem = _break_in_chain(number, entry, entries, torn)
+        if problem is not None:
+            return Chain(tuple(entries), repairs, problem)
+        repairs, torn = repairs + len(torn), []
+        entries.append(entry)
+    return Chain(tuple(entries), repairs + len(torn), _missing_end(path, entries))
+
+
+def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequence[bytes]) -> str | None:
+    """Say how an entry does not follow those before it. None if it does."""
+    last = before[-1] if before else None
+    expected = 1 if last is None else last["number"] + 1
+    if entry["hash"] != _hash(entry):
+        return f"line {line} was changed: its content does not have its hash"
+    if torn and (entry.get("event") != REPAIRED or entry.get("torn") != [_digest(part) for part in torn]):
+        return f"line {line - len(torn)} was changed: it is no entry, and line {line} does not repair it"
+    if entry["number"] > expected:
+        missing = entry["number"] - expected
+        return f"{missing} {'entry is' if missing == 1 else 'entries are'} missing before line {line}"
+    if entry["number"] < expected:
+        return f"line {line} is in the wrong place: entry {entry['number']} follows entry {expected - 1}"
+    if entry["previous"] != (_FIRST if last is None else last["hash"]):
+        return f"line {line} does not follow line {line - 1}: it names another hash as that of the entry before it"
+    return None
+
+
+def _missing_end(path: Path, entries: Sequence[Entry]) -> str | None:
+    head = read_head(path)
+    if head is None:
+        return f"{head_path(path).name} is missing" if len(entries) > _LINES_PER_APPEND else None
+    number, count = head["number"], len(entries)
+    if number > count:
+        return f"the log ends with entry {count}, but {head_path(path).name} names entry {number}: its end is missing"
+    if number < 1 or entries[number - 1]["hash"] != head["hash"]:
+        return f"entry {number} was replaced: {head_path(path).name} has another hash"
+    if count - number > _LINES_PER_APPEND:
+        return f"{head_path(path).name} is older than the log: it names entry {number} of {count}"
+    return None
+
+
+def _chain(last: Entry | None, content: Entry) -> Entry:
+    """Make the entry that follows `last`."""
+    entry: Entry = {
+        "number": 1 if last is None else last["number"] + 1,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        **content,
+        "previous": _FIRST if last is None else last["hash"],
+    }
+    return entry | {"hash": _hash(entry)}
+
+
+def _hash(entry: Entry) -> str:
+    return _digest(_text({key: value for key, value in entry.items() if key != "hash"}))
+
+
+def _line(entry: Entry) -> bytes:
+    return _text(entry) + b"\n"
+
+
+def _text(entry: Entry) -> bytes:
+    return json.dumps(entry, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _parse(line: bytes) -> Entry | None:
+    """Read a line that has the form of an entry. None if it does not, even if only a space differs."""
+    try:
+        entry = json.loads(line)
+        is_entry = isinstance(entry, dict) and isinstance(entry.get("number"), int) and _text(entry) == line
+    except (ValueError, RecursionError):
+        return None
+    return entry if is_entry and {"time", "event", "previous", "hash"} <= entry.keys() else None
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+@contextlib.contextmanager
+def _reporting(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot {verb} {path}: {error.strerror or error}") from error
