@@ -15,7 +15,8 @@ from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE
-from fedskew.flower.settings import FederationSettings, require_noiseless_sums
+from fedskew.flower.settings import FederationSettings, require_noiseless_sums, require_testable
+from fedskew.methods import make_method
 
 PACKAGE = "federation_app"
 _OMITTED_KEYS = (
@@ -28,6 +29,7 @@ _OMITTED_KEYS = (
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
     """Write the app's folder, which must be new or empty."""
     require_noiseless_sums(settings, contract)
+    require_testable(settings, make_method(config.method, config.method_params))
     path = Path(folder)
     with reporting_os_errors("write", path):
         if path.exists() and (not path.is_dir() or any(path.iterdir())):

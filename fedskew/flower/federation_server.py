@@ -17,7 +17,7 @@ from fedskew.flower.received_updates import VERSION
 from fedskew.flower.remote_evaluation import SiteEvaluation
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import NAME
-from fedskew.flower.settings import FederationSettings
+from fedskew.flower.settings import FederationSettings, require_testable
 from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled
@@ -48,11 +48,7 @@ class FederationServer(Server):
         if settings.privacy != "none":
             buffers = shared_tensors(self.network.state().buffers, self.stays)
             refuse_unbounded(settings.privacy, method, config.average, buffers)
-        if method.personal is not None and not method.personal.has_global_model and settings.evaluation != "sites":
-            raise UserError(
-                f"federation.evaluation is {settings.evaluation!r}, but method {method.name!r} has no global model "
-                "that the server could test; expected 'sites', where every site tests its own model"
-            )
+        require_testable(settings, method)
         self._surveys: dict[str, Survey] = {}
         self._final_histograms: dict[str, ScoreHistograms] | None = None
         self.site_evaluation = SiteEvaluation(sites, settings, federation.classes, federation.dataset.task)

@@ -26,6 +26,7 @@ from fedskew.experiment.config.values import (
     text,
 )
 from fedskew.flower.contract import Contract
+from fedskew.methods import Method
 
 FEDERATION = "federation"
 """Name of the sites' data in a run's configuration."""
@@ -173,3 +174,12 @@ def _value(key: str, value: Any) -> Any:
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         return parse_yaml(value, key)
     return None if value == "" else value
+
+
+def require_testable(settings: FederationSettings, method: Method) -> None:
+    """Refuse tests by the server for a method without a global model."""
+    if method.personal is not None and not method.personal.has_global_model and settings.evaluation != "sites":
+        raise UserError(
+            f"federation.evaluation is {settings.evaluation!r}, but method {method.name!r} has no global model "
+            "that the server could test; expected 'sites', where every site tests its own model"
+        )

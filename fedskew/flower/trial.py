@@ -23,6 +23,7 @@ from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.supervised_run import completed_rounds, run_to_end
+from fedskew.methods import make_method
 
 _IDLE_SECONDS = 600
 """Seconds without work after which a site's worker ends and frees its memory."""
@@ -44,9 +45,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     names = site_names(federation)
     values = {
         "minimum": federation.clients,
-        "evaluation": "server",
-        "site_metrics": "none",
-        "test_data": {"data_dir": _data_dir(config), **_data(config)},
+        **_tests(config),
         "folder": str((folder / "run").resolve()),
         **settings,
     }
@@ -95,6 +94,15 @@ def site_names(federation: Federation) -> list[str]:
     number = federation.clients
     digits = len(str(number))
     return [f"site-{site:0{digits}d}" for site in range(1, number + 1)]
+
+
+def _tests(config: Config) -> dict[str, Any]:
+    """Let the server test the model. If there is no global model, each site tests its own."""
+    personal = make_method(config.method, config.method_params).personal
+    if personal is not None and not personal.has_global_model:
+        return {"evaluation": "sites", "site_metrics": "class"}
+    test_data = {"data_dir": _data_dir(config), **_data(config)}
+    return {"evaluation": "server", "site_metrics": "none", "test_data": test_data}
 
 
 def _data(config: Config) -> dict[str, Any]:
