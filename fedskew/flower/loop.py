@@ -96,7 +96,8 @@ class FederatedRounds:
         row = self._row(trained, aggregated)
         if trained.local_tests is not None and "sites" in evaluation:
             accuracies = [evaluation["sites"].get(name, {}).get("accuracy") for name in self._sites.names]
-            evaluation["client_tests"] = {"accuracy": accuracies, **trained.local_tests}
+            own = evaluation.get("client_tests", {})
+            evaluation["client_tests"] = {"accuracy": accuracies, **trained.local_tests, **own}
         return aggregated.after, replace(row, **evaluation, time=clock.laps, seconds=clock.total)
 
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:

@@ -110,6 +110,10 @@ class SiteEvaluation:
             fields["sites"] = self._accuracies(replies)
         elif self._settings.site_metrics == "class":
             fields["sites"] = self._by_name(self._matrices(replies))
+        own = {client: _read_counts(reply.facts.get("personal")) for client, reply in replies.items()}
+        if any(own.values()):
+            counts = [own.get(client) for client in range(len(self._sites.names))]
+            fields["client_tests"] = {"personal": [None if count is None else count[0] / count[1] for count in counts]}
         return fields
 
     def _by_name(self, matrices: Mapping[int, Confusion]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from fedskew.engine import (
     survey,
     train_clients,
 )
-from fedskew.engine.personal_training import personal_model
+from fedskew.engine.personal_training import initial_personal, personal_model
 from fedskew.errors import UserError
 from fedskew.experiment.class_weights import with_class_weights
 from fedskew.experiment.config import Config
@@ -186,14 +186,18 @@ class Site:
     def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Facts:
         """Test the received model on the site's test part. Refuse more detailed results than the site allows.
 
-        If the method has no global model, the site tests its own model, with the personal tensors that it kept.
+        If the method has no global model, the site tests its own model, with the personal tensors that it kept. If the
+        site trains a second model beside the global one, it reports the totals of both.
         """
         require_agreed_tests(test_request, run.method, self.config)
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         confusion, log_loss = test_set.test(run.tested_model(tensors, kept), test_request["labels"])
+        own = {}
+        if run.has_second_model:
+            own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), test_request["labels"]))}
         if test_request["detail"] == "class":
-            return {"confusion": confusion.tolist(), "log_loss": log_loss}
-        return _totals(confusion)
+            return {"confusion": confusion.tolist(), "log_loss": log_loss, **own}
+        return _totals(confusion) | own
 
     def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> bytes:
         """Compute histograms of the received model's probabilities on the site's test part."""
@@ -292,7 +296,19 @@ class SiteRun:
     def tested_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
         """The model that the site tests: the global one, or the site's own if there is none."""
         model, personal = self.received_model(tensors), self.method.personal
-        return model if personal is None or personal.has_global_model else personal_model(model, kept)
+        return model if personal is None or personal.has_global_model else self.own_model(tensors, kept)
+
+    @property
+    def has_second_model(self) -> bool:
+        """Whether the site trains a model of its own beside the global one."""
+        return self.method.personal is not None and self.method.personal.own_solver() is not None
+
+    def own_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
+        """The received model with what the site kept of its own. A site that never took part has initial values."""
+        personal = self.method.personal
+        assert personal is not None
+        fresh = initial_personal(personal, self._stays, self._runtime.network.state())
+        return personal_model(self.received_model(tensors), kept or fresh)
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
         """Make the site's part of a round, in the form that an engine expects."""

@@ -12,13 +12,17 @@ import pytest
 import torch
 from in_process import case, small_data
 from method_cases import by_kind
+from toy_runs import finished
 
 from fedskew.data import Dirichlet, Federation, federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.result import Result
+from fedskew.experiment.round.server import Server
 from fedskew.experiment.run import run_prepared
+from fedskew.flower.app_folder import write_app
+from fedskew.flower.contract import Contract
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.sites import Failure, Reply, Sites
 from fedskew.flower.tensors import from_bytes
@@ -118,10 +122,34 @@ def test_personal_tensors_stay_at_their_sites(
     assert not [name for name in travelled if name.rpartition("/")[2] in kept]
 
 
+@pytest.mark.parametrize("detail", ["class", "total"])
+def test_sites_test_a_second_model_beside_the_global_one(
+    detail: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = settings("ditto", rounds=3, clients_per_round=2)
+    here = case(tmp_path, split, data, config, **TESTED_BY_SITES | {"site_metrics": detail, "local_tests": True})
+    apart = run_federation(here.grid, here.context)
+    prepared = prepare(config, split)
+    server = Server(split, prepared.method, prepared.model, prepared.config)
+    state, rows = finished(server)
+    assert server.personal is not None
+    models = server.evaluation.personal_tests(server.personal).models(server._runtime, state, state.model)
+    expected = [server._runtime.test_set.evaluate(models(client)).accuracy for client in range(3)]
+    found = apart.history[-1].client_tests
+    assert found is not None
+    assert found["personal"] == expected
+    assert len(set(expected)) > 1
+    assert apart.accuracy == rows[-1].accuracy
+
+
 def test_a_server_cannot_test_a_method_without_a_global_model(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, settings("fedper"))
-    with pytest.raises(UserError, match="no global model that the server could test; expected 'sites'"):
+    refusal = "no global model that the server could test; expected 'sites'"
+    with pytest.raises(UserError, match=refusal):
         run_federation(here.grid, here.context)
+    with pytest.raises(UserError, match=refusal):
+        write_app(tmp_path / "app", here.settings, Contract.from_dataset(split.dataset), here.config)
+    assert not (tmp_path / "app").exists()
 
 
 @pytest.mark.parametrize("method", BOUNDS)
