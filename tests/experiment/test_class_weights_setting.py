@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from findings import FINDINGS, findings_federation
+from method_cases import only
 
 import fedskew as fs
 from fedskew.cli import main
@@ -146,12 +148,23 @@ def _weights(setting: object, own: np.ndarray, everyone: np.ndarray, number: int
     return [float(counts.sum() / ((counts > 0).sum() * n)) if n else 0.0 for n in counts]
 
 
+WEIGHTINGS: list[dict[str, object]] = [
+    {"class_weights": "balanced"}, {"class_weights": "counts"}, {"class_weights": DIGITS}, {"batches": "balanced"},
+    {"class_weights": "balanced", "batches": "balanced", "clients_per_round": 3},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    "changed",
-    [{"class_weights": "balanced"}, {"class_weights": "counts"}, {"class_weights": DIGITS}, {"batches": "balanced"},
-     {"class_weights": "balanced", "batches": "balanced", "clients_per_round": 3}],
-)  # fmt: skip
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedvls+fpl"])
+    ("method", "changed"),
+    only(
+        [
+            *(("fedavg", weighting) for weighting in WEIGHTINGS),
+            ("scaffold", WEIGHTINGS[-1]),
+            ("fedvls+fpl", WEIGHTINGS[0]),
+        ],
+        itertools.product(("fedavg", "scaffold", "fedvls+fpl"), WEIGHTINGS),
+    ),
+)
 def test_engines_agree(method: str, changed: dict[str, object], digits: fs.Federation) -> None:
     engines = ("plain", "stacked", "pool") if method == "scaffold" else ("plain", "stacked")
     runs = [fs.run(digits, method, engine=engine, **SETTINGS, **changed) for engine in engines]

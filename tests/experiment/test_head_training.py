@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 import torch
+from method_cases import only
 from torch import nn
 
 import fedskew as fs
@@ -55,8 +57,13 @@ class InEvalMode(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedvls+fedavgm", "scaffold", "fedprox", "fpl"])
-@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize(
+    ("method", "engine"),
+    only(
+        [("fedavg", "plain"), ("fedvls+fedavgm", "stacked"), ("scaffold", "stacked"), ("fpl", "plain")],
+        itertools.product(("fedavg", "fedvls+fedavgm", "scaffold", "fedprox", "fpl"), ("plain", "stacked")),
+    ),
+)
 def test_it_equals_training_with_a_frozen_encoder(
     fed: fs.Federation, pretrained: Classifier, method: str, engine: str
 ) -> None:
