@@ -8,7 +8,7 @@ RUN    := $(BIN)/python -m
 INSTALL := $(RUN) pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process that a test starts compiles PyTorch again
 
-.PHONY: demo test test-all lint style clean
+.PHONY: demo test test-all lint style docs clean
 
 demo: $(VENV)/.ready
 	$(RUN) fedskew demo
@@ -33,6 +33,10 @@ style: $(VENV)/.ready
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(BIN)/python -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+# The documentation site, in site/. A warning, such as a broken link, is an error.
+docs: $(VENV)/.ready
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build --strict
 
 # A new pip resolves the requirements in half the time of the one in Python 3.11. Bytecode is left to the first import.
 # torch is installed first and pinned: resolved along with the rest, pip may take another build of it.

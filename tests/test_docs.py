@@ -47,7 +47,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-SLOW = {"choose.md", "report.md", "runs.md", "sweeps.md"}
+SLOW = {"choose.md", "report.md", "runs.md", "sweeps.md", "tutorial-compare.md", "tutorial-see.md", "tutorial-sites.md"}
 """Documents with many runs. `make test` checks their links and tables only."""
 
 
