@@ -30,8 +30,8 @@ def _command(
     settings: Settings,
     save: Annotated[
         list[str] | None,
-        option("--save", "FILE", "save the map as .png, .svg or .pdf, the counts as .csv, or the split as .json; "
-               "repeatable", CONFIGURATION),
+        option("--save", "FILE", "save a figure of the samples by client and class (.png, .svg, .pdf), their counts "
+               "(.csv) or the split (.json); repeatable", CONFIGURATION),
     ] = None,
     list_all: Annotated[
         bool, typer.Option("--all", help=f"list the classes of all clients, not only the first {MAX_CLIENTS}",
@@ -82,7 +82,7 @@ def _show(federation: Federation, max_clients: int | None) -> None:
     console.print(
         f"{summary['clients']} clients, {summary['samples']} samples used, {summary['unused']} unused; "
         f"sizes from {summary['smallest']} to {summary['largest']}, median {summary['median']:g}; "
-        f"{summary['mean_vacant']:.1f} vacant classes per client; split {summary['hash'][:12]}"
+        f"on average {summary['mean_vacant']:.1f} classes absent per client; split hash {summary['hash'][:12]}"
     )
 
 
@@ -111,7 +111,7 @@ def _json(federation: Federation) -> dict[str, Any]:
         "seed": federation.seed,
         **_summary(federation),
         "label_counts": federation.label_counts.tolist(),
-        "groups": [
+        "groups": [  # one entry per client, with its vacant, minority and majority classes
             {
                 "client": client,
                 **({"name": federation.client_names[client]} if federation.client_names else {}),

@@ -18,7 +18,7 @@ from fedskew.cli.commands import INTERRUPTED
 from fedskew.cli.terminal import notice, print_json, stderr, stdout
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
-from fedskew.experiment.config import Config, changed_settings, run_folder
+from fedskew.experiment.config import Config, changed_method_params, run_folder
 from fedskew.experiment.preparation import Prepared, default_threads
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
@@ -125,7 +125,7 @@ class RunProgress(Callback):
 
 def _run_label(config: Config) -> str:
     """Name a run by its method, the settings that differ from the method's defaults, and its seed."""
-    settings = ", ".join(f"{name}={value}" for name, value in changed_settings(config).items())
+    settings = ", ".join(f"{name}={value}" for name, value in changed_method_params(config).items())
     return f"{config.method}{f' ({settings})' if settings else ''} seed {config.seed}"
 
 

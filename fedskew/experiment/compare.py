@@ -16,7 +16,8 @@ from fedskew.experiment.run import run_prepared
 def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
     """Prepare every method with every seed, so that errors show before any run starts.
 
-    `base` describes the data and the split. `methods` has one configuration per method.
+    The data and the split come from `base`. Everything else, such as the method and its settings, comes from
+    `methods`, which has one configuration per method. Its configurations must name the same data and split.
     """
     runs = []
     for seed in seeds:

@@ -22,9 +22,9 @@ from fedskew.errors import UserError
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
-"""Seconds in which processes may end by themselves before they are killed."""
+"""Seconds that terminated processes have, all together, to end before they are killed."""
 _LOG_SECONDS = 1.0
-"""Seconds to wait for the rest of a log after its process ended. Processes that it started may keep the pipe open."""
+"""Seconds to wait for the rest of a log after its process ended. That process's own children may keep the pipe open."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -36,7 +36,10 @@ QUIET = {
 
 
 def environment(additional: Mapping[str, str]) -> dict[str, str]:
-    """Extend this environment. PATH begins with this Python's commands, so that Flower's programs find each other."""
+    """Return the environment of a child process: the current one, `QUIET`, and `additional`.
+
+    PATH begins with the folder of this Python's commands, so that Flower's programs find each other.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, **QUIET, "PATH": path, **additional}
 
@@ -58,7 +61,7 @@ class Process:
             stdin=subprocess.DEVNULL,
             env=full_env,
             umask=0o077,  # models and keys stay private
-            start_new_session=True,  # Ctrl-C reaches only this process, which ends the others in order
+            start_new_session=True,  # Ctrl-C reaches only the parent process, which then ends its children in order
         )
         self._writer = threading.Thread(target=self._write_log, args=(open_private(log),), daemon=True)
         self._writer.start()
@@ -91,7 +94,7 @@ class Process:
             self._writer.join(_LOG_SECONDS)
 
     def last_message(self) -> str:
-        """Return the last line that the program wrote, or the text of its last box."""
+        """Return the last message in this process's output."""
         return last_message(self.output())
 
     def require_running(self) -> None:
@@ -119,7 +122,7 @@ class Process:
 
 
 def open_private(path: Path) -> TextIO:
-    """Open a file for appending that only its owner can read."""
+    """Open a file for appending. If it is new, only its owner can read it."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
 
@@ -131,11 +134,14 @@ def log_line(output: str) -> str:
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TIME = re.compile(r"^\d{4}-\d\d-\d\dT[\d:.]+(\+00:00|Z) ")
 _FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
-"""The characters with which Flower draws a box around a message."""
+"""The characters with which Flower draws a frame around an error message."""
 
 
 def last_message(output: str) -> str:
-    """Return the last line of a program's output, without colours. If it is the edge of a box, return its text."""
+    """Return the last message in a program's output, without times and colours.
+
+    This is the last line. If that line is the lower edge of a frame, it is the text inside the frame.
+    """
     lines = [_TIME.sub("", line).strip() for line in _COLOUR.sub("", output).splitlines()]
     lines = [line for line in lines if line]
     if not lines or lines[-1].strip(_FRAME + " "):
@@ -149,7 +155,10 @@ def last_message(output: str) -> str:
 
 
 def terminate_all(processes: Sequence[Process]) -> None:
-    """End processes in reverse order of their start. Kill those that do not end by themselves."""
+    """Send SIGTERM to all processes, the last started first, and wait at most `_GRACE_SECONDS` for all of them.
+
+    Then kill their process groups, so that neither they nor their children stay behind.
+    """
     for process in reversed(processes):
         process.terminate()
     end = time.monotonic() + _GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""Check the sites' updates of a round and combine them into a result like that of an engine."""
+"""Check the sites' updates of a round, and combine them into the result that an engine would return."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""The server's part of a client's state: the model round after which the site saved the rest."""
+"""The key of the number that the server keeps for a client with a state: the round of the model after which the site
+saved that state. The state itself stays at the site."""
 
 
 @dataclass(frozen=True)
 class Update:
-    """A site's valid update. It has no tensors if its numbers are not finite."""
+    """A site's update in the expected form. If a number in it is not finite, it has no tensors and a loss of NaN."""
 
     tensors: Tensors
     loss: float
@@ -32,8 +33,8 @@ class Update:
 
 
 @dataclass(frozen=True)
-class Oversized:
-    """The updates of a round that are too large."""
+class SizeCheck:
+    """The updates of a round that are too large, and the norms that they were compared with."""
 
     discarded: dict[int, str]
     """The reason why an update is discarded, by client."""
@@ -42,36 +43,39 @@ class Oversized:
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
-    """Read the update in a site's reply. Raise `Garbled` if it does not have the form that the server expects."""
+    """Read the update in a site's reply.
+
+    Raise `Garbled` with the reason if there is no reply, or if it does not have the form that the server expects.
+    """
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     facts, model_round = answer.facts, work.key.round
     if facts.get("round") != model_round:
-        raise Garbled(f"it belongs to round {facts.get('round')!r} of its model, expected {model_round}")
+        raise Garbled(f"it is for round {facts.get('round')!r} of the model; expected round {model_round}")
     visits = facts.get("visits")
     if not is_count(visits):
         raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")
     expected = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}
-    unchanged = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
-    tensors = unchanged | from_bytes(answer.payload)
+    sent_buffers = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
+    tensors = sent_buffers | from_bytes(answer.payload)  # a site leaves out the buffers that training did not change
     require_like({name: t for name, t in tensors.items() if name.startswith("trained:")}, expected)
     if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
         raise Garbled(f"it has an unexpected tensor {foreign[0]!r}")
-    if undeclared := _undeclared(tensors, work):
-        raise Garbled(f"it sends {undeclared!r}, which the method does not declare")
+    _require_declared(tensors, work)
     loss = facts.get("loss", 0.0)
-    if not facts.get("finite") or not _is_finite(loss) or not _are_finite(tensors, unchanged):
+    if not facts.get("finite") or not _is_finite(loss) or not _are_finite(tensors, sent_buffers):
         return Update({}, float("nan"), visits)
     return Update(tensors, float(loss), visits)
 
 
-def _undeclared(tensors: Tensors, work: RoundWork) -> str | None:
-    """Find a tensor that the method does not declare, or a tally that is not a single number. Return its name."""
+def _require_declared(tensors: Tensors, work: RoundWork) -> None:
+    """Refuse an uplink of a method that declares none, and a tally that is not a single number."""
     declares_uplink = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
-        if (name.startswith("uplink/") and not declares_uplink) or (name.startswith("tally/") and tensor.dim() > 0):
-            return name
-    return None
+        if name.startswith("uplink/") and not declares_uplink:
+            raise Garbled(f"it sends {name!r}, which the method does not declare")
+        if name.startswith("tally/") and tensor.dim() > 0:
+            raise Garbled(f"its {name!r} has shape {list(tensor.shape)}; expected a single number")
 
 
 def _is_finite(number: object) -> bool:
@@ -82,11 +86,13 @@ def _is_finite(number: object) -> bool:
         return False
 
 
-def _are_finite(tensors: Tensors, buffers: Tensors) -> bool:
+def _are_finite(tensors: Tensors, sent_buffers: Tensors) -> bool:
     """Whether all numbers are finite. A buffer may have infinities that the server sent."""
     for name, tensor in tensors.items():
-        finite = tensor.isfinite()
-        if not bool(finite.all()) and not (name in buffers and bool((finite | (tensor == buffers[name])).all())):
+        allowed = tensor.isfinite()
+        if name in sent_buffers:
+            allowed = allowed | (tensor == sent_buffers[name])
+        if not bool(allowed.all()):
             return False
     return True
 
@@ -104,9 +110,7 @@ def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
     return [client for client, kind in kinds.items() if kind != usual]
 
 
-def find_oversized(
-    updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]
-) -> Oversized:
+def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]) -> SizeCheck:
     """Find the clients whose update is more than `limit` times as large as the round's median.
 
     One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that the larger of
@@ -125,7 +129,7 @@ def find_oversized(
         for kind, norm in found.items()
         if 0 < medians.get(kind, 0.0) * limit < norm
     }
-    return Oversized(discarded, medians)
+    return SizeCheck(discarded, medians)
 
 
 def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
@@ -141,12 +145,16 @@ def _norm(tensors: Sequence[torch.Tensor]) -> float:
 
 
 def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResult:
-    """Stack the updates, with one row per participant. A participant without a valid update has a loss of NaN."""
+    """Stack the updates, with one row per participant.
+
+    A participant whose update is missing, discarded or not finite has a loss of NaN. Its row has the model that was
+    sent, and zeros for the other tensors.
+    """
     rows = [updates.get(a.client, Update({}, float("nan"), 0)) for a in work.assignments]
-    blank = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}  # in the order of the model
-    blank |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in blank}
+    defaults = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}  # in the model's order
+    defaults |= {n: torch.zeros_like(t) for row in rows for n, t in row.tensors.items() if n not in defaults}
     device = next(iter(work.sent.params.values())).device
-    stacked = {name: _stacked(rows, name, nothing).to(device) for name, nothing in blank.items()}
+    stacked = {name: _stack(rows, name, default).to(device) for name, default in defaults.items()}
     version = torch.full((len(rows),), work.key.round + 1)
     return RoundResult(
         trained=read_model("trained", stacked),
@@ -158,5 +166,5 @@ def combine_updates(work: RoundWork, updates: Mapping[int, Update]) -> RoundResu
     )
 
 
-def _stacked(rows: Sequence[Update], name: str, nothing: torch.Tensor) -> torch.Tensor:
-    return torch.stack([row.tensors.get(name, nothing) for row in rows])
+def _stack(rows: Sequence[Update], name: str, default: torch.Tensor) -> torch.Tensor:
+    return torch.stack([row.tensors.get(name, default) for row in rows])

@@ -12,10 +12,10 @@ from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.received_updates import (
     VERSION,
     Update,
+    check_sizes,
     check_update,
     combine_updates,
     find_different_extras,
-    find_oversized,
 )
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Failure, Quorum, Reply, Sites, usable_replies
@@ -117,7 +117,7 @@ class SiteTraining:
         for client in find_different_extras(updates):
             del updates[client]
             failures[client] = "its tensors besides the model differ in form from those of most updates"
-        found = find_oversized(updates, plan.work, self._settings.largest_update, self._usual_norms)
+        found = check_sizes(updates, plan.work, self._settings.largest_update, self._usual_norms)
         for client, reason in found.discarded.items():
             del updates[client]
             failures[client] = reason

@@ -9,6 +9,8 @@ The file never leaves the site.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -46,12 +48,13 @@ class SiteConfig:
     threads: int | None = None
     """Number of torch's threads. If it is None, torch decides."""
     idle: int | None = None
-    """Seconds without work after which the worker ends and frees its memory. None means never. New work starts it
-    again."""
+    """Seconds without work after which the worker process ends and frees its memory. The next work starts it again. If
+    it is None, the worker keeps running."""
     metrics: str = "total"
-    """The most that this site reports of its tests: none, total (the accuracy), or class (results by class)."""
+    """How much of its test results this site reports at most: none, total (only the accuracy), or class (results by
+    class)."""
     packages: tuple[str, ...] = ()
-    """Python packages, besides fedskew and the app, whose methods and models the server may name."""
+    """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None
@@ -62,15 +65,20 @@ class SiteConfig:
     def state_folder(self) -> Path:
         return self.folder / self.state
 
-    def data_version(self) -> tuple[int, ...]:
-        """Return a value that changes with the data on disk: times and sizes of a file, or of a folder's entries."""
+    def data_version(self) -> int:
+        """Return a number that changes if a file of the data is added, removed or written, in any subfolder.
+
+        It is a hash of times and sizes. Links to folders are not followed. For a dataset that is given by its name,
+        such as `digits`, and not by its path, the number never changes.
+        """
         path = self.folder / Path(self.data).expanduser()
-        try:
-            entries = [path, *(sorted(path.iterdir()) if path.is_dir() else ())]
-            found = [entry.stat() for entry in entries]
-        except OSError:
-            return ()
-        return tuple(number for entry in found for number in (entry.st_mtime_ns, entry.st_size))
+        inside = [os.path.join(parent, name) for parent, folders, files in os.walk(path) for name in (*folders, *files)]
+        found = []
+        for entry in (str(path), *sorted(inside)):
+            with contextlib.suppress(OSError):
+                status = os.stat(entry)
+                found.append((entry, status.st_mtime_ns, status.st_size))
+        return hash(tuple(found))
 
     def federation(self, contract: Contract | None = None) -> Federation:
         """Read the site's data in the form of the contract, as a federation of one client."""

@@ -74,7 +74,7 @@ class _RequestHandler:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._versions_read: tuple[int, tuple[int, ...]] = -1, ()
+        self._versions_read: tuple[int, int] | None = None
         """The modification time of the configuration, and the version of the data, when they were read."""
         self._site: Site | None = None
         self._apps: list[str] = []

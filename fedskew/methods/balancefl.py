@@ -58,7 +58,7 @@ class BalanceFL(Objective):
         expect(valid, "probability", list(self.probability), f"one number, or {classes}: one per class")
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
-        features, counts = seen.out.known_features.flatten(1), client.label_counts
+        features, counts = seen.out.required_features.flatten(1), client.label_counts
         members = class_masks(seen.y, len(counts)).to(features.dtype)
         drawn = _normal(seen.keys.unsqueeze(-1), torch.arange(self.noises, device=features.device), features.dtype)
         scaled = drawn * (members @ _scales(counts, features)).unsqueeze(-1)

@@ -15,7 +15,7 @@ from fedskew.methods.regularisers import Regulariser
 
 def class_sums(seen: Seen, client: Client) -> Tensors:
     """Sum and count the batch's features per class, for the hooks `opening` and `closing` (parts.py)."""
-    features = seen.out.known_features.flatten(1)
+    features = seen.out.required_features.flatten(1)
     members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
     return {"feature_sums": members.T @ features, "feature_counts": members.sum(dim=0)}
 

@@ -43,7 +43,7 @@ class ClosedFormHead(ServerRule):
 
     def features(self, seen: Seen) -> Tensor:
         """Return the batch's features in float64. Rows of padding are zero."""
-        features = seen.out.known_features.flatten(1).double()
+        features = seen.out.required_features.flatten(1).double()
         if self.with_ones:
             features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
         return torch.where((seen.y != IGNORE).unsqueeze(-1), features, 0.0)

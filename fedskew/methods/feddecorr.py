@@ -37,4 +37,4 @@ class FedDecorr(Regulariser):
         expect(self.beta >= 0, "beta", self.beta, "a number ≥ 0")
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return self.beta * decorrelation(out.known_features, y)
+        return self.beta * decorrelation(out.required_features, y)

@@ -52,7 +52,7 @@ class FedLF(Objective):
         return class_sums(seen, client)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        features, centres = out.known_features, class_means(client.opening)
+        features, centres = out.required_features, class_means(client.opening)
         counts, weights = client.label_counts, client.class_weights
         return (
             restricted_softmax_cross_entropy(out.logits, y, counts, self.alpha, soft=True, weights=weights)

@@ -2,15 +2,20 @@
 
 Fan et al., "Federated learning under partially class-disjoint data via manifold reshaping", TMLR 2023.
 
-    L_intra = (1/N)·Σ_c mean_{i≠j} (X_cᵀX_c)_{ij}²   X_c: the standardised features of class c, if it has two or more
-    L_inter = mean over c in the batch, c' ≠ c, of max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖)
+    L_intra = (1/N)·Σ_c mean_{i≠j} (X_cᵀX_c)_{ij}²
+    L_inter = mean over pairs (c, c') of max(0, ‖g_c − g_c'‖ − ‖f̄_c − g_c'‖)
     fedmr        L = base + μ·L_intra
     fedmr-inter  L = base + μ·L_intra + ν·L_inter
 
-f̄_c is the mean feature of class c in the batch. g_c is the global prototype of class c: the mean of the mean features
-of the last round's participants that have the class. If none has it, the previous prototype stays. The base is cross
-entropy, or the loss of the objective that FedMR is combined with. The authors' code has only L_intra. L_inter, a
-margin between classes, is our reading of the paper's text (docs/fidelity.md).
+L_intra sums over the classes c with two or more samples in the batch. N is the number of these classes' samples. The
+matrix X_c has one row per sample of class c and one column per feature, and its columns are standardised. i and j are
+features.
+
+f̄_c is the mean feature vector of class c in the batch. g_c is the global prototype of class c: the mean of the mean
+features of the last round's participants that have the class. If none has it, the previous prototype stays. A pair has
+a class c in the batch and another class c', and both must have a prototype. The base is cross entropy, or the loss of
+the objective that FedMR is combined with. The authors' code has only L_intra. L_inter, a margin between classes, is our
+reading of the paper's text (docs/fidelity.md).
 
 Sent to the server: the model; with L_inter also the mean feature of each of the client's classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.
@@ -46,7 +51,7 @@ class FedMR(Regulariser):
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        return self.mu * class_decorrelation(out.known_features, y)
+        return self.mu * class_decorrelation(out.required_features, y)
 
 
 @method("fedmr-inter", paper=_PAPER)
@@ -62,22 +67,22 @@ class FedMRInter(SendsClassMeans):
         expect(self.nu >= 0, "nu", self.nu, "a number ≥ 0")
 
     def server_state(self, params: Tensors) -> Tensors:
-        rows = params["head.weight"].detach()
-        return {"prototypes": torch.zeros_like(rows), "prototype_known": torch.zeros_like(rows[:, 0]).bool()}
+        head = params["head.weight"].detach()  # [C, d], the shape of the prototypes
+        return {"prototypes": torch.zeros_like(head), "prototype_known": torch.zeros_like(head[:, 0]).bool()}
 
     def downlink(self, server_state: Tensors) -> Tensors:
         return {name: server_state[name] for name in ("prototypes", "prototype_known")}
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        features, server = out.known_features, client.downlink
+        features, server = out.required_features, client.downlink
         margin = prototype_margin(features, y, server["prototypes"], server["prototype_known"])
         return self.mu * class_decorrelation(features, y) + self.nu * margin
 
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
         sent, known = updates.uplink["prototypes"], updates.uplink["prototype_known"]
-        owners = known.sum(dim=0).unsqueeze(-1)
-        means = (sent * known.unsqueeze(-1)).sum(dim=0) / owners.clamp(min=1)
+        senders = known.sum(dim=0).unsqueeze(-1)  # clients that have the class
+        means = (sent * known.unsqueeze(-1)).sum(dim=0) / senders.clamp(min=1)
         return {
-            "prototypes": torch.where(owners > 0, means, server_state["prototypes"]),
+            "prototypes": torch.where(senders > 0, means, server_state["prototypes"]),
             "prototype_known": server_state["prototype_known"] | known.any(dim=0),
         }

@@ -8,7 +8,8 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021.
     FedAdam     v ← β₂·v + (1 − β₂)·Δ²
     w ← w + η_g·m / (√v + τ)
 
-Each coordinate has its own m and v. Before the first round, m = 0 and v = τ².
+w is the global model, w_k is the model that client k sends back, and a_k is its weight in the average. Each coordinate
+has its own m and v. Before the first round, m = 0 and v = τ².
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -30,12 +31,12 @@ _PAPER = "Reddi et al., ICLR 2021"
 
 @dataclass(frozen=True)
 class _Adaptive(ServerRule):
-    """The common base of the three methods, which differ in the second moment."""
+    """The base of the three methods, which differ in how the second moment v changes."""
 
     server_lr: float = 0.01
     """η_g."""
     tau: float = 1e-3
-    """The degree of adaptivity: a smaller τ makes the steps of all coordinates more equal."""
+    """With a small τ, the steps of all coordinates have similar sizes. With a large τ, they are proportional to m."""
     beta1: float = 0.9
 
     def __post_init__(self) -> None:
@@ -73,8 +74,8 @@ class FedAdagrad(_Adaptive):
 
 
 @dataclass(frozen=True)
-class _DecayingMoment(_Adaptive):
-    """A second moment that decays."""
+class _WithBeta2(_Adaptive):
+    """The base of FedYogi and FedAdam, in which β₂ sets how fast v changes."""
 
     beta2: float = 0.99
 
@@ -85,8 +86,8 @@ class _DecayingMoment(_Adaptive):
 
 @method("fedyogi", paper=_PAPER)
 @dataclass(frozen=True)
-class FedYogi(_DecayingMoment):
-    """Yogi on the server: Adam with a second moment that changes more slowly."""
+class FedYogi(_WithBeta2):
+    """Yogi on the server: like Adam, but v moves towards Δ² by (1 − β₂)·Δ², so a large v falls more slowly."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * (v - squared).sign()
@@ -94,7 +95,7 @@ class FedYogi(_DecayingMoment):
 
 @method("fedadam", paper=_PAPER)
 @dataclass(frozen=True)
-class FedAdam(_DecayingMoment):
+class FedAdam(_WithBeta2):
     """Adam on the server, without bias correction."""
 
     def second_moment(self, v: Tensor, squared: Tensor) -> Tensor:

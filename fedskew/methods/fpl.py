@@ -50,7 +50,7 @@ class FPL(SendsClassMeans):
         return {name: server_state[name] for name in ("prototypes", "prototype_known")}
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        features, server = out.known_features, client.downlink
+        features, server = out.required_features, client.downlink
         prototypes, known = server["prototypes"], server["prototype_known"]
         contrast = prototype_contrast(features, y, prototypes, known, self.temperature)
         return contrast + prototype_distance(features, y, prototypes, known)

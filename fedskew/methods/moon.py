@@ -5,8 +5,8 @@ Li et al., "Model-contrastive federated learning", CVPR 2021.
     L = CE + μ·ℓ,  ℓ = −log( e^{cos(h, h^g)/τ} / (e^{cos(h, h^g)/τ} + e^{cos(h, h^prev)/τ}) )
 
 The features h, h^g and h^prev are the inputs of the head in three models: the model being trained, the received model,
-and the model that this client trained when it last took part. In a client's first round there is no previous model, and
-ℓ has no gradient.
+and the model that this client trained when it last took part. In a client's first round, the received model serves as
+the previous one, so ℓ = log 2 has no gradient.
 
 Sent to the server: the model. The client keeps one model.
 Extra compute: two forward passes of frozen models.
@@ -31,11 +31,13 @@ class MOON(Objective):
     """Cross entropy and a contrast of the features with those of the global and of the client's previous model."""
 
     mu: float = 0.01
-    """The FedVLS paper uses 0.01, and the FedLMD paper 0.1."""
+    """The default is the value in the FedVLS paper. The FedLMD paper uses 0.1."""
     temperature: float = 0.5
-    """The FedVLS paper uses 0.5, and the FedLMD paper mostly 1."""
+    """The default is the value in the FedVLS paper. The FedLMD paper mostly uses 1."""
     teacher_mode: Mode = "train"
-    """The BatchNorm mode of both frozen models. A client does not keep the running statistics of its previous model."""
+    """The mode of both frozen models. In `train` mode, dropout is active, and BatchNorm uses the batch's statistics. In
+    `eval` mode, both models use the received running statistics, because a client does not keep those of its previous
+    model."""
 
     needs_features = True
     multi_label = True
@@ -58,6 +60,6 @@ class MOON(Objective):
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         previous = out.companions["state/previous"]
         contrast = model_contrast(
-            out.known_features, out.teacher.known_features, previous.known_features, y, self.temperature
+            out.required_features, out.teacher.required_features, previous.required_features, y, self.temperature
         )
         return task_for(y).loss(out.logits, y, client.class_weights) + self.mu * contrast

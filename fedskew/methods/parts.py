@@ -108,7 +108,7 @@ class Outputs:
         return cls(tensors["logits"], tensors.get("features"))
 
     @property
-    def known_features(self) -> Tensor:
+    def required_features(self) -> Tensor:
         """The features, for parts that declare `needs_features`. Raises `UserError` if there are none."""
         if self.features is None:
             raise UserError("the method needs features; expected a model that is a fedskew.Classifier(encoder, head)")

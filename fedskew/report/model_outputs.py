@@ -20,10 +20,10 @@ from fedskew.results import Result
 
 Floats = npt.NDArray[np.float64]
 BATCH_SIZE = 500
-DRAWN_SAMPLES = 600
-"""Samples in the charts of t-SNE and PCA. They are enough to show clusters, and t-SNE takes about two seconds."""
+PLOTTED_SAMPLES = 600
+"""The most samples in the charts of t-SNE and PCA. They show the clusters, and t-SNE takes about two seconds."""
 SAMPLES = 2000
-"""Samples on which the model is run, for means by class."""
+"""The most samples on which the model is run, for means by class."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class ModelOutputs:
 
     labels: npt.NDArray[np.int64]
     features: Floats
+    """The inputs of the head. For a model without a separate head, the logits."""
     probabilities: Floats
 
     def class_distances(self, classes: int) -> Floats:
@@ -51,18 +52,18 @@ class ModelOutputs:
 
     @cached_property
     def pca(self) -> Floats:
-        """The features projected on their two principal components."""
+        """The first `PLOTTED_SAMPLES` features, projected on their two principal components."""
         from sklearn.decomposition import PCA
 
-        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:DRAWN_SAMPLES]), np.float64)
+        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:PLOTTED_SAMPLES]), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
-        """The features embedded by t-SNE, which preserves neighbourhoods but not distances."""
+        """The first `PLOTTED_SAMPLES` features, embedded by t-SNE, which preserves neighbourhoods but not distances."""
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
-        shown = self.features[:DRAWN_SAMPLES]
+        shown = self.features[:PLOTTED_SAMPLES]
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower
             embedded = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
@@ -70,7 +71,11 @@ class ModelOutputs:
 
 
 def model_outputs(run: Result) -> ModelOutputs:
-    """Run the model on test samples. Raise a UserError if the model or the data are missing."""
+    """Run the model on test samples.
+
+    Raise a UserError if the model or the data are missing, if samples have several labels, or if an output is not
+    finite.
+    """
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model

@@ -15,7 +15,7 @@ from fedskew.results.significance import MAX_SEEDS, MIN_SEEDS, Difference
 NOTABLE = 0.01
 """Smaller changes of a class's accuracy are not mentioned."""
 MUCH = 0.05
-"""A method has a much better worst class if its accuracy is higher by this."""
+"""The least lead in the accuracy of the worst class that is called much better."""
 MAX_CLASSES = 5
 """The most classes that a sentence lists."""
 
@@ -48,6 +48,7 @@ def conclusion(comparison: Comparison) -> list[str]:
     are_equal = lead is not None and lead.is_zero
     sentences = [*_on_fewer_seeds(comparison), _best(best, second if are_equal else None, comparison)]
     sentences += [] if are_equal else [_lead(second, lead, comparison)]
+    test_is_explained = not are_equal and lead is not None and lead.seeds < MIN_SEEDS
     if unproven := [
         method for method in methods[2:] if method is not baseline and _not_significant(against[method.label])
     ]:
@@ -56,8 +57,8 @@ def conclusion(comparison: Comparison) -> list[str]:
             f"{also} significantly different from {best.label}: {', '.join(method.label for method in unproven)}."
         )
     if baseline is not None and baseline not in (best, second) and baseline.counted:
-        sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison))
-    return [*sentences, *_fairer(methods)]
+        sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison, test_is_explained))
+    return [*sentences, *_better_on_weak_classes(methods)]
 
 
 def _unfinished(comparison: Comparison) -> list[str]:
@@ -67,7 +68,7 @@ def _unfinished(comparison: Comparison) -> list[str]:
     if not any(method.finished_runs for method in comparison.methods):
         rounds = [run.last_round for method in comparison.methods for run in method.counted]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
-    return [f"Unfinished: {', '.join(map(_progress, unfinished))}; only finished runs count if a method has any."]
+    return [f"Unfinished: {', '.join(map(_progress, unfinished))}. If a method has finished runs, only these count."]
 
 
 def _progress(method: MethodRuns) -> str:
@@ -81,7 +82,7 @@ def _span(rounds: Sequence[int]) -> str:
 
 
 def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
-    verb = "recognises" if _counts_samples(comparison) else f"has {comparison.metric.label}"
+    verb = "recognises" if _ranks_by_sample_accuracy(comparison) else f"has {comparison.metric.label}"
     score = _score(comparison.score(method).mean, comparison)
     return [
         f"{method.label} {verb} {score} ({_seeds(method)}){_spread(method, comparison)}.",
@@ -91,13 +92,13 @@ def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
 
 def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
     who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
-    by = "" if _counts_samples(comparison) else f" by {comparison.metric.label}"
+    by = "" if _ranks_by_sample_accuracy(comparison) else f" by {comparison.metric.label}"
     score = _score(comparison.score(best).mean, comparison)
     return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, comparison)}."
 
 
 def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    """Say how the best method changes classes, which class is its weakest, and what it costs."""
+    """Say which classes the best method improves or harms, which class is its weakest, and what it costs."""
     best, baseline, sentences = methods[0], comparison.baseline, []
     if baseline is not None and baseline is not best and baseline.counted:
         sentences += _classes(best, baseline, comparison.classes)
@@ -127,12 +128,20 @@ def _lead(second: MethodRuns, difference: Difference | None, comparison: Compari
 
 
 def _over_baseline(
-    best: MethodRuns, baseline: MethodRuns, difference: Difference | None, comparison: Comparison
+    best: MethodRuns,
+    baseline: MethodRuns,
+    difference: Difference | None,
+    comparison: Comparison,
+    test_is_explained: bool,
 ) -> str:
+    """Say what the best method gains over FedAvg.
+
+    `test_is_explained` says whether the sentence about the lead already states how many seeds a test needs.
+    """
     if difference is None:
         return f"{baseline.label} has {comparison.metric.text(comparison.score(baseline).mean)}, on other seeds."
     gain = f"{best.label} gains {comparison.metric.amount(difference.mean)} over {baseline.label}"
-    if difference.seeds < MIN_SEEDS:  # the sentence about the lead already says what a test needs
+    if difference.seeds < MIN_SEEDS and test_is_explained:
         return f"{gain}."
     return f"{gain}{_significance(difference, comparison)}."
 
@@ -144,7 +153,7 @@ def _significance(difference: Difference, comparison: Comparison) -> str:
         return f" ({seen}); a test needs at least {MIN_SEEDS} seeds: --seeds {MIN_SEEDS}"
     wins = f"better with {difference.wins} of {difference.seeds} seeds"
     if difference.p is None:
-        return f", {wins} and by the same amount each time, so chance cannot be estimated"
+        return f", {wins}. The difference is identical for every seed, so it cannot be tested"
     how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
     if difference.comparisons > 1:
         how += f", corrected for {difference.comparisons} comparisons"
@@ -168,14 +177,14 @@ def _seeds_needed(difference: Difference) -> str:
     return f". If the difference stays as it is, --seeds {needed} would probably settle it"
 
 
-def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
+def _better_on_weak_classes(methods: Sequence[MethodRuns]) -> list[str]:
     """Name a method with a better macro F1 and a much better worst class than the best method."""
     best = methods[0]
     f1, worst = best.macro_f1.mean, best.worst_class.mean
-    fairer = [m for m in methods[1:] if m.macro_f1.mean > f1 and m.worst_class.mean >= worst + MUCH]
-    if not fairer:
+    better = [m for m in methods[1:] if m.macro_f1.mean > f1 and m.worst_class.mean >= worst + MUCH]
+    if not better:
         return []
-    other = max(fairer, key=lambda m: m.macro_f1.mean)
+    other = max(better, key=lambda m: m.macro_f1.mean)
     better_f1 = f"{_percent(other.macro_f1.mean)} against {_percent(f1)}"
     better_class = f"{_percent(other.worst_class.mean)} against {_percent(worst)}"
     return [
@@ -185,7 +194,7 @@ def _fairer(methods: Sequence[MethodRuns]) -> list[str]:
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
-    """Name the classes that change most, over the seeds that both methods have."""
+    """Name the classes whose accuracy rises or falls most, as means over the seeds that both methods have."""
     common = {run.seed for run in best.counted} & {run.seed for run in baseline.counted}
     if not common:
         return []
@@ -193,7 +202,7 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
     mean = changes.mean(axis=0)
     order = np.argsort(mean)
     gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MAX_CLASSES]
-    losses = [c for c in order if mean[c] <= -NOTABLE][:MAX_CLASSES]
+    losses = [c for c in order if mean[c] <= -NOTABLE]
 
     def described(c: int) -> str:
         agreed = (np.sign(changes[:, c]) == np.sign(mean[c])).all()
@@ -204,7 +213,7 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
         sentences.append(
             f"Compared with {baseline.label}, these classes gain most: {', '.join(map(described, gains))}."
         )
-    lose = ", ".join(map(described, losses)) if losses else "none by a point or more"
+    lose = _listed([described(c) for c in losses]) if losses else "none by a point or more"
     sentences.append(f"Classes that lose accuracy: {lose}.")
     return sentences
 
@@ -218,8 +227,13 @@ def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str
     weakest = f"{owner} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
     if not lost:
         return [f"{weakest}; no class is lost."]
-    more = f" and {len(lost) - MAX_CLASSES} more" if len(lost) > MAX_CLASSES else ""
-    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {', '.join(lost[:MAX_CLASSES])}{more}."]
+    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {_listed(lost)}."]
+
+
+def _listed(classes: Sequence[str]) -> str:
+    """List the first `MAX_CLASSES` classes, and count the others."""
+    more = f" and {len(classes) - MAX_CLASSES} more" if len(classes) > MAX_CLASSES else ""
+    return ", ".join(classes[:MAX_CLASSES]) + more
 
 
 def _cost(best: MethodRuns, baseline: MethodRuns | None) -> list[str]:
@@ -240,7 +254,7 @@ def _cost(best: MethodRuns, baseline: MethodRuns | None) -> list[str]:
 
 
 def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    listed = ", ".join(f"{c.label} {comparison.metric.text(comparison.score(c).mean)}" for c in bounds)
+    listed = ", ".join(f"{bound.label} {comparison.metric.text(comparison.score(bound).mean)}" for bound in bounds)
     return [f"Reference bounds, not federated methods: {listed}."] if listed else []
 
 
@@ -259,7 +273,7 @@ def signed(points: float, digits: int = 0) -> str:
     return f"{points:+.{digits}f}".replace("-", "−")
 
 
-def _counts_samples(comparison: Comparison) -> bool:
+def _ranks_by_sample_accuracy(comparison: Comparison) -> bool:
     """Whether the score is the share of test samples that are predicted correctly."""
     return comparison.rank_by == DEFAULT_METRIC and not comparison.is_multi_label
 
@@ -269,14 +283,14 @@ def _several_labels(comparison: Comparison) -> list[str]:
     if not comparison.is_multi_label or comparison.rank_by != DEFAULT_METRIC:
         return []
     return [
-        "Samples have several labels, so accuracy is the share of correct decisions, which is high if labels are rare: "
-        "--rank-by macro-f1 or auroc is a better measure."
+        "Samples have several labels, so accuracy is the share of correct yes/no decisions, one per sample and label. "
+        "It is high if labels are rare: --rank-by macro-f1 or auroc is a better measure."
     ]
 
 
 def _score(share: float, comparison: Comparison) -> str:
     text = comparison.metric.text(share)
-    return f"{text} of the test set" if _counts_samples(comparison) else text
+    return f"{text} of the test set" if _ranks_by_sample_accuracy(comparison) else text
 
 
 def _percent(share: float) -> str:

@@ -242,10 +242,10 @@ def test_the_loss_finds_the_features_that_the_encoder_made() -> None:
             return 2 * features
 
         def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-            return cross_entropy(out.logits, y) + 0 * out.known_features.sum()
+            return cross_entropy(out.logits, y) + 0 * out.required_features.sum()
 
         def tally(self, out: Outputs, y: Tensor) -> Tensors:
-            return {"features": torch.where((y != IGNORE).unsqueeze(-1), out.known_features, 0.0).square().sum()}
+            return {"features": torch.where((y != IGNORE).unsqueeze(-1), out.required_features, 0.0).square().sum()}
 
     tallies = []
     for engine in ("plain", "stacked"):

@@ -203,7 +203,7 @@ def test_the_command_line_compares_and_reports(tmp_path: Path, monkeypatch: pyte
     assert main(compared) == 0
     assert "macro F1" in capsys.readouterr().out
     assert main(["report", "runs", "--out", "by-accuracy.html"]) == 0
-    assert "accuracy is the share of correct decisions" in (tmp_path / "by-accuracy.html").read_text()
+    assert "accuracy is the share of correct yes/no decisions" in (tmp_path / "by-accuracy.html").read_text()
     assert main(["report", "runs", "--out", "report.html"]) == 0
     page = (tmp_path / "report.html").read_text()
     assert "samples have several labels" in page

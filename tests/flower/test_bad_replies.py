@@ -237,6 +237,12 @@ def test_a_lie_beside_the_model_does_not_shut_out_a_site_that_sends_none(
     assert "site-2" not in result.history[2].failed
 
 
+def test_a_tally_that_is_a_list_is_named_with_its_shape(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = case(tmp_path, split, data, settings("fedavg"), spoiling(list_for_a_tally), minimum=2)
+    result = run_federation(here.grid, here.context)
+    assert result.history[2].failed == {"site-1": "its 'tally/labels' has shape [10]; expected a single number"}
+
+
 def test_what_a_site_writes_stays_on_one_line_of_the_log(
     data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -53,6 +53,23 @@ def test_a_configuration_that_cannot_be_is_refused(text: str, line: str, tmp_pat
         load_site(written(tmp_path, text))
 
 
+def test_the_version_of_data_changes_with_every_file_in_any_subfolder(tmp_path: Path) -> None:
+    image = tmp_path / "scans" / "train" / "cat" / "1.png"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(b"one")
+    site = load_site(written(tmp_path, "name: a\ndata: scans"))
+    versions = [site.data_version()]
+    assert site.data_version() == versions[0]
+    with image.open("r+b") as file:  # overwritten in place, so no folder changes
+        file.write(b"other")
+    versions.append(site.data_version())
+    (image.parent / "2.png").write_bytes(b"two")
+    versions.append(site.data_version())
+    image.unlink()
+    versions.append(site.data_version())
+    assert len(set(versions)) == 4
+
+
 def test_the_site_command_checks_data_against_the_federation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

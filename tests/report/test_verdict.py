@@ -49,6 +49,30 @@ def test_what_a_test_needs_is_stated_once() -> None:
     assert "fedvls gains 40.0 points over fedavg." in text
 
 
+def test_what_a_test_needs_is_stated_for_the_baseline_if_the_two_best_are_equal() -> None:
+    runs = [made_up(method, 0, [share] * 2) for method, share in (("fedavg", 0.2), ("fedvls", 0.6), ("fedlmd", 0.6))]
+    text = said(*runs)
+    assert "equally good" in text
+    assert "fedvls gains 40.0 points over fedavg (one seed); a test needs at least 3 seeds: --seeds 3." in text
+
+
+@pytest.mark.parametrize("seeds_of_second", [(5,), (0, 1, 2)])
+def test_what_a_test_needs_is_stated_for_the_baseline_if_the_lead_does_not_state_it(
+    seeds_of_second: tuple[int, ...],
+) -> None:
+    """The second best has no seed in common with the best one, or enough of them."""
+    runs = [made_up("fedvls", s, [0.6 + s / 100] * 2) for s in range(3)]
+    runs += [made_up("fedlmd", s, [0.3 + s * s / 100] * 2) for s in seeds_of_second]
+    text = said(*runs, made_up("fedavg", 0, [0.2] * 2))
+    assert "fedvls gains 40.0 points over fedavg (one seed); a test needs at least 3 seeds: --seeds 3." in text
+
+
+def test_more_classes_lose_accuracy_than_are_listed() -> None:
+    text = said(made_up("fedavg", 0, [0.1, *[0.5] * 7]), made_up("fedvls", 0, [1.0, 1.0, *[0.4] * 6]))
+    assert "Classes that lose accuracy: class " in text
+    assert "(−10) and 1 more." in text
+
+
 def test_a_difference_within_the_spread_is_not_significant() -> None:
     runs = [made_up("fedavg", s, [0.5 + d, 0.5]) for s, d in enumerate((0.1, -0.1, 0.05))]
     runs += [made_up("fedvls", s, [0.5 - d, 0.52]) for s, d in enumerate((0.1, -0.1, 0.05))]
@@ -119,7 +143,7 @@ def test_the_best_is_compared_with_each_other_method_and_they_not_with_each_othe
     runs += [made_up("fedprox", s, [0.2 + (s == 1) / 50] * 2) for s in range(3)]
     text = said(*runs)
     assert "corrected for 2 comparisons" in text, "the difference to fedavg is the same with every seed, so not tested"
-    assert "fedvls gains 30.0 points over fedavg, better with 3 of 3 seeds and by the same amount each time" in text
+    assert "fedvls gains 30.0 points over fedavg, better with 3 of 3 seeds. The difference is identical" in text
 
 
 def test_half_a_run_is_not_compared_in_cost() -> None:

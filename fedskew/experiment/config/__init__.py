@@ -5,7 +5,7 @@ from fedskew.experiment.config.keys import (
     KEYS,
     Config,
     PartitionConfig,
-    changed_settings,
+    changed_method_params,
     config_hash,
     differing_keys,
     load_yaml,
@@ -13,7 +13,6 @@ from fedskew.experiment.config.keys import (
     parse_method,
     run_folder,
     run_name,
-    with_overrides,
     with_values,
 )
 
@@ -21,7 +20,7 @@ __all__ = [
     "KEYS",
     "Config",
     "PartitionConfig",
-    "changed_settings",
+    "changed_method_params",
     "config_hash",
     "differing_keys",
     "load_yaml",
@@ -29,8 +28,8 @@ __all__ = [
     "parse_method",
     "run_folder",
     "run_name",
-    "with_overrides",
     "with_values",
 ]
 
+# This runs here, after both modules are loaded: `documentation` imports `Config` from `keys`, so `keys` cannot call it.
 document_config()

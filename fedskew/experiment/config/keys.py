@@ -269,13 +269,11 @@ def load_yaml(path: str | Path) -> Config:
         raise UserError(f"{path}: {error}") from error
 
 
-def with_overrides(config: Config, assignments: Iterable[str]) -> Config:
-    """Change a configuration by assignments such as `lr=0.1` or `partition.beta=0.05`."""
-    return with_values(config, parse_assignments(assignments))
-
-
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Parse assignments such as `lr=0.1` into values by dotted key. The last assignment to a key wins."""
+    """Parse assignments such as `lr=0.1` or `partition.beta=0.05` into values by dotted key, for `with_values`.
+
+    The last assignment to a key wins.
+    """
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -297,7 +295,7 @@ def parse_method(text: str) -> dict[str, Any]:
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
-    """Change a configuration by values under dotted keys.
+    """Return a copy of a configuration with new values for some keys, such as `{"partition.beta": 0.05}`.
 
     A new partition or method starts with its defaults, without the parameters of the previous one. Whole sections are
     set before their parts, so the order of the values does not matter. `partition.column` alone also chooses its rule.
@@ -351,7 +349,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     Folders of older versions have no settings in their names, and stay in use.
     """
     older = Path(parent) / run_name(config)
-    settings = "_".join(f"{name}{value}" for name, value in changed_settings(config).items())
+    settings = "_".join(f"{name}{value}" for name, value in changed_method_params(config).items())
     if not settings or older.exists():
         return older
     return Path(parent) / run_name(config, settings[:_LONGEST_SETTINGS])
@@ -361,7 +359,7 @@ _LONGEST_SETTINGS = 60
 """The most characters of a method's settings in the name of a folder. File systems allow 255 for the whole name."""
 
 
-def changed_settings(config: Config) -> dict[str, Any]:
+def changed_method_params(config: Config) -> dict[str, Any]:
     """The method's parameters that differ from its defaults. Empty if the catalogue does not have the method."""
     if not config.method_params:
         return {}

@@ -23,23 +23,23 @@ from fedskew.methods.personal import Personal, shared_tensors
 from fedskew.methods.stages import Notes
 
 Versions = Mapping[str, Mapping[int, int]]
-"""The round after which each state was written, by model and client."""
+"""The round after which each client's newest state was written: model name → client id → round."""
 
 
 class ClientStates(Protocol):
-    """The clients' states after a round. They are immutable: `updated` returns new ones."""
+    """The clients' states after a round. They are immutable: `write` returns new ones."""
 
     @property
     def versions(self) -> Versions:
-        """The states that exist, with the round after which each was written."""
+        """The round after which each state was written."""
         ...
 
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
         """Read what each client keeps for this model, on the host. It is empty for a client that never took part."""
         ...
 
-    def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
-        """Return states in which those of some clients are replaced, as of `round`. The tensors are copied."""
+    def write(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
+        """Store the states of some clients after `round`, as copies. Return all states, with these replaced."""
         ...
 
 
@@ -58,7 +58,7 @@ class StatesInMemory:
         held = self._held.get(model, {})
         return [held[client][1] if client in held else {} for client in clients]
 
-    def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
+    def write(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         copies = {client: (round, {name: t.clone() for name, t in state.items()}) for client, state in states.items()}
         return StatesInMemory({**self._held, model: {**self._held.get(model, {}), **copies}})
 
@@ -203,7 +203,7 @@ def states_after(
         return before
     stacked = on_host(stacked)
     kept = {int(clients[row]): {name: t[row] for name, t in stacked.items()} for row in rows}
-    return before.updated(stage.model, round, kept)
+    return before.write(stage.model, round, kept)
 
 
 def model_as_state(model: ModelState) -> Tensors:

@@ -1,4 +1,4 @@
-"""Save and load checkpoints, from which a run can continue, and the states of its clients.
+"""Save and load a run's checkpoints and the states of its clients, so that an interrupted run can continue.
 
 `checkpoint/` has one safetensors file per checkpoint. It holds the tensors of a `RunState`. It also holds, as JSON, the
 format version, the hash of the run's configuration, the round, the state's `meta`, and the names of the client states
@@ -6,8 +6,8 @@ that belong to the checkpoint. The two newest checkpoints are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
 writes new files, and then its checkpoint, which names the states that belong to it. A state that a newer one has
-replaced is removed once no checkpoint names it. So if the process is killed at any moment, every checkpoint has the
-states of its own round.
+replaced is removed once no checkpoint names it. So if the process is killed at any moment, every checkpoint still finds
+the client states that were current at its round.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ClientFiles:
         """Files of replaced states, each with the round that replaced it."""
 
     def first_missing(self, versions: Versions) -> str | None:
-        """The name of the first file that these versions need and that does not exist. None if all exist."""
+        """Return the name of the first state file in `versions` that does not exist. None if all exist."""
         found = set(self._list_files())
         needed = (
             _StateFile(model, client, round) for model, states in versions.items() for client, round in states.items()
@@ -72,7 +72,7 @@ class ClientFiles:
         return next((file.name for file in needed if file not in found), None)
 
     def resume(self, versions: Versions, run: str) -> StatesOnDisk:
-        """Return the states with these versions, and remove later ones, which an interrupted run left behind."""
+        """Return the states in `versions`, and remove later ones, which an interrupted run left behind."""
         self._run, self._replaced = run, []
         for file in self._list_files():
             current = versions.get(file.model, {}).get(file.client, -1)
@@ -83,7 +83,22 @@ class ClientFiles:
         return StatesOnDisk(self, versions)
 
     def read(self, model: str, client: int, round: int) -> Tensors:
-        file = _StateFile(model, client, round)
+        """Read a state that the run needs in order to continue."""
+        advice = (
+            "delete that file and run again: the run continues from the newest checkpoint that does not need it, "
+            "or starts over if every checkpoint needs it"
+        )
+        return self._read(_StateFile(model, client, round), advice)
+
+    def read_newest(self, model: str, client: int, run: str) -> Tensors | None:
+        """Read the state that a client of a finished run keeps for a model. None if it keeps none."""
+        self._run = run
+        rounds = [file.round for file in self._list_files() if (file.model, file.client) == (model, client)]
+        advice = "restore that file from a backup, or repeat the run in another folder"
+        return self._read(_StateFile(model, client, max(rounds)), advice) if rounds else None
+
+    def _read(self, file: _StateFile, advice: str) -> Tensors:
+        """Read a state. `advice` tells the user what to do if its file is damaged."""
         path = self._path / file.name
         try:
             with reporting_os_errors("read", path):
@@ -91,19 +106,11 @@ class ClientFiles:
             if identity != self._identity(file):
                 raise Unreadable("it belongs to another run")
         except Unreadable as error:
-            raise UserError(
-                f"cannot use {path}: {error}; delete that file to continue from an older checkpoint, or to start over"
-            ) from error
+            raise UserError(f"cannot use {path}: {error}; {advice}") from error
         return tensors
 
-    def read_newest(self, model: str, client: int, run: str) -> Tensors | None:
-        """Read what a client of a finished run keeps for a model. None if it keeps nothing."""
-        self._run = run
-        rounds = [file.round for file in self._list_files() if (file.model, file.client) == (model, client)]
-        return self.read(model, client, max(rounds)) if rounds else None
-
     def write(self, model: str, round: int, states: Mapping[int, Tensors], before: Mapping[int, int]) -> None:
-        """Write the states of a round. `before` has the rounds of the states that they replace."""
+        """Write the clients' states after `round`. `before` has the round of each client's previous state."""
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
         files = {_StateFile(model, client, round): state for client, state in states.items()}
@@ -113,10 +120,13 @@ class ClientFiles:
             self._replaced += replaced
 
     def remove_replaced(self, oldest: int) -> None:
-        """Remove the states that were replaced up to round `oldest`. The oldest checkpoint is of that round."""
+        """Remove the states that were replaced in round `oldest` or before. `oldest` is the oldest checkpoint's round.
+
+        No checkpoint names them any more.
+        """
         with self._lock:
-            unneeded = [file for number, file in self._replaced if number <= oldest]
-            self._replaced = [(number, file) for number, file in self._replaced if number > oldest]
+            unneeded = [file for replaced_in, file in self._replaced if replaced_in <= oldest]
+            self._replaced = [(replaced_in, file) for replaced_in, file in self._replaced if replaced_in > oldest]
         for file in unneeded:
             self._remove(file)
 
@@ -136,33 +146,33 @@ class ClientFiles:
 
 
 class StatesOnDisk:
-    """Client states on disk. Memory holds only the rounds after which they were written."""
+    """Client states on disk. Memory holds only the round after which each of them was written."""
 
     def __init__(self, files: ClientFiles, versions: Versions) -> None:
         self._files = files
         self.versions = versions
 
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
-        numbers = self.versions.get(model, {})
-        kept = [client for client in clients if client in numbers]
-        states = in_parallel(lambda client: self._files.read(model, client, numbers[client]), kept)
+        rounds = self.versions.get(model, {})
+        kept = [client for client in clients if client in rounds]
+        states = in_parallel(lambda client: self._files.read(model, client, rounds[client]), kept)
         found = dict(zip(kept, states, strict=True))
         return [found.get(client, {}) for client in clients]
 
-    def updated(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
+    def write(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:
         self._files.write(model, round, states, self.versions.get(model, {}))
         rounds = {**self.versions.get(model, {}), **dict.fromkeys(states, round)}
         return StatesOnDisk(self._files, {**self.versions, model: rounds})
 
 
 class Checkpoint(NamedTuple):
-    """The state after a round."""
+    """A run's state after a round."""
 
     round: int
     tensors: dict[str, Tensor]
     meta: dict[str, Any]
     clients: Versions
-    """The client states that belong to the checkpoint."""
+    """The client states that were current at the checkpoint's round."""
 
 
 class Checkpoints:
@@ -178,13 +188,13 @@ class Checkpoints:
         self.wait()
         with reporting_os_errors("write", self._path):
             self._path.mkdir(exist_ok=True)
-        number, tensors, meta, clients = checkpoint
+        round, tensors, meta, clients = checkpoint
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        identity = {"format": _FORMAT, "run": run, "round": number, "meta": dict(meta), "clients": clients}
+        identity = {"format": _FORMAT, "run": run, "round": round, "meta": dict(meta), "clients": clients}
 
         def write() -> None:
-            write_tensors(self._path / f"round-{number:06d}.safetensors", copies, identity)
-            oldest = self._remove_others(number)
+            write_tensors(self._path / f"round-{round:06d}.safetensors", copies, identity)
+            oldest = self._remove_unneeded(round)
             if clients:
                 self._clients.remove_replaced(oldest)
 
@@ -198,44 +208,47 @@ class Checkpoints:
             writing.result()
 
     def close(self) -> None:
-        """End the thread when its checkpoint is written."""
+        """Wait until the last checkpoint is written, and end the thread."""
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
-    def newest(self, run: str, rounds: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest intact checkpoint of this run. Its round must be one of `rounds`, the rounds with a row."""
-        for number, path in sorted(self._list_files().items(), reverse=True):
+    def load_newest(self, run: str, logged: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
+        """Load the newest usable checkpoint of this run, and warn of each newer one that is skipped.
+
+        `logged` are the rounds with a row in rounds.jsonl. A checkpoint of any other round is skipped.
+        """
+        for round, path in sorted(self._list_files().items(), reverse=True):
             try:
-                return self._read(path, number, run, rounds)
+                return self._read(path, round, run, logged)
             except Unreadable as error:
                 warn(f"checkpoint {path} is skipped: {error}")
         return None
 
-    def _read(self, path: Path, number: int, run: str, rounds: Collection[int]) -> Checkpoint:
+    def _read(self, path: Path, round: int, run: str, logged: Collection[int]) -> Checkpoint:
         with reporting_os_errors("read", path):
             tensors, identity = read_tensors(path)
         if identity.get("format") != _FORMAT:
             raise Unreadable("another version of fedskew wrote it")
-        if identity.get("run") != run or identity.get("round") != number:
+        if identity.get("run") != run or identity.get("round") != round:
             raise Unreadable("it belongs to another run")
-        if number > 0 and number not in rounds:
-            raise Unreadable(f"rounds.jsonl has no row of round {number}")
-        clients = _with_integers(identity["clients"])
+        if round > 0 and round not in logged:
+            raise Unreadable(f"rounds.jsonl has no row of round {round}")
+        clients = _parse_versions(identity["clients"])
         if missing := self._clients.first_missing(clients):
             raise Unreadable(f"clients/{missing} is missing")
-        return Checkpoint(number, tensors, identity["meta"], clients)
+        return Checkpoint(round, tensors, identity["meta"], clients)
 
-    def _remove_others(self, newest: int) -> int:
-        """Remove all checkpoints but the last two up to round `newest`, and return the older of these rounds.
+    def _remove_unneeded(self, saved: int) -> int:
+        """Remove all checkpoints but that of round `saved`, the last one written, and the one before it.
 
-        Checkpoints after `newest` were left behind by an interrupted run.
+        Checkpoints of later rounds were left behind by an interrupted run. Return the oldest kept round.
         """
         found = self._list_files()
-        kept = sorted(number for number in found if number <= newest)[-_KEPT_CHECKPOINTS:]
+        kept = sorted(round for round in found if round <= saved)[-_KEPT_CHECKPOINTS:]
         with reporting_os_errors("write", self._path):
-            for number in found.keys() - set(kept):
-                found[number].unlink()
+            for round in found.keys() - set(kept):
+                found[round].unlink()
         return kept[0]
 
     def _list_files(self) -> dict[int, Path]:
@@ -246,6 +259,6 @@ class Checkpoints:
         return {int(match[1]): path for match, path in matches if match}
 
 
-def _with_integers(content: Mapping[str, Mapping[str, int]]) -> Versions:
-    """Turn the clients' numbers, which are text in JSON, into integers."""
-    return {model: {int(client): number for client, number in states.items()} for model, states in content.items()}
+def _parse_versions(content: Mapping[str, Mapping[str, int]]) -> Versions:
+    """Turn the client ids, which are text in JSON, into integers."""
+    return {model: {int(client): round for client, round in states.items()} for model, states in content.items()}

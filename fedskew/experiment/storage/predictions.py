@@ -19,12 +19,15 @@ from fedskew.experiment.storage.files import replace_file
 def write_predictions(
     path: Path, dataset: Dataset, probabilities: npt.NDArray[np.float64], true: npt.NDArray[np.int64]
 ) -> None:
-    """Write the predictions, in the order of the test set."""
+    """Write the predictions, in the order of the test set.
+
+    `probabilities` and `true` are in the order of the evaluation, which goes domain by domain.
+    """
     import pyarrow
     import pyarrow.parquet
 
     names = np.array(dataset.classes)
-    rows = _rows(dataset.test, len(dataset.domains))
+    rows = _evaluation_order(dataset.test, len(dataset.domains))
     order = np.argsort(rows)
     columns = {
         "row": rows[order],
@@ -45,8 +48,8 @@ def _named(names: npt.NDArray[np.str_], y: npt.NDArray[np.int64]) -> npt.NDArray
     return names[y] if y.ndim == 1 else [names[row == 1].tolist() for row in y]
 
 
-def _rows(test: Samples, domains: int) -> npt.NDArray[np.int64]:
-    """The rows of the test set in the order in which they are evaluated: domain by domain."""
+def _evaluation_order(test: Samples, domains: int) -> npt.NDArray[np.int64]:
+    """Return the rows of the test set in the order in which they are evaluated, which is domain by domain."""
     if test.domain is None:
         return np.arange(len(test))
     return np.concatenate([np.flatnonzero(test.domain == number) for number in range(domains)])

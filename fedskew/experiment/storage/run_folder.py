@@ -301,7 +301,7 @@ class RunFolder:
 
     def load_checkpoint(self) -> Checkpoint | None:
         """Load the newest intact checkpoint of this run, if there is one. Each skipped checkpoint adds a warning."""
-        return self._checkpoints.newest(config_hash(self.config), {row.round for row in self.rounds()}, self._warn)
+        return self._checkpoints.load_newest(config_hash(self.config), {row.round for row in self.rounds()}, self._warn)
 
     def require_space(self, needed: int) -> None:
         """Refuse a disk with less than `needed` free bytes, before anything is computed."""

@@ -16,24 +16,24 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. The first columns have names, the others numbers."""
+    """A table of texts. The first columns have names, the others have numbers."""
 
     title: str
     headings: Row
     rows: tuple[Row, ...]
-    names: int = 1
+    name_columns: int = 1
     """Number of columns with names."""
 
     def rich(self) -> RichTable:
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         for column, heading in enumerate(self.headings):
-            table.add_column(heading, justify="left" if column < self.names else "right", no_wrap=True)
+            table.add_column(heading, justify="left" if column < self.name_columns else "right", no_wrap=True)
         for row in self.rows:
             table.add_row(*row)
         return table
 
     def markdown(self) -> str:
-        rule = ["---" if column < self.names else "---:" for column in range(len(self.headings))]
+        rule = ["---" if column < self.name_columns else "---:" for column in range(len(self.headings))]
         lines = [f"| {' | '.join(row)} |" for row in (self.headings, rule, *self.rows)]
         return "\n".join((f"## {self.title}", "", *lines, ""))
 
@@ -87,8 +87,9 @@ def _targets(results: Results) -> Table:
 def _steps_ratios(results: Results) -> Table:
     rows = [
         (
-            f"{row.model} {row.clients} × {row.batch_size}", row.method, _best(row.ours), _best(row.loop),
-            _best(row.limit), _format_ratio(row.over_loop),
+            f"{row.model} {row.clients} × {row.batch_size}", row.method,
+            _rate_and_format(row.ours), _rate_and_format(row.loop), _rate_and_format(row.limit),
+            _format_ratio(row.over_loop),
             ", ".join(f"{precision} {ratio:.2f}" for precision, ratio in row.same_format),
             _format_ratio(row.share_of_limit),
         )
@@ -100,9 +101,9 @@ def _steps_ratios(results: Results) -> Table:
         "fedskew",
         "loop",
         "limit",
-        "/ loop",
-        "/ loop in the same format",
-        "/ limit",
+        "speed / loop",
+        "speed / loop, same format",
+        "speed / limit",
     )
     return Table("Local steps: samples/s, each in its fastest number format", headings, tuple(rows), 2)
 
@@ -115,20 +116,23 @@ def _contenders(results: Results) -> Table:
 
 
 def _rounds(results: Results) -> Table:
-    """Compare fedskew's whole rounds with bare steps, with FedAvg and with the loop."""
+    """List the whole rounds of every contender, and bare steps.
+
+    The rows of fedskew also have its speed relative to bare steps and to the loop, and its time relative to FedAvg.
+    """
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
         ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
-        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"
+        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # bare steps are timed one step at a time
         texts = (_format_ratio(ratio) for ratio in ratios)
         rows.append(
             (_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), time, *texts, _bytes(m.memory))
         )
     headings = (
-        "model, clients × batch", "method", "contender", "format", "samples/s", "±", "ms", "/ bare", "time / FedAvg",
-        "/ loop", "memory",
+        "model, clients × batch", "method", "contender", "format", "samples/s", "±", "ms per round",
+        "speed / bare steps", "time per sample / FedAvg", "speed / loop", "memory",
     )  # fmt: skip
     return Table("Whole rounds: data, augmentation, aggregation, evaluation", headings, tuple(rows), 4)
 
@@ -184,7 +188,7 @@ def _name(m: Measurement) -> str:
     return f"{m.contender} (auto)" if m.asked == "auto" and m.contender != BARE else m.contender
 
 
-def _best(m: Measurement | None) -> str:
+def _rate_and_format(m: Measurement | None) -> str:
     return f"{m.rate:,.0f} {m.precision}" if m else ""
 
 

@@ -50,7 +50,7 @@ def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the confusion matrix of the first client's model in the last round, a panel per method."""
+    """Draw the confusion matrix of one local model per method: that of the last round's first client."""
     panels = []
     for comparison in comparisons:
         for method in with_local_models(comparison):
@@ -65,8 +65,8 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
             counts = np.array(first_client["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            number_of_client = first_client["client"]
-            client = comparison.client_labels[number_of_client] if comparison.client_labels else number_of_client
+            client_id = first_client["client"]
+            client = comparison.client_labels[client_id] if comparison.client_labels else client_id
             title = add_setting(f"{method.label}, client {client}", comparison, comparisons)
             panels.append(Heat(f"local-confusion-{method.index}", title, "true class", "predicted class", "%",
                                comparison.classes, comparison.classes, cells, "share"))  # fmt: skip
@@ -74,7 +74,7 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def embeddings(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw a t-SNE of the features of each method's model."""
+    """Draw a t-SNE of the features of each method's model, from its first run."""
     panels = [
         cloud_chart(
             f"tsne-{method.index}",
@@ -89,21 +89,26 @@ def embeddings(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def model_internals(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw distances between the classes' features, mean probabilities and predictions by class."""
+    """Draw three panels per method: distances between the classes' mean features, mean probabilities, and confusion.
+
+    The first two show the method's first run, because they need its model. The confusion matrix is the mean over all
+    its runs.
+    """
     panels: list[Chart] = []
     for comparison, method, outputs in _outputs(comparisons):
-        flow = replace(confusion_chart(method, comparison), show_numbers=False, value_label="predictions, %")
+        confusion = replace(confusion_chart(method, comparison), show_numbers=False, value_label="predictions, %")
         for panel in (
             distance_chart(method, outputs, comparison),
             probability_chart(method, outputs, comparison),
-            flow,
+            confusion,
         ):
             panels.append(replace(panel, title=add_setting(panel.title, comparison, comparisons)))
-    return Figure("model_internals", "Feature distances, mean probabilities and predictions by class", panels, 3)
+    caption = "Feature distances and mean probabilities (first seed), and predictions by class (mean over the seeds)"
+    return Figure("model_internals", caption, panels, 3)
 
 
 def _outputs(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
-    """Yield each method with its comparison and the outputs of its first run. Raise a UserError without a model."""
+    """Yield each method with its comparison and the outputs of its first run. Raise a UserError if it has no model."""
     for comparison in comparisons:
         for method in comparison.methods:
             run = method.first

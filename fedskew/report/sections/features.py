@@ -1,11 +1,14 @@
-"""The models' features: t-SNE, PCA, distances between classes, and mean output probabilities."""
+"""The section with t-SNE and PCA of the models' features.
+
+The charts of distances between classes and of mean probabilities are drawn only as figures (`report.figures.heats`).
+"""
 
 from __future__ import annotations
 
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Cloud, Figure, Heat, Points
 from fedskew.report.charts.table import number
-from fedskew.report.model_outputs import DRAWN_SAMPLES, Floats, ModelOutputs, model_outputs
+from fedskew.report.model_outputs import PLOTTED_SAMPLES, Floats, ModelOutputs, model_outputs
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
@@ -38,8 +41,9 @@ def features(comparison: Comparison) -> Section:
     if more > 0:
         missing.append(f"{more} more methods; only the first {MAX_PANELS} are drawn")
     words = [
-        f"The features are the inputs of the last layer for {DRAWN_SAMPLES} test samples, the same for all methods. "
-        "t-SNE preserves neighbourhoods, not distances. PCA shows the two directions of largest variance."
+        "The features are the inputs of the model's head, or its outputs if it has no separate head. The charts show "
+        f"up to {PLOTTED_SAMPLES} test samples, the same for all methods. t-SNE preserves neighbourhoods, not "
+        "distances. PCA shows the two directions of largest variance."
     ]
     figures = [
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),
@@ -49,6 +53,7 @@ def features(comparison: Comparison) -> Section:
 
 
 def cloud_chart(key: str, title: str, points: Floats, outputs: ModelOutputs, comparison: Comparison) -> Points:
+    """Chart `points`, the positions of the first samples in `outputs`, with one colour per class."""
     labels = outputs.labels[: len(points)]
     clouds = []
     for c, name in enumerate(comparison.classes[:MAX_CLASSES]):
@@ -59,14 +64,15 @@ def cloud_chart(key: str, title: str, points: Floats, outputs: ModelOutputs, com
 
 
 def distance_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
-    cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(comparison.classes))]
-    key = f"distances-{method.index}"
-    return Heat(
-        key, method.label, "class", "class", "distance of features", comparison.classes, comparison.classes, cells
-    )
+    """Chart the distances between the mean features of each two classes."""
+    classes = comparison.classes
+    cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(classes))]
+    key, value = f"distances-{method.index}", "distance between mean features"
+    return Heat(key, method.label, "class", "class", value, classes, classes, cells)
 
 
 def probability_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
+    """Chart the mean predicted probability of every class, by true class."""
     cells = [[number(100 * v, 1) for v in row] for row in outputs.mean_probabilities(len(comparison.classes))]
     key, label = f"probabilities-{method.index}", method.label
     return Heat(

@@ -15,13 +15,19 @@ _IN_PERCENT: dict[str, Callable[[Result], float]] = {
     "best accuracy %": lambda run: run.curve.best.accuracy,
     "mean of last accuracies %": lambda run: run.curve.mean_last.accuracy,
 }
+_FEW_SEEDS = 4
+"""With up to this many seeds, the section warns that only large differences are detectable."""
 
 
 def results(comparison: Comparison) -> Section:
     """Build the section: the final table, and the significance of differences."""
     ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
-    words = ["Mean ± sample standard deviation over the seeds. The best round is chosen on the test set, as in papers."]
+    words = [
+        "Mean ± sample standard deviation over the seeds, after the last round. Two columns use other rounds: the best "
+        "accuracy is that of the best round, chosen on the test set, as in papers, and the mean of last accuracies is "
+        "over the last evaluated rounds."
+    ]
     if len(comparison.competing) > 1:
         tables.append(_significance(comparison))
         words.append(
@@ -31,7 +37,7 @@ def results(comparison: Comparison) -> Section:
             'difference is significant. "Seeds to settle it" is the number of seeds with which the difference would '
             f"be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
         )
-        words += _few_seeds_note(len(comparison.common_seeds))
+        words += _few_seeds_note(min((d.seeds for d in comparison.differences() if d is not None), default=0))
     missing = [
         f"{method.label}: no evaluated round in {method.runs[0].folder}"
         for method in comparison.methods
@@ -40,14 +46,17 @@ def results(comparison: Comparison) -> Section:
     return Section("results", "Final results", words, tables=tables, missing=missing)
 
 
-def _few_seeds_note(seeds: int) -> list[str]:
-    """Warn that only large differences are detectable with few seeds."""
-    if seeds < MIN_SEEDS:
-        return [f"A test needs at least {MIN_SEEDS} seeds: --seeds {MIN_SEEDS}."]
-    if seeds > 4:
+def _few_seeds_note(fewest: int) -> list[str]:
+    """Warn that only large differences are detectable with few seeds.
+
+    `fewest` is the smallest number of seeds that the best method shares with another one.
+    """
+    if fewest < MIN_SEEDS:
+        return [f"A test needs at least {MIN_SEEDS} seeds that both methods have: --seeds {MIN_SEEDS}."]
+    if fewest > _FEW_SEEDS:
         return []
-    freedom = f"{seeds - 1} degrees of freedom"
-    return [f"With {seeds} seeds the test has {freedom}: only large and consistent differences are significant."]
+    freedom = f"{fewest - 1} degrees of freedom"
+    return [f"With {fewest} seeds, a test has {freedom}, so only large and consistent differences are significant."]
 
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
@@ -57,7 +66,7 @@ def _final(ranking: Sequence[MethodRuns]) -> Table:
     shown = {name: cells for name, cells in found.items() if set(cells) != {"–"}}
     columns = ["method", "seeds", *shown, "compute", "MB moved", "training time, s"]
     rows = [_row(c, [cells[i] for cells in shown.values()]) for i, c in enumerate(ranking)]
-    return Table("final", "After the last round", columns, rows)
+    return Table("final", "Results by method", columns, rows)
 
 
 def _row(method: MethodRuns, measured: Sequence[str]) -> list[Cell]:
@@ -94,5 +103,5 @@ def _result(difference: Difference) -> str:
     if difference.seeds < MIN_SEEDS:
         return f"not tested: fewer than {MIN_SEEDS} seeds"
     if difference.p is None:
-        return "not tested: the same with every seed"
+        return "not tested: identical difference for every seed"
     return "significant" if difference.significant else "not significant"

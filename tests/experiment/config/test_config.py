@@ -20,9 +20,9 @@ from fedskew.experiment.config import (
     config_hash,
     differing_keys,
     load_yaml,
+    parse_assignments,
     run_folder,
     run_name,
-    with_overrides,
     with_values,
 )
 
@@ -208,8 +208,12 @@ def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
             load_yaml(path)
 
 
+def with_assignments(config: Config, assignments: list[str]) -> Config:
+    return with_values(config, parse_assignments(assignments))
+
+
 def test_overrides() -> None:
-    config = with_overrides(
+    config = with_assignments(
         Config(),
         ["method.distill_weight=5e-1", "lr=0.1", "partition.beta=0.05", "augment=[crop, flip]", "clip_norm="],
     )
@@ -219,7 +223,7 @@ def test_overrides() -> None:
 
 
 def test_a_parameter_of_one_part_of_a_method() -> None:
-    config = with_overrides(Config(method="fedlmd+fedprox"), ["method.fedprox.mu=0.1"])
+    config = with_assignments(Config(method="fedlmd+fedprox"), ["method.fedprox.mu=0.1"])
     assert config.method_params == {"fedprox.mu": 0.1}
 
 
@@ -227,9 +231,9 @@ def test_a_parameter_of_one_part_of_a_method() -> None:
 def test_another_rule_keeps_the_clients_and_drops_the_old_rules_parameters(key: str) -> None:
     base = Config(partition=PartitionConfig("dirichlet", 100, 7, {"beta": 0.1}))
     for order in (1, -1):
-        config = with_overrides(base, [f"{key}=shards", "partition.shards=2"][::order])
+        config = with_assignments(base, [f"{key}=shards", "partition.shards=2"][::order])
         assert config.partition == PartitionConfig("shards", 100, 7, {"shards": 2})
-    assert with_overrides(base, [f"{key}=dirichlet"]) == base
+    assert with_assignments(base, [f"{key}=dirichlet"]) == base
 
 
 @pytest.mark.parametrize("key", ["method", "method.name"])
@@ -238,7 +242,7 @@ def test_another_method_drops_the_old_methods_parameters(key: str) -> None:
     for order in (1, -1):
         config = with_values(base, dict([(key, "fedprox"), ("method.mu", 0.1)][::order]))
         assert (config.method, config.method_params) == ("fedprox", {"mu": 0.1})
-    assert with_overrides(base, [f"{key}=fedvls"]) == base
+    assert with_assignments(base, [f"{key}=fedvls"]) == base
 
 
 def test_a_combination_given_in_another_order_is_the_same_run() -> None:
@@ -248,7 +252,7 @@ def test_a_combination_given_in_another_order_is_the_same_run() -> None:
     assert differing_keys(one, other) == []
     base = Config(method="fpl+fedvls", method_params={"distill_weight": 0.5})
     for spelled in ("fpl+fedvls", "fedvls+fpl", "fpl+feded"):
-        assert with_overrides(base, [f"method={spelled}"]) == base
+        assert with_assignments(base, [f"method={spelled}"]) == base
 
 
 @pytest.mark.parametrize("name", ["fedvls+fedlmd", "fedvls+fedpox", "no.such.module:Class+fedsam"])
@@ -270,7 +274,7 @@ def test_a_combination_that_is_refused_later_is_told_as_it_was_given(name: str) 
 )
 def test_a_bad_override_is_named(assignment: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
-        with_overrides(Config(), [assignment])
+        with_assignments(Config(), [assignment])
     assert expected in str(caught.value)
 
 

@@ -27,7 +27,7 @@ def state(client: int, round_: int) -> Tensors:
 
 
 def advanced(clients: ClientStates, round_: int, model: str = "global") -> ClientStates:
-    return clients.updated(model, round_, {client: state(client, round_) for client in DRAWN[round_]})
+    return clients.write(model, round_, {client: state(client, round_) for client in DRAWN[round_]})
 
 
 def last(client: int, round_: int) -> int | None:
@@ -73,7 +73,7 @@ def test_states_are_a_value(where: str, tmp_path: Path) -> None:
 def test_states_are_copied_and_belong_to_one_model(where: str, tmp_path: Path) -> None:
     clients: ClientStates = StatesInMemory() if where == "memory" else ClientFiles(tmp_path / "c").resume({}, "run")
     stacked = torch.arange(3.0)
-    after = clients.updated("a/b %.client-1", 1, {5: {"w": stacked[1]}})
+    after = clients.write("a/b %.client-1", 1, {5: {"w": stacked[1]}})
     stacked += 1
     assert after.read("a/b %.client-1", [5])[0]["w"] == 1
     assert after.read("global", [5]) == [{}]
@@ -149,7 +149,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_states_before(tmp_path: Path) ->
     resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
     try:
         with pytest.raises(UserError, match=r"cannot write .*client-[12]\.round-2\.safetensors: File too large"):
-            before.updated("global", 2, {client: {"w": torch.ones(1000)} for client in (1, 2)})
+            before.write("global", 2, {client: {"w": torch.ones(1000)} for client in (1, 2)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert sorted((tmp_path / "clients").iterdir()) == there
@@ -161,7 +161,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     first, second = sorted((tmp_path / "clients").iterdir())
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*start over"):
+    with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*delete that file and run again"):
         clients.read("global", [0, 1])
     first.write_bytes(second.read_bytes())
     with pytest.raises(UserError, match="belongs to another run"):
@@ -169,6 +169,8 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     other = ClientFiles(tmp_path / "clients").resume(clients.versions, "another run")
     with pytest.raises(UserError, match="belongs to another run"):
         other.read("global", [1])
+    with pytest.raises(UserError, match=r"client-0\.round-1.*restore that file from a backup, or repeat the run"):
+        ClientFiles(tmp_path / "clients").read_newest("global", 0, "run")
 
 
 def test_a_checkpoint_of_another_version_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
