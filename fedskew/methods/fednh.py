@@ -88,7 +88,7 @@ class SmoothedPrototypes(ServerRule):
         expect(0 <= self.rho <= 1, "rho", self.rho, "a number from 0 to 1")
 
     def closing(self, seen: Seen, client: Client) -> Tensors:
-        features = normalize(seen.out.known_features.flatten(1), dim=-1)
+        features = normalize(seen.out.required_features.flatten(1), dim=-1)
         members = class_masks(seen.y, len(client.label_counts)).to(features.dtype)
         return {"direction_sums": members.T @ features}
 
