@@ -109,29 +109,7 @@ def prepare(
     if config.train != "all":
         trained, sample = _trained_part(config, chosen, module, sample)
     check_model(chosen, trained, fed.classes)
-    if config.eval_local and chosen.personal is not None and not chosen.personal.has_global_model:
-        raise UserError(
-            f"eval_local compares the global model before and after local training, but method {chosen.name!r} has no "
-            "global model; expected client_test, which tests every client's own model"
-        )
-    if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in chosen.parts for m in part.members):
-        raise UserError(
-            f"method {chosen.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
-            f"expected {' or '.join(SGD_OPTIMIZERS)}"
-        )
-    if chosen.weighting is not None and config.average != "samples":
-        raise UserError(
-            f"average is {config.average!r}, but method {chosen.name!r} sets the weights itself; expected 'samples'"
-        )
-    positive_class(config, fed.dataset)  # raises if there is no such class
-    if config.save_predictions and find_spec("pyarrow") is None:
-        raise UserError("save_predictions needs pyarrow: install fedskew[data]")
-    needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in chosen.parts)
-    if needs_features and not has_features(module):
-        raise UserError(
-            f"method {chosen.name!r} needs features, but {type(module).__name__} has no separate encoder; "
-            "use a fedskew.Classifier(encoder, head)"
-        )
+    _check_settings(config, chosen, fed.dataset, module)
     resolved = replace(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
@@ -149,6 +127,33 @@ def prepare(
         precision=_precision(config, chosen, devices[0]),
     )
     return Prepared(resolved, fed, chosen, module, start, _notices(config, resolved))
+
+
+def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn.Module) -> None:
+    """Refuse settings that the method, the data or the model do not allow."""
+    if config.eval_local and method.personal is not None and not method.personal.has_global_model:
+        raise UserError(
+            f"eval_local compares the global model before and after local training, but method {method.name!r} has no "
+            "global model; expected client_test, which tests every client's own model"
+        )
+    if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in method.parts for m in part.members):
+        raise UserError(
+            f"method {method.name!r} requires local SGD, but optimizer is {config.optimizer!r}; "
+            f"expected {' or '.join(SGD_OPTIMIZERS)}"
+        )
+    if method.weighting is not None and config.average != "samples":
+        raise UserError(
+            f"average is {config.average!r}, but method {method.name!r} sets the weights itself; expected 'samples'"
+        )
+    positive_class(config, dataset)  # raises if there is no such class
+    if config.save_predictions and find_spec("pyarrow") is None:
+        raise UserError("save_predictions needs pyarrow: install fedskew[data]")
+    needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in method.parts)
+    if needs_features and not has_features(module):
+        raise UserError(
+            f"method {method.name!r} needs features, but {type(module).__name__} has no separate encoder; "
+            "use a fedskew.Classifier(encoder, head)"
+        )
 
 
 def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str:
