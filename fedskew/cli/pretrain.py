@@ -73,8 +73,9 @@ def _command(
         print_json({"folder": str(folder), **card})
         return
     classes, accuracy = len(card["classes"]), 100 * card["accuracy"]
+    epochs = f"{number} epoch{'s' * (number != 1)}"
     stdout().print(
-        f"{card['model']} on {card['data']['name']} ({classes} classes), {card['epochs']} epochs: "
+        f"{card['model']} on {card['data']['name']} ({classes} classes), {epochs}: "
         f"accuracy {accuracy:.1f} %\nuse it with --model {card['model']} --init {folder / WEIGHTS}",
         markup=False, soft_wrap=True, highlight=False,
     )  # fmt: skip

@@ -74,9 +74,10 @@ def _readme(card: dict[str, Any]) -> str:
     data, classes, augment = card["data"]["name"], card["classes"], card["augment"]
     augmented = f" with augmentation {', '.join(augment)}" if augment else ""
     shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
+    epochs = f"{card['epochs']} epoch{'s' * (card['epochs'] != 1)}"
     return f"""# {card["model"]} pretrained on {data}
 
-{card["parameters"]:,} parameters, trained centrally for {card["epochs"]} epochs{augmented} on the training part of \
+{card["parameters"]:,} parameters, trained centrally for {epochs}{augmented} on the training part of \
 {data}, with {len(classes)} classes: {shown}. Its accuracy on the test part is {100 * card["accuracy"]:.1f} %.
 
 Use it as the start of a federated run:
