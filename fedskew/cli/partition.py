@@ -77,7 +77,7 @@ def _show(federation: Federation, max_clients: int | None) -> None:
     console.print(PartitionMap(federation))
     console.print(class_table(federation, max_clients))
     if max_clients is not None and federation.clients > max_clients:
-        console.print(f"... and {federation.clients - max_clients} more clients: --all lists them", style="dim")
+        console.print(f"only the first {max_clients} clients are listed; --all lists all", style="dim")
     summary = _summary(federation)
     console.print(
         f"{summary['clients']} clients, {summary['samples']} samples used, {summary['unused']} unused; "

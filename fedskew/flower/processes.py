@@ -140,7 +140,7 @@ _FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
 def last_message(output: str) -> str:
     """Return the last message in a program's output, without times and colours.
 
-    This is the last line. If that line is the lower edge of a frame, it is the text inside the frame.
+    This is the last line or, if that line is the lower edge of a frame, the text inside the frame.
     """
     lines = [_TIME.sub("", line).strip() for line in _COLOUR.sub("", output).splitlines()]
     lines = [line for line in lines if line]
@@ -168,7 +168,7 @@ def terminate_all(processes: Sequence[Process]) -> None:
 
 
 def free_ports(number: int) -> list[int]:
-    """Find several free ports of this machine."""
+    """Find `number` free ports of this machine."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
         for one in sockets:

@@ -39,7 +39,8 @@ class SizeCheck:
     discarded: dict[int, str]
     """The reason why an update is discarded, by client."""
     medians: dict[str, float]
-    """The round's median norms: of the model's `change`, and of the method's other tensors (`uplink`)."""
+    """The round's median norms: of the model's `change`, and of the method's other tensors (`uplink`). A round with
+    fewer than two updates keeps the medians of the previous one."""
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:

@@ -51,8 +51,8 @@ class SiteConfig:
     """Seconds without work after which the worker process ends and frees its memory. The next work starts it again. If
     it is None, the worker keeps running."""
     metrics: str = "total"
-    """How much of its test results this site reports at most: none, total (only the accuracy), or class (results by
-    class)."""
+    """The most that this site reports of its test results: none, total (how many samples, and how many are correct), or
+    class (results by class)."""
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     policy: Policy = field(default_factory=Policy)
@@ -68,8 +68,8 @@ class SiteConfig:
     def data_version(self) -> int:
         """Return a number that changes if a file of the data is added, removed or written, in any subfolder.
 
-        It is a hash of times and sizes. Links to folders are not followed. For a dataset that is given by its name,
-        such as `digits`, and not by its path, the number never changes.
+        It is a hash of the files' names, times and sizes. Links to folders are not followed. For a dataset that is
+        given by its name, such as `digits`, and not by its path, the number never changes.
         """
         path = self.folder / Path(self.data).expanduser()
         inside = [os.path.join(parent, name) for parent, folders, files in os.walk(path) for name in (*folders, *files)]

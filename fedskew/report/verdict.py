@@ -123,8 +123,10 @@ def _lead(second: MethodRuns, difference: Difference | None, comparison: Compari
     if difference is None:
         found = comparison.metric.text(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
-    lead = comparison.metric.amount(difference.mean)
-    return f"It leads {second.label} by {lead}{_significance(difference, comparison)}."
+    amount, significance = comparison.metric.amount(abs(difference.mean)), _significance(difference, comparison)
+    if difference.mean < 0:  # the ranking is on the seeds that all methods have, and these two share more
+        return f"On the seeds that both have, it is behind {second.label} by {amount}{significance}."
+    return f"It leads {second.label} by {amount}{significance}."
 
 
 def _over_baseline(
@@ -140,7 +142,10 @@ def _over_baseline(
     """
     if difference is None:
         return f"{baseline.label} has {comparison.metric.text(comparison.score(baseline).mean)}, on other seeds."
-    gain = f"{best.label} gains {comparison.metric.amount(difference.mean)} over {baseline.label}"
+    amount = comparison.metric.amount(abs(difference.mean))
+    gain = f"{best.label} gains {amount} over {baseline.label}"
+    if difference.mean < 0:  # as in `_lead`
+        gain = f"On the seeds that both have, {best.label} is {amount} behind {baseline.label}"
     if difference.seeds < MIN_SEEDS and test_is_explained:
         return f"{gain}."
     return f"{gain}{_significance(difference, comparison)}."
@@ -208,14 +213,9 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
         agreed = (np.sign(changes[:, c]) == np.sign(mean[c])).all()
         return f"{names[c]} ({signed(100 * mean[c])}{'' if agreed or len(changes) == 1 else ', not with every seed'})"
 
-    sentences = []
-    if gains:
-        sentences.append(
-            f"Compared with {baseline.label}, these classes gain most: {', '.join(map(described, gains))}."
-        )
+    gain = f"these classes gain most: {', '.join(map(described, gains))}" if gains else "no class gains a point or more"
     lose = _listed([described(c) for c in losses]) if losses else "none by a point or more"
-    sentences.append(f"Classes that lose accuracy: {lose}.")
-    return sentences
+    return [f"Compared with {baseline.label}, {gain}.", f"Classes that lose accuracy: {lose}."]
 
 
 def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str]:

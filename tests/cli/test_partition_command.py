@@ -31,10 +31,10 @@ def test_json_has_counts_and_groups(cli):
 def test_the_map_and_the_classes_of_the_first_clients(cli):
     outcome = cli("partition", "--clients", "30", "--beta", "0.5")
     assert outcome.status == 0
-    assert "and 10 more clients" in outcome.out
+    assert "only the first 20 clients are listed" in outcome.out
     assert "30 clients, 1438 samples used, 0 unused" in outcome.out
     assert max(map(len, outcome.out.splitlines())) <= 80
-    assert "more clients" not in cli("partition", "--clients", "30", "--beta", "0.5", "--all").out
+    assert "are listed" not in cli("partition", "--clients", "30", "--beta", "0.5", "--all").out
 
 
 def test_a_saved_split_and_saved_counts_are_read_again(cli):

@@ -180,6 +180,21 @@ def test_methods_with_other_seeds_are_ranked_on_the_common_ones() -> None:
     assert "fedvls is best here" in text
 
 
+def test_the_best_on_the_common_seeds_may_be_behind_on_the_seeds_that_two_methods_share() -> None:
+    runs = [made_up("fedprox", 0, [0.1] * 2)]
+    runs += [made_up("fedvls", s, [0.9 if s == 0 else 0.3 + s / 100] * 2) for s in range(4)]
+    text = said(*runs, *(made_up("fedavg", s, [0.8] * 2) for s in range(4)))
+    assert "fedvls is best here" in text
+    assert "On the seeds that both have, it is behind fedavg by 33.5 points, better with 1 of 4 seeds" in text
+
+
+def test_without_a_gain_the_classes_are_still_compared_with_the_baseline() -> None:
+    """The best method gains half a point, as the mean of two seeds."""
+    runs = [made_up("fedavg", s, [0.5, 0.5]) for s in range(2)]
+    text = said(*runs, made_up("fedvls", 0, [0.5, 0.5]), made_up("fedvls", 1, [0.51, 0.51]))
+    assert "Compared with fedavg, no class gains a point or more." in text
+
+
 def test_contenders_of_one_method_are_told_apart_by_their_parameters() -> None:
     runs = [made_up("fedprox", 0, BAD, **{"method.mu": mu}) for mu in (0.1, 1.0)]
     (setting,) = comparisons(runs)

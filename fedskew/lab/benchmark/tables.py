@@ -118,14 +118,15 @@ def _contenders(results: Results) -> Table:
 def _rounds(results: Results) -> Table:
     """List the whole rounds of every contender, and bare steps.
 
-    The rows of fedskew also have its speed relative to bare steps and to the loop, and its time relative to FedAvg.
+    The rows of fedskew also have its speed relative to bare steps and to the loop, and the method's time per sample
+    relative to FedAvg.
     """
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
         ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
-        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # bare steps are timed one step at a time
+        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # one call of bare steps is no round
         texts = (_format_ratio(ratio) for ratio in ratios)
         rows.append(
             (_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), time, *texts, _bytes(m.memory))

@@ -37,9 +37,14 @@ def features(comparison: Comparison) -> Section:
             clouds[kind].append(cloud_chart(f"{kind}-{method.index}", title, points, outputs, comparison))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)
-    more = len(comparison.methods) - MAX_PANELS
-    if more > 0:
-        missing.append(f"{more} more methods; only the first {MAX_PANELS} are drawn")
+    missing += [
+        f"only the first {most} of {len(items)} {kind} are drawn"
+        for kind, items, most in (
+            ("methods", comparison.methods, MAX_PANELS),
+            ("classes", comparison.classes, MAX_CLASSES),
+        )
+        if len(items) > most
+    ]
     words = [
         "The features are the inputs of the model's head, or its outputs if it has no separate head. The charts show "
         f"up to {PLOTTED_SAMPLES} test samples, the same for all methods. t-SNE preserves neighbourhoods, not "

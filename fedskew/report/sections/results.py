@@ -37,7 +37,7 @@ def results(comparison: Comparison) -> Section:
             'difference is significant. "Seeds to settle it" is the number of seeds with which the difference would '
             f"be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
         )
-        words += _few_seeds_note(min((d.seeds for d in comparison.differences() if d is not None), default=0))
+        words += _few_seeds_note(min(0 if d is None else d.seeds for d in comparison.differences()))
     missing = [
         f"{method.label}: no evaluated round in {method.runs[0].folder}"
         for method in comparison.methods
@@ -49,7 +49,7 @@ def results(comparison: Comparison) -> Section:
 def _few_seeds_note(fewest: int) -> list[str]:
     """Warn that only large differences are detectable with few seeds.
 
-    `fewest` is the smallest number of seeds that the best method shares with another one.
+    `fewest` is the smallest number of seeds that the best method shares with any of the others.
     """
     if fewest < MIN_SEEDS:
         return [f"A test needs at least {MIN_SEEDS} seeds that both methods have: --seeds {MIN_SEEDS}."]
