@@ -291,6 +291,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.planning import read_app
     from fedskew.flower.policy import LOCAL_TESTS
     from fedskew.flower.request_checks import DETAILS
+    from fedskew.flower.site_ledger import SiteLedger, planned_release
 
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:
@@ -302,6 +303,9 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         notice(f"warning: {line}")
     for line in disclosures(settings, contract, config):
         stdout().print(line, soft_wrap=True, markup=False)
+    budget = SiteLedger(site.state_folder, site.policy).describe_plan(planned_release(settings), config.rounds)
+    if budget is not None:
+        stdout().print(budget, soft_wrap=True, markup=False)
     if contract.column_sums:
         _show_column_sums(site, federation)
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):

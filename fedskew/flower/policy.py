@@ -7,6 +7,9 @@
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
       clip: 2.0                      # largest clip of local privacy, with noise
+      epsilon: 8.0                   # privacy budget of all runs together; default: no budget
+      delta: 1.0e-5                  # δ of the budget
+      minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
 
 `column sums` and `local tests` leave a site only if `reveals` lists them. The site's worker checks every
@@ -44,6 +47,10 @@ class Policy:
     noise: float | None = None
     clip: float | None = None
     hours: tuple[int, int] | None = None
+    epsilon: float | None = None
+    """What all updates together may spend. `site_ledger.py` keeps the account."""
+    delta: float = 1e-5
+    minutes: float | None = None
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
 
@@ -125,6 +132,9 @@ def read_policy(values: Any) -> Policy:
         noise=_number("noise", values.get("noise"), float),
         clip=_number("clip", values.get("clip"), float),
         hours=_hours(values.get("hours")),
+        epsilon=_number("epsilon", values.get("epsilon"), float),
+        delta=_delta(values.get("delta")),
+        minutes=_number("minutes", values.get("minutes"), float),
         smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
     )
 
@@ -139,6 +149,12 @@ def _number(key: str, value: Any, kind: type[T]) -> T | None:
     is_positive = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
     expect(value is None or is_positive, f"policy.{key}", value, "a positive number")
     return None if value is None else kind(value)
+
+
+def _delta(value: Any) -> float:
+    delta = _number("delta", value, float)
+    expect(delta is None or delta < 1, "policy.delta", value, "a number between 0 and 1")
+    return Policy.delta if delta is None else delta
 
 
 def _hours(value: Any) -> tuple[int, int] | None:

@@ -41,9 +41,16 @@ _MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
     """Compute the smallest ε for which `releases` releases are (ε, δ)-private."""
-    if releases == 0:
-        return 0.0
-    mu = math.sqrt(releases) * sensitivity / noise_multiplier
+    return gaussian_epsilon(math.sqrt(releases) * sensitivity / noise_multiplier, delta)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Compute the smallest ε for which a Gaussian mechanism with parameter μ is (ε, δ)-private.
+
+    Several mechanisms are together as private as one whose μ² is the sum of theirs.
+    """
+    if mu == 0 or math.isinf(mu):
+        return mu
     low, high = 0.0, 1.0
     while _delta(high, mu) > delta:
         low, high = high, 2 * high

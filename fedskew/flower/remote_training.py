@@ -152,6 +152,7 @@ class SiteTraining:
 
     def _facts(self, plan: RoundPlan, client: int, state: Tensors) -> Facts:
         kept, settings, work, before = state.get(VERSION), self._settings, plan.work, plan.before
+        noise = [settings.clip, settings.noise]
         return {
             "run": self._run,
             "client": client,
@@ -163,7 +164,8 @@ class SiteTraining:
             "kept": None if kept is None else int(kept),
             "oldest": max(0, before.round - self._kept_rounds),
             "share_loss": settings.share_loss,
-            "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,
+            "noise": noise if settings.privacy == "local" else None,
+            **({"central_noise": noise} if settings.privacy == "central" else {}),
         }
 
 

@@ -15,10 +15,12 @@ from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS
+from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_ledger import Release
 from fedskew.flower.wire import Facts
-from fedskew.methods import Method
+from fedskew.methods import Method, Tensors
 
 DETAILS = ("none", "total", "class")
 """How detailed a site's test results may be, from the least to the most detailed."""
@@ -31,6 +33,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
         "contract": contract.to_json(),
         "share_loss": settings.share_loss,
         "noise": [settings.clip, settings.noise] if settings.privacy == "local" else None,
+        "central_noise": [settings.clip, settings.noise] if settings.privacy == "central" else None,
         "detail": settings.site_metrics,
         "local_tests": settings.local_tests,
     }
@@ -60,6 +63,10 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     if requested != agreed and not requested.completes(agreed):
         found.append("the contract")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
+    if facts["kind"] == "train" and facts.get("central_noise") != approved.get(
+        "central_noise", facts.get("central_noise")
+    ):
+        found.append("central_noise")
     if facts.get("local_tests", False) and not approved.get("local_tests", False):
         found.append("local_tests")
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
@@ -109,6 +116,18 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
         raise UserError(
             "the server requests test results of some labels, which reveals label counts; "
             f"method {method.name!r} does not declare that"
+        )
+
+
+def require_covered(facts: Facts, release: Release, method: Method, average: str, buffers: Tensors) -> None:
+    """Refuse updates with parts that noise does not cover, for a site with a privacy budget."""
+    if release.privacy == "none":
+        return
+    refuse_unbounded(release.privacy, method, average, buffers)
+    if release.privacy == "local" and (facts["share_loss"] or facts.get("tests") or facts.get("local_tests")):
+        raise UserError(
+            "the server requests losses or test results without noise, which this site's budget (policy.epsilon) does "
+            "not cover; expected share_loss = false and site_metrics = 'none'"
         )
 
 

@@ -14,6 +14,7 @@ survey     label counts and mean predictions per class, for methods that declare
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
@@ -53,15 +54,17 @@ from fedskew.flower.request_checks import (
     require_agreed_sums,
     require_agreed_tests,
     require_approved,
+    require_covered,
     require_declared,
     require_known_code,
 )
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_ledger import SiteLedger, read_release
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
-from fedskew.methods.personal import personal_names
+from fedskew.methods.personal import personal_names, shared_tensors
 from fedskew.metrics.confusion import Confusion, correct
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
@@ -75,7 +78,7 @@ _ALLOWED_FACTS = {
     "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
-    | {"tests", "local_tests"},
+    | {"tests", "local_tests", "central_noise"},
     "evaluate": {"labels", "detail", "frozen", "scores", "run", "kept"},
     "survey": {"predictions"},
     "column_sums": set(),
@@ -110,9 +113,23 @@ class Site:
             )
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         require_approved(facts, self.config)
-        run = self._current_run(facts["terms"])
-        with arithmetic(run.config.precision):
-            return requests[facts["kind"]](run, facts, payload)
+        name = digest(json.dumps(facts["terms"]["config"], sort_keys=True).encode())[:16]
+        self._ledger.require_time(name)
+        began = time.monotonic()
+        try:
+            run = self._current_run(facts["terms"])
+            with arithmetic(run.config.precision):
+                return requests[facts["kind"]](run, facts, payload)
+        finally:
+            self._ledger.add_time(name, time.monotonic() - began)
+
+    def privacy_spent(self) -> Facts:
+        """The privacy that all updates of this site have spent."""
+        return self._ledger.spent()
+
+    @property
+    def _ledger(self) -> SiteLedger:
+        return SiteLedger(self.config.state_folder, self.config.policy)
 
     def _current_run(self, terms: Facts) -> SiteRun:
         key = json.dumps(terms, sort_keys=True)
@@ -140,6 +157,10 @@ class Site:
         return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        release = read_release(facts)
+        self._ledger.require_budget(release)  # before the training, which would be in vain
+        if self.config.policy.epsilon is not None:
+            require_covered(facts, release, run.method, run.config.average, run.exchanged_buffers)
         stage = run.stage(facts)
         tensors = run.on_device(from_bytes(payload))
         states = SiteState(self.config.state_folder, facts["run"])
@@ -172,6 +193,7 @@ class Site:
             trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
             private = private_change(trained, start, clip, multiplier * clip, noise_source())
             reply_tensors |= pack("trained:params", private)
+        self._ledger.charge(release)  # last, so that nothing can leave without it
         return reply, to_bytes(reply_tensors)
 
     def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
@@ -261,6 +283,11 @@ class SiteRun:
         personal = self.method.personal
         self._stays = personal_names(personal, model) if personal is not None else frozenset[str]()
         self._concatenated: tuple[Tensors, ModelRuntime] | None = None
+
+    @property
+    def exchanged_buffers(self) -> Tensors:
+        """The model's buffers that do not stay at the site."""
+        return shared_tensors(self._runtime.network.state().buffers, self._stays)
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
         """Return the site's samples, or only those with some labels."""

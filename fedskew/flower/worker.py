@@ -96,6 +96,8 @@ class _RequestHandler:
         entry = audit.describe_request(facts) | audit.describe_reply(*reply) | {"app": app}
         entry["seconds"] = round(time.monotonic() - began, 3)
         try:
+            if (entry["event"], entry["kind"]) == ("reply", "train"):
+                entry["epsilon"] = self._site.privacy_spent()
             ChainedLog(self._site.config.state_folder / audit.NAME).append(entry)
         except UserError as error:  # the text names the site's files
             return self._refusal(str(error), "its audit log cannot be written; the reason is in its log")

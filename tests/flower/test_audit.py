@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from in_process import Case, case, small_data
+from in_process import Case, answer_as_workers, case, small_data
 
 from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
@@ -18,11 +18,9 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.flower import node
 from fedskew.flower.audit import NAME, describe_reply, describe_request, find_log, site_log
 from fedskew.flower.chained_log import Entry, read_chain
-from fedskew.flower.local_federation import write_site
 from fedskew.flower.server_app import main as server_main
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.wire import digest, to_records
-from fedskew.flower.worker import _RequestHandler
 
 
 def audited_case(folder: Path, rounds: int = 2, **own: Any) -> Case:
@@ -31,11 +29,7 @@ def audited_case(folder: Path, rounds: int = 2, **own: Any) -> Case:
     split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
     values = {"method": "fedavg", "rounds": rounds, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
     here = case(folder, split, data, with_values(Config(), values), **own)
-    for number, (name, _) in enumerate(here.grid._sites.values()):
-        file = folder / name / "site.yaml"
-        split_file = str(folder / "split.json")
-        write_site(file, {"name": name, "data": str(data), "split": split_file, "client": number, "device": "cpu"})
-        here.grid._sites[1000 + number] = (name, _RequestHandler(file))  # type: ignore[assignment]
+    answer_as_workers(here, data)
     return here
 
 

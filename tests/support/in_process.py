@@ -19,11 +19,13 @@ from fedskew.data.federation import Federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.flower.contract import Contract
+from fedskew.flower.local_federation import write_site
 from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.wire import Facts, Garbled, from_records, to_records
+from fedskew.flower.worker import _RequestHandler
 
 Meddle = Callable[[str, Facts, Facts, bytes], tuple[Facts, bytes]]
 """From a site's name, what it was asked, and its answer, to what is sent instead."""
@@ -143,6 +145,16 @@ def case(
     run_config = run_config_of(settings, contract, whole)
     context = Context(run_id=1, node_id=0, node_config={}, state=RecordDict(), run_config=run_config)
     return Case(grid, context, whole, settings, folder, names)
+
+
+def answer_as_workers(here: Case, data: Path, more: dict[str, str] | None = None) -> None:
+    """Let the sites answer as their workers do, with audit logs, each from a site.yaml with `more` lines at its end."""
+    for client, name in enumerate(here.names):
+        file = here.folder / name / "site.yaml"
+        split = str(here.folder / "split.json")
+        write_site(file, {"name": name, "data": str(data), "split": split, "client": client, "device": "cpu"})
+        file.write_text(file.read_text() + (more or {}).get(name, ""))
+        here.grid._sites[1000 + client] = (name, _RequestHandler(file))  # type: ignore[assignment]
 
 
 def _site(folder: Path, federation: Federation, data: Path, client: int, name: str, changed: dict[str, Any]) -> Site:
