@@ -43,6 +43,16 @@ def expect(is_valid: bool, name: str, value: object, expected: str) -> None:
         raise UserError(f"{name} is {value!r}; expected {expected}")
 
 
+def other_format(what: str, found: object, readable: int, otherwise: str = "") -> UserError:
+    """Make the error for a file whose format this version does not read. `otherwise` is a way out without upgrading."""
+    is_newer = isinstance(found, int) and found > readable
+    way_out = "upgrade fedskew" if is_newer else "use the version of fedskew that wrote it"
+    return UserError(
+        f"{what} has format {found}, and this version of fedskew reads format {readable}; {way_out}"
+        + (f", or {otherwise}" if otherwise else "")
+    )
+
+
 def shorten(names: Sequence[str], max_shown: int = 8) -> str:
     """List the first `max_shown` names in quotes, and count the rest."""
     shown = ", ".join(map(repr, names[:max_shown]))

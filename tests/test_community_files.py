@@ -107,7 +107,9 @@ def test_the_paper_cites_what_its_bibliography_has_and_counts_the_methods() -> N
     assert set(re.findall(r"@(\w+)", body)) == set(
         re.findall(r"^@\w+\{(\w+),", read(about["bibliography"]), re.MULTILINE)
     )
-    assert f"It has {len(METHODS)} methods" in body
+    claimed = re.search(r"more than (\d+) methods", body)
+    assert claimed is not None
+    assert int(claimed[1]) < len(METHODS)
     for section in ("Summary", "Statement of need", "State of the field", "References"):
         assert f"\n# {section}\n" in body
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, other_format
 from fedskew.experiment.storage.files import reporting_os_errors, write_file
 from fedskew.results.significance import Difference
 
@@ -106,8 +106,10 @@ class RaceRecord:
 
     @classmethod
     def from_json(cls, content: Any) -> RaceRecord:
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or "format" not in content:
             raise UserError(f"not the record of a race; expected a JSON object with format {FORMAT}")
+        if content["format"] != FORMAT:
+            raise other_format("the record of a race", content["format"], FORMAT)
         values = {key: value for key, value in content.items() if key != "format"}
         try:
             values["rungs"] = tuple(

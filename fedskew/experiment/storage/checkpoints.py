@@ -22,7 +22,7 @@ from urllib.parse import quote, unquote
 
 from torch import Tensor
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, other_format
 from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.files import (
     Unreadable,
@@ -36,7 +36,7 @@ from fedskew.methods.parts import Tensors
 
 _KEPT_CHECKPOINTS = 2
 _FORMAT = 2
-"""The version of the checkpoint's format. Files of another version are not read."""
+"""The version of the checkpoint's format. Files of another version are refused, so that no trained round is lost."""
 _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
@@ -229,7 +229,9 @@ class Checkpoints:
         with reporting_os_errors("read", path):
             tensors, identity = read_tensors(path)
         if identity.get("format") != _FORMAT:
-            raise Unreadable("another version of fedskew wrote it")
+            raise other_format(
+                f"checkpoint {path}", identity.get("format"), _FORMAT, f"delete {path.parent} to start the run again"
+            )
         if identity.get("run") != run or identity.get("round") != round:
             raise Unreadable("it belongs to another run")
         if round > 0 and round not in logged:

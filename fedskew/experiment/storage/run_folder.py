@@ -31,7 +31,7 @@ import numpy as np
 import yaml
 from torch import Tensor
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, other_format
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, Versions
@@ -46,6 +46,10 @@ from fedskew.experiment.storage.files import (
     write_file,
     write_tensors,
 )
+
+FORMAT = 1
+"""The version of the folder's format, in about.json. New keys and files keep it. It grows if an older fedskew would
+misread the folder. Folders of fedskew 0.1.0 have format 1 and do not say so. Checkpoints have a format of their own."""
 
 
 class RoundsFile:
@@ -186,6 +190,7 @@ class RunFolder:
         """The configuration in the folder."""
         if not self.config_path.is_file():
             raise UserError(f"{self.path} is not a run folder: it has no config.yaml")
+        self._refuse_other_format()
         return load_yaml(self.config_path)
 
     @property
@@ -209,6 +214,11 @@ class RunFolder:
                 self._warn(f"{self.label_counts_path} is damaged and ignored")
         return about
 
+    def _refuse_other_format(self) -> None:
+        found = (self._read_json(self.about_path) or {}).get("format", FORMAT)
+        if found != FORMAT:
+            raise other_format(f"the run folder {self.path}", found, FORMAT)
+
     def _read_json(self, path: Path) -> dict[str, Any] | None:
         with reporting_os_errors("read", path):
             content = path.read_bytes() if path.exists() else b"null"
@@ -229,7 +239,9 @@ class RunFolder:
             np.save(content, counts.astype(np.min_scalar_type(int(counts.max(initial=0)))))
             write_file(self.label_counts_path, content.getvalue())
             del federation["label_counts"]
-        write_file(self.about_path, json.dumps({**about, "federation": federation}, allow_nan=False) + "\n")
+        write_file(
+            self.about_path, json.dumps({"format": FORMAT, **about, "federation": federation}, allow_nan=False) + "\n"
+        )
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the result, after everything else. Its `status: finished` marks the run as finished."""

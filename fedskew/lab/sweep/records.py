@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, other_format
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
@@ -83,8 +83,10 @@ class Record:
 
     @classmethod
     def from_json(cls, content: Any) -> Record:
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or "format" not in content:
             raise UserError(f"not a record of a run; expected a JSON object with format {FORMAT}")
+        if content["format"] != FORMAT:
+            raise other_format("the record of a run", content["format"], FORMAT)
         record = cls(content)
         try:
             record.config, record.curve, record.seconds, record.identity  # noqa: B018 - raises if anything is missing

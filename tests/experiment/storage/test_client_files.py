@@ -171,12 +171,3 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
         other.read("global", [1])
     with pytest.raises(UserError, match=r"client-0\.round-1.*restore that file from a backup, or repeat the run"):
         ClientFiles(tmp_path / "clients").read_newest("global", 0, "run")
-
-
-def test_a_checkpoint_of_another_version_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with RunFolder(tmp_path).open(CONFIG) as folder:
-        with monkeypatch.context() as patch:
-            patch.setattr("fedskew.experiment.storage.checkpoints._FORMAT", 1)
-            play(folder, folder.client_states(), 1, 1)
-        assert folder.load_checkpoint() is None
-        assert "another version of fedskew wrote it" in folder.warnings[0]
