@@ -40,6 +40,7 @@ from fedskew.methods import (  # noqa: F401
     fedrep,
     fedrs,
     fedsam,
+    feduv,
     fedvls,
     focal_loss,
     fpl,

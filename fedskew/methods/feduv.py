@@ -1,0 +1,76 @@
+"""FedUV: predictions that vary over the batch as those of balanced data do, and features spread evenly.
+
+Son et al., "FedUV: uniformity and variance for heterogeneous federated learning", CVPR 2024.
+
+    L = base + λ·mean_c max(0, 1/√C − std_B(p_c)) + μ·mean_{i<j} exp(−‖h_i − h_j‖²/σ)
+
+p are the predicted probabilities and h the features of a batch. 1/√C is the standard deviation of p_c if every class is
+predicted once. σ is the median of the batch's squared distances that are not 0.
+
+The base is cross entropy, or the loss of the objective that FedUV is combined with.
+
+Sent to the server: the model.
+Extra compute: negligible.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.methods.catalogue import method
+from fedskew.methods.parts import Client, Outputs
+from fedskew.methods.regularisers import Regulariser
+from fedskew.task import real_rows
+
+
+@method("feduv", paper="Son et al., CVPR 2024")
+@dataclass(frozen=True)
+class FedUV(Regulariser):
+    """Penalties on predictions that vary too little over the batch, and on features that lie close together."""
+
+    variance: float = 2.5
+    """λ."""
+    uniformity: float = 0.5
+    """μ."""
+
+    needs_features = True
+
+    def __post_init__(self) -> None:
+        expect(self.variance >= 0, "variance", self.variance, "a number ≥ 0")
+        expect(self.uniformity >= 0, "uniformity", self.uniformity, "a number ≥ 0")
+
+    def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        real = real_rows(y)
+        spread = self.variance * missing_variance(out.logits, real)
+        return spread + self.uniformity * closeness(out.required_features.flatten(1), real)
+
+
+def missing_variance(logits: Tensor, real: Tensor) -> Tensor:
+    """Return the mean over the classes of max(0, 1/√C − std(p_c)). It is 0 for a batch of one."""
+    rows = real.to(logits.dtype).unsqueeze(-1)
+    number = rows.sum()
+    probabilities = logits.softmax(dim=-1)
+    centred = (probabilities - (rows * probabilities).sum(dim=0) / number.clamp(min=1)) * rows
+    variance = centred.square().sum(dim=0) / (number - 1).clamp(min=1)
+    deviation = variance.clamp(min=torch.finfo(logits.dtype).tiny).sqrt()  # the gradient at 0 would be infinite
+    missing = (logits.shape[-1] ** -0.5 - deviation).clamp(min=0).mean()
+    return torch.where(number > 1, missing, torch.zeros_like(missing))
+
+
+def closeness(features: Tensor, real: Tensor) -> Tensor:
+    """Return the mean of exp(−d²/σ) over all pairs of rows, σ the median d² of pairs that differ. 0 without any."""
+    squares = features.square().sum(dim=-1)
+    sums = squares.unsqueeze(-1) + squares
+    distances = (sums - 2 * features @ features.transpose(-1, -2)).clamp(min=0)
+    above = torch.ones_like(distances).triu(diagonal=1) > 0
+    pairs = above & real.unsqueeze(-1) & real
+    differ = pairs & (distances > 8 * torch.finfo(features.dtype).eps * sums)  # smaller ones are rounding of 0
+    ordered = torch.where(differ, distances, torch.inf).flatten().sort().values
+    median = ordered.gather(0, ((differ.sum() - 1) // 2).clamp(min=0).unsqueeze(0))
+    median = torch.where(differ.any(), median, torch.ones_like(median))
+    mean = torch.where(pairs, (-distances / median).exp(), 0.0).sum() / pairs.sum().clamp(min=1)
+    return torch.where(differ.any(), mean, torch.zeros_like(mean))
