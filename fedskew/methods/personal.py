@@ -111,6 +111,11 @@ def check_personal(part: Personal, model: nn.Module) -> None:
             f"{type(part).__name__} keeps every parameter of the model on the clients, so there is nothing to share; "
             "expected a model with other layers, too"
         )
+    if part.own_solver() is not None and (kept or len(part.phases()) > 1):
+        raise UserError(
+            f"{type(part).__name__} trains a second model and also keeps tensors of the first or has several phases; "
+            "expected only one of these"
+        )
     shared = [phase for phase in part.phases() if phase.trains != "personal"]
     if len(shared) != 1:
         raise UserError(

@@ -142,6 +142,19 @@ def test_sites_test_a_second_model_beside_the_global_one(
     assert apart.accuracy == rows[-1].accuracy
 
 
+def test_privacy_covers_a_model_whose_statistics_stay(data: Path, split: Federation, tmp_path: Path) -> None:
+    private = {**TESTED_BY_SITES, "privacy": "central", "noise": 0.1, "clip": 1.0, "share_loss": False}
+    for method, message in (("fedavg", "averages statistics"), ("fedbn", "")):
+        config = settings(method, model="resnet8", average="uniform", rounds=1)
+        here = case(tmp_path / method, split, data, config, **private)
+        if message:
+            with pytest.raises(UserError, match=message):
+                run_federation(here.grid, here.context)
+        else:
+            run = run_federation(here.grid, here.context)
+            assert run.history[-1].privacy is not None
+
+
 def test_a_server_cannot_test_a_method_without_a_global_model(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, settings("fedper"))
     refusal = "no global model that the server could test; expected 'sites'"

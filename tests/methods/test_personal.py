@@ -18,7 +18,8 @@ from fedskew.experiment.preparation import check_model
 from fedskew.experiment.round.record import traffic
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.methods import Personal, Phase, make_method
+from fedskew.methods import Personal, Phase, Solver, make_method
+from fedskew.methods.fedprox import FedProx
 from fedskew.methods.personal import personal_names
 from fedskew.models import Classifier
 
@@ -202,8 +203,10 @@ def test_other_parts_see_only_shared_tensors() -> None:
     assert not client.state
 
 
-def test_fine_tuned_models_are_the_papers() -> None:
-    server = norm_server("fedbabu", {"tuning_epochs": 4}, "plain")
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize(("tunes", "names"), [("all", ""), ("head", "head"), ("body", "encoder")])
+def test_fine_tuned_models_are_the_papers(tunes: str, names: str, engine: str) -> None:
+    server = norm_server("fedbabu", {"tuning_epochs": 4, "tunes": tunes}, engine)
     states, rows = played(server)
     assert server.personal is not None
     tests = server.evaluation.personal_tests(server.personal)
@@ -213,7 +216,8 @@ def test_fine_tuned_models_are_the_papers() -> None:
     model_for = tests.models(server.runtime(server._stages.known(end)[-1], end), end, end.model)
     for client in range(3):
         found = model_for(client)
-        assert_close({**found.params, **found.buffers}, plain.train(start, client, ROUNDS, "", epochs=4))
+        assert_close({**found.params, **found.buffers}, plain.train(start, client, ROUNDS, names, epochs=4))
+        assert found.params.keys() == end.model.params.keys()
 
 
 def test_roles_layers_and_patterns() -> None:
@@ -238,6 +242,14 @@ class TwoSharedPhases(Personal):
         return Phase(), Phase("shared")
 
 
+class SecondModelAndHead(Personal):
+    def keeps(self) -> tuple[str, ...]:
+        return ("head",)
+
+    def own_solver(self) -> Solver:
+        return FedProx()
+
+
 @pytest.mark.parametrize(
     ("method", "params", "model", "message"),
     [
@@ -249,6 +261,7 @@ class TwoSharedPhases(Personal):
             "keeps 'tail' on the clients.*expected one within encoder, head",
         ),
         ("fedper", {"layers": ["*"]}, layered_model(), "nothing to share"),
+        (SecondModelAndHead(), None, layered_model(), "a second model and also keeps tensors.*only one of these"),
         (TwoSharedPhases(), None, layered_model(), "has 2 phases that train shared parameters; expected one"),
     ],
 )

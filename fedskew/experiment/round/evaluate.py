@@ -46,9 +46,10 @@ class RoundEvaluation:
         initial: ModelState,
         device: torch.device,
         personal: Personal | None = None,
+        stays: frozenset[str] = frozenset(),
     ) -> None:
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
-        self._personal = personal
+        self._personal, self._stays = personal, stays
 
     def is_due(self, plan: RoundPlan) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
@@ -105,7 +106,7 @@ class RoundEvaluation:
         """Make the evaluator of the clients' personal models."""
         from fedskew.experiment.round.personal_tests import PersonalTests
 
-        return PersonalTests(personal, self._federation, self._config, self._initial)
+        return PersonalTests(personal, self._federation, self._config, self._initial, self._stays)
 
     def own_model_reader(self, state: RunState, model: str) -> Callable[[int], ModelState]:
         """Return a function that reads the model of a client that trains alone."""

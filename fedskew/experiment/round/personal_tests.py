@@ -35,6 +35,7 @@ class PersonalTests:
     federation: Federation
     config: Config
     initial: ModelState
+    stays: frozenset[str]
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
         """Evaluate the round's models and return the fields for the round's row."""
@@ -116,7 +117,7 @@ class PersonalTests:
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})
 
     def _initial_state(self) -> dict[str, torch.Tensor]:
-        return initial_personal(self.personal, frozenset(), self.initial)
+        return initial_personal(self.personal, self.stays, self.initial)
 
     def _fine_tune(
         self, runtime: ModelRuntime, client: int, start: ModelState, tuning: Phase, rounds: int
@@ -142,9 +143,11 @@ class PersonalTests:
                 batches=config.batches,
             ),
             key=RoundKey(config.seed, 0, rounds, _FINE_TUNING),
+            stays=self.stays,
         )
-        result = runtime.engine.train(phase_work(work, tuning, _FINE_TUNING, {}))
-        return client_model(result.trained, 0)
+        trained = client_model(runtime.engine.train(phase_work(work, tuning, _FINE_TUNING, {})).trained, 0)
+        whole = {**trained.params, **trained.buffers}  # parameters that were fixed are among the buffers
+        return ModelState({n: whole[n] for n in start.params}, {n: whole[n] for n in start.buffers})
 
 
 _FINE_TUNING = 1000

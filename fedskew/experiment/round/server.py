@@ -64,7 +64,7 @@ class Server:
         self._record = RoundRecord(federation, config)
         self.aggregator = Aggregator(federation, method, config, self.device)
         self.personal = method.personal
-        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal)
+        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
 
     def close(self) -> None:
         """End the engine's processes and threads, and wait for the device, because the next run will use its memory."""
