@@ -103,7 +103,10 @@ def _check_package(requirement: _Requirement, if_missing: Status) -> Check:
 def _requirements() -> list[_Requirement]:
     """The packages that fedskew needs: from pyproject.toml in a checkout, otherwise from the installed metadata."""
     project = Path(__file__).parents[1] / "pyproject.toml"
-    lines = _read_project(project) if project.is_file() else importlib.metadata.requires("fedskew") or []
+    try:
+        lines = _read_project(project) if project.is_file() else importlib.metadata.requires("fedskew") or []
+    except importlib.metadata.PackageNotFoundError:  # a copy of the package without its metadata
+        return []
     found = [_parse_requirement(line) for line in lines]
     return [requirement for requirement in found if requirement.package != "fedskew" and requirement.extra != "dev"]
 
