@@ -10,7 +10,7 @@ predicted once. σ is the median of the batch's squared distances that are not 0
 The base is cross entropy, or the loss of the objective that FedUV is combined with.
 
 Sent to the server: the model.
-Extra compute: negligible.
+Extra compute: the distances between all pairs of a batch's features.
 """
 
 from __future__ import annotations
