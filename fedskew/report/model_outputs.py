@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +79,7 @@ def model_outputs(run: Result) -> ModelOutputs:
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model
-    dataset = _dataset(run.config.data, run.config.data_dir, tuple(sorted(run.config.data_params.items())))
+    dataset = _dataset(run.config.data, run.config.data_dir, json.dumps(run.config.data_params, sort_keys=True))
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
     samples = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
     rows = _choose_balanced(dataset)
@@ -98,8 +98,9 @@ def model_outputs(run: Result) -> ModelOutputs:
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, folder: str | None, params: tuple[tuple[str, Any], ...]) -> Dataset:
-    return load(name, folder, **dict(params))
+def _dataset(name: str, folder: str | None, params: str) -> Dataset:
+    """Load a dataset. Its parameters are JSON, because a cache needs hashable arguments."""
+    return load(name, folder, **json.loads(params))
 
 
 def _choose_balanced(dataset: Dataset) -> npt.NDArray[np.int64]:

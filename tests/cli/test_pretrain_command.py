@@ -51,3 +51,14 @@ def test_mistakes_are_one_line(cli):
         assert done.status == 2
         assert expected in done.err
         assert done.err.count("\n") == 1
+
+
+def test_a_report_of_such_runs(cli):
+    cli(*PRETRAIN, "--epochs", "3", "--out", "first", "-q")
+    compared = ("compare", "--data", "digits", "--set", "data.keep=[6,7,8,9]", "--model", "dnn", "--methods",
+                "fedavg,fed3r", "--clients", "4", "--rounds", "2", "--init", "first/weights.safetensors",
+                "--train", "head", "--device", "cpu", "--out", "runs", "-q")  # fmt: skip
+    assert cli(*compared).status == 0
+    done = cli("report", "runs", "--out", "report.html")
+    assert done.status == 0, done.err
+    assert "fed3r" in Path("report.html").read_text(encoding="utf-8")
