@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import federate_audit
+from fedskew.cli import federate_audit, federate_status
 from fedskew.cli.commands import (
     FLAGS,
     INTERRUPTED,
@@ -99,6 +99,11 @@ def add_to(app: typer.Typer) -> None:
     add_command(
         group, "certs", _with_flower(_certs),
         "fedskew federate certs keys --sites north,south,east --host fl.example.org",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "status", _with_flower(federate_status.status),
+        "fedskew federate status runs/first",
         group="federate",
     )  # fmt: skip
     federate_audit.add_to(group, _with_flower)

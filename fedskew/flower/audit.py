@@ -3,7 +3,8 @@
 Every site has one in its state folder, and the server has one in the run's folder. Both are chained logs. A site
 writes an entry before its reply leaves. If it cannot, the reply does not leave.
 
-    event      request, reply, refused, failed, discarded, start, end, repaired
+    event      request, reply, refused, failed, repaired; at the server also start, end, discarded (a reply that is not
+               used), late and absent (no reply), disconnected
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
     app        hash of the app that passed the request on, as `fedskew federate approve` shows it

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.remote_training import SiteTraining
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
+from fedskew.flower.run_status import STATUS
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts, one_line
@@ -47,8 +49,6 @@ from fedskew.flower.wire import Facts, one_line
 app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
-STATUS = "status.json"
-"""The file in the run's folder that says how the last attempt ended."""
 
 
 @app.main()
@@ -97,7 +97,8 @@ def run_federation(grid: Grid, context: Context) -> Result:
     record.check()
     RunFolder(folder).refuse_foreign()
     audit = ChainedLog(RunFolder(folder).audit_path).append
-    audit({"event": "start", "app": _installed_app_hash()})
+    process = {"process": os.getpid(), "machine": socket.gethostname()}
+    audit({"event": "start", "app": _installed_app_hash(), "federation": list(settings.sites), **process})
     if contract.column_sums:
         record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)

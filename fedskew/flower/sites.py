@@ -63,6 +63,8 @@ class Failure:
     """The reason why there is no usable reply."""
 
     reason: str
+    event: str = "failed"
+    """What the audit log calls it: `refused` or `failed` if the site replied so, `late` or `absent` if it did not."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ class Sites:
             if node.client is not None and self._admitted.get(node.client) == gone:
                 del self._admitted[node.client]
                 self.log(f"{self.names[node.client]} is disconnected")
+                self.audit({"event": "disconnected", "site": self.names[node.client]})
         for number, name in connected.items():
             self._nodes.setdefault(number, _Node(name))
         self._send_greetings()
@@ -176,6 +179,9 @@ class Sites:
             refusal = self._admit(number, node, reply)
             if refusal and refusal != node.refusal:
                 self.log(f"{node.name or f'node {number}'} is not admitted: {refusal}")
+                self.audit(
+                    {"event": "discarded", "site": node.name or f"node {number}", "kind": "hello", "reason": refusal}
+                )
                 node.refused_by_server = isinstance(reply, Reply)
                 node.greeted_at = (
                     -_GREET_AGAIN_SECONDS if node.refused_by_server else node.greeted_at
@@ -217,14 +223,16 @@ class Sites:
         """
         nodes, began = self.online, time.monotonic()
         self._record_requests(kind, facts, payload, group)
-        answers: dict[int, Reply | Failure] = {c: Failure("it is not connected") for c in facts if c not in nodes}
+        answers: dict[int, Reply | Failure] = {
+            c: Failure("it is not connected", "absent") for c in facts if c not in nodes
+        }
         tensors = tensors_record(payload)
         waiting: dict[str, int] = {}
         for batch in _batches([client for client in facts if client in nodes]):
             ids = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), batch)
             waiting |= {message_id: client for message_id, client in zip(ids, batch, strict=True) if message_id}
             refused = [client for message_id, client in zip(ids, batch, strict=True) if not message_id]
-            answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it"))
+            answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it", "absent"))
         for client, answer in answers.items():
             self._record_answer(kind, client, facts[client], group, answer)
         end = time.monotonic() + timeout
@@ -262,7 +270,7 @@ class Sites:
         """Return failures for all sites that have not replied when the time is up."""
         for client in waiting.values():
             self._reply_times.add_missed(client)
-        return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s"))
+        return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s", "late"))
 
     def _late(
         self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
@@ -274,7 +282,8 @@ class Sites:
         return {
             client: Failure(
                 f"it is late: no reply after {seconds:.0f} s, but {replied} other sites replied; its usual "
-                f"time is {self._reply_times.usual(client):.0f} s"
+                f"time is {self._reply_times.usual(client):.0f} s",
+                "late",
             )
             for client in waiting.values()
             if seconds > self._reply_times.limit(client)
@@ -310,7 +319,7 @@ class Sites:
 def _describe(answer: Reply | Failure) -> Entry:
     """Describe a site's reply for the audit log."""
     if isinstance(answer, Failure):
-        return {"event": "failed", "reason": answer.reason}
+        return {"event": answer.event, "reason": answer.reason}
     return describe_reply(answer.facts, answer.payload)
 
 
@@ -327,7 +336,7 @@ def _read(message: Message) -> Reply | Failure:
         return Failure(f"its message cannot be read: {error}")
     for key in ("refused", "failed"):
         if key in facts:
-            return Failure(one_line(str(facts[key])))
+            return Failure(one_line(str(facts[key])), key)
     return Reply(facts, payload)
 
 

@@ -1,0 +1,214 @@
+"""The status of a federation's run, from its folder: how it ended, and what each site does.
+
+The server's audit log says which site was asked when, and when it replied. `rounds.jsonl` has the updates that counted,
+and `status.json` how the last attempt ended. Everything is read only, so it works while the run is in progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.storage.files import reporting_os_errors
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.flower.chained_log import Entry, read_chain
+from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.settings import FederationSettings
+
+STATUS = "status.json"
+"""The file in the run's folder that says how the last attempt ended."""
+_REPLIES = ("reply", "refused", "failed")
+_STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
+"""What an entry about a site says about its state."""
+
+
+@dataclass
+class SiteStatus:
+    """What is known about one site."""
+
+    name: str
+    state: str = "never seen"
+    """never seen, connected, working, late, refuses, fails, disconnected, or absent from the last round."""
+    last_seen: str | None = None
+    """The time of the last reply."""
+    waiting_since: str | None = None
+    """The time of the request to which the site has not replied. None if there is none."""
+    round: int | None = None
+    """The last round for which the site sent an update."""
+    updates: int = 0
+    """The number of updates that counted."""
+    missed: int = 0
+    """How often the server waited for this site in vain."""
+    reason: str = ""
+    """Why there was no usable reply to the last request."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the run."""
+
+    began: str
+    status: str
+    """running, killed, unknown, finished, stopped or failed."""
+    ended: str | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """The status of one run."""
+
+    folder: str
+    status: str
+    """That of the last attempt, or `not started`."""
+    reason: str
+    round: int
+    """The number of completed rounds."""
+    sites: list[SiteStatus] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    damage: str | None = None
+    """The first line of the audit log that was changed. Later lines are not used."""
+
+
+def read_status(folder: Path, now: datetime) -> RunStatus:
+    """Read the status of the run in a folder."""
+    run = RunFolder(folder)
+    if not run.audit_path.exists() and not run.config_path.exists():
+        raise UserError(f"{folder} is not the folder of a federation's run; expected federation.folder of its app")
+    chain = read_chain(run.audit_path) if run.audit_path.exists() else None
+    entries = list(chain.entries) if chain else []
+    rows, attempts = run.rounds(), _attempts(entries)
+    if not attempts and (ended := _read_ended(folder)):
+        attempts = [ended]
+    last = attempts[-1] if attempts else Attempt("", "finished" if run.finished else "not started")
+    sites = _site_statuses(_names(run, entries), entries, last.status == "running", now)
+    _add_updates(sites, rows)
+    round = rows[-1].round if rows else 0
+    return RunStatus(str(folder), last.status, last.reason, round, sites, attempts, chain.problem if chain else None)
+
+
+def _read_ended(folder: Path) -> Attempt | None:
+    """Read how a run ended that has no audit log."""
+    path = folder / STATUS
+    with reporting_os_errors("read", path):
+        text = path.read_text(encoding="utf-8") if path.exists() else None
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+        return Attempt("", str(found["status"]), str(found["time"]), str(found["reason"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; delete it") from error
+
+
+def _names(run: RunFolder, entries: Sequence[Entry]) -> list[str]:
+    for entry in reversed(entries):
+        if entry["event"] == "start" and "federation" in entry:
+            return [str(name) for name in entry["federation"]]
+    params = run.config.partition.params if run.config_path.exists() else {}
+    return [str(name) for name in params.get("names", ())]
+
+
+def _attempts(entries: Sequence[Entry]) -> list[Attempt]:
+    """List the starts of the run. A start that another start follows was killed, as is one whose process is gone."""
+    attempts: list[Attempt] = []
+    began: Entry | None = None
+    for entry in entries:
+        if entry["event"] == "start":
+            if began is not None:
+                attempts.append(Attempt(began["time"], "killed", None, "its process ended without a reason"))
+            began = entry
+        elif entry["event"] == "end" and began is not None:
+            attempts.append(Attempt(began["time"], entry["status"], entry["time"], entry.get("reason", "")))
+            began = None
+    if began is not None:
+        attempts.append(_open_attempt(began))
+    return attempts
+
+
+def _open_attempt(began: Entry) -> Attempt:
+    if began.get("machine") != socket.gethostname():
+        return Attempt(
+            began["time"], "unknown", None, f"it was started on {began.get('machine')} and has not ended there"
+        )
+    if _is_alive(began["process"]):
+        return Attempt(began["time"], "running")
+    return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True
+
+
+def _site_statuses(names: Sequence[str], entries: Sequence[Entry], running: bool, now: datetime) -> list[SiteStatus]:
+    sites = {name: SiteStatus(name) for name in names}
+    times = ReplyTimes(FederationSettings.grace)
+    for entry in entries:
+        if entry["event"] == "request":
+            for name in entry["sites"]:
+                if name in sites:
+                    sites[name].waiting_since = entry["time"]
+        elif entry["event"] in ("start", "end"):
+            for site in sites.values():
+                site.waiting_since = None
+        elif entry.get("site") in sites:
+            _follow(sites[entry["site"]], entry, times, names.index(entry["site"]))
+    for number, site in enumerate(sites.values()):
+        if running and site.waiting_since is not None:
+            is_late = _seconds(site.waiting_since, now) > times.limit(number)
+            site.state = "late" if is_late else "working"
+    return list(sites.values())
+
+
+def _follow(site: SiteStatus, entry: Entry, times: ReplyTimes, number: int) -> None:
+    """Update a site's status with an entry about it."""
+    event, time = entry["event"], datetime.fromisoformat(entry["time"])
+    site.reason = str(entry.get("reason", ""))
+    if event in _REPLIES:
+        site.last_seen = entry["time"]
+        if site.waiting_since is not None and entry.get("kind") == "train":
+            times.add(number, _seconds(site.waiting_since, time))
+    if event == "reply":
+        site.state, site.round = "connected", entry["round"] if entry.get("kind") == "train" else site.round
+    elif event == "discarded":
+        site.state = "not admitted" if entry.get("kind") == "hello" else site.state
+    elif event in _STATES:
+        site.state = _STATES[event]
+        site.missed += event in ("late", "absent")
+    if event != "disconnected":
+        site.waiting_since = None
+
+
+def _add_updates(sites: Sequence[SiteStatus], rows: Sequence[RoundRow]) -> None:
+    for row in rows:
+        for client in set(row.clients) - set(row.diverged):
+            if client < len(sites) and sites[client].name not in (row.failed or {}):
+                sites[client].updates += 1
+
+
+def _seconds(since: str, now: datetime) -> float:
+    return (now - datetime.fromisoformat(since)).total_seconds()
+
+
+def describe_age(since: str | None, now: datetime) -> str:
+    """Describe how long ago something was, for people."""
+    if since is None:
+        return "–"
+    seconds = max(0, round(_seconds(since, now)))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"

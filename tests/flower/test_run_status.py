@@ -1,0 +1,139 @@
+"""`fedskew federate status` shows what a run and its sites are doing, while it runs and after it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Case, answer_as_workers, case, small_data
+
+from fedskew.cli import main
+from fedskew.data import Dirichlet, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.flower.chained_log import ChainedLog
+from fedskew.flower.run_status import RunStatus, SiteStatus, describe_age, read_status
+from fedskew.flower.server_app import main as server_main
+
+
+def federated(folder: Path, more: dict[str, str] | None = None, **own: Any) -> Case:
+    data = small_data(folder)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+    values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    here = case(folder, split, data, with_values(Config(), values), **own)
+    answer_as_workers(here, data, more)
+    return here
+
+
+def status(folder: Path) -> RunStatus:
+    return read_status(folder, datetime.now(UTC))
+
+
+def site(found: RunStatus, name: str) -> SiteStatus:
+    return next(one for one in found.sites if one.name == name)
+
+
+def test_a_finished_run_names_its_sites_and_who_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = federated(tmp_path, {"site-1": "policy: {noise: 1}\n"}, minimum=2)
+    server_main(here.grid, here.context)
+    found = status(tmp_path / "run")
+    assert (found.status, found.round, found.reason) == ("finished", 2, "")
+    assert [(one.name, one.state, one.round, one.updates) for one in found.sites] == [
+        ("site-0", "connected", 2, 2),
+        ("site-1", "refuses", None, 0),
+        ("site-2", "connected", 2, 2),
+    ]
+    assert "this site requires noise (policy.noise)" in site(found, "site-1").reason
+    capsys.readouterr()
+    assert main(["federate", "status", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'run'}: finished; 2 rounds completed\n" in shown
+    assert "refuses" in shown
+    assert main(["federate", "status", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["sites"][1]["state"] == "refuses"
+
+
+def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:
+    """The first attempt has too few updates. The second one succeeds."""
+    here = federated(tmp_path, {"site-1": "policy: {noise: 1}\n"}, attempts=1)
+    with pytest.raises(UserError):
+        server_main(here.grid, here.context)
+    found = status(tmp_path / "run")
+    assert (found.status, found.round) == ("stopped", 0)
+    assert "had too few good updates" in found.reason
+    file = tmp_path / "site-1" / "site.yaml"
+    file.write_text(file.read_text().replace("policy: {noise: 1}\n", "policy: {rounds: 2}\n"))
+    server_main(here.grid, here.context)
+    found = status(tmp_path / "run")
+    assert [attempt.status for attempt in found.attempts] == ["stopped", "finished"]
+    assert site(found, "site-1").updates == 2
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def log_of_a_run(folder: Path, process: int) -> ChainedLog:
+    """The log of a run in which site b took 10 seconds for round 1 and has not replied in round 2."""
+    log = ChainedLog(folder / "audit.jsonl")
+    machine = {"process": process, "machine": socket.gethostname()}
+    for seconds, entry in (
+        (0, {"event": "start", "federation": ["a", "b", "c"], **machine}),
+        (0, {"event": "request", "kind": "train", "round": 1, "sites": ["a", "b"]}),
+        (1, {"event": "reply", "site": "a", "kind": "train", "round": 1}),
+        (10, {"event": "reply", "site": "b", "kind": "train", "round": 1}),
+        (20, {"event": "request", "kind": "train", "round": 2, "sites": ["a", "b"]}),
+        (21, {"event": "reply", "site": "a", "kind": "train", "round": 2}),
+    ):
+        log.append({**entry, "time": (NOON + timedelta(seconds=seconds)).isoformat()})
+    return log
+
+
+def test_a_site_that_works_is_late_after_three_times_its_usual_time(tmp_path: Path) -> None:
+    log = log_of_a_run(tmp_path, os.getpid())
+    for seconds, state in ((49, "working"), (51, "late")):
+        found = read_status(tmp_path, NOON + timedelta(seconds=seconds))
+        assert found.status == "running"
+        assert [one.state for one in found.sites] == ["connected", state, "never seen"]
+        assert [one.round for one in found.sites] == [2, 1, None]
+        assert site(found, "b").waiting_since == (NOON + timedelta(seconds=20)).isoformat()
+    log.append({"event": "late", "site": "b", "kind": "train", "round": 2, "reason": "it is late"})
+    log.append({"event": "disconnected", "site": "a"})
+    found = status(tmp_path)
+    assert [(one.state, one.missed) for one in found.sites][:2] == [("disconnected", 0), ("late", 1)]
+
+
+def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    log = log_of_a_run(tmp_path, ended.pid)
+    found = status(tmp_path)
+    assert found.status == "killed"
+    assert "start the run again to resume" in found.reason
+    assert site(found, "b").state == "connected"  # nobody waits for it any more
+    log.append({"event": "start", "federation": ["a", "b", "c"], "process": 1, "machine": "elsewhere"})
+    found = status(tmp_path)
+    assert [attempt.status for attempt in found.attempts] == ["killed", "unknown"]
+    assert main(["federate", "status", str(tmp_path)]) == 0
+    assert "ago: killed: its process ended without a reason" in capsys.readouterr().out
+
+
+def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["federate", "status", str(tmp_path)]) == 2
+    assert "is not the folder of a federation's run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s ago"), (90, "90 s ago"), (600, "10 min ago"), (9000, "2 h ago"), (200_000, "2 d ago")],
+)
+def test_ages_are_readable(seconds: int, text: str) -> None:
+    now = datetime.now(UTC)
+    assert describe_age((now - timedelta(seconds=seconds)).isoformat(), now) == text
+    assert describe_age(None, now) == "–"
