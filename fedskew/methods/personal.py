@@ -70,6 +70,20 @@ class Personal(Part):
         return None
 
 
+def mean_gradients(part: Personal, gradients: int, local_epochs: int) -> float:
+    """Return the mean number of gradients per step of a round, if the method's solver computes `gradients`.
+
+    The solver steps only in phases that train shared parameters.
+    """
+    steps = [
+        (local_epochs if phase.epochs is None else phase.epochs, 1 if phase.trains == "personal" else gradients)
+        for phase in part.phases()
+    ]
+    if (own := part.own_solver()) is not None:
+        steps.append((local_epochs, own.gradients()))
+    return sum(epochs * each for epochs, each in steps) / sum(epochs for epochs, _ in steps)
+
+
 def personal_names(part: Personal, model: nn.Module) -> frozenset[str]:
     """Return the names of the parameters and buffers that stay on the clients."""
     return frozenset().union(*(_tensors_of(name, model) for name in part.keeps()))

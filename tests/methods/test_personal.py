@@ -270,6 +270,21 @@ def test_what_is_refused(method: Any, params: dict[str, Any] | None, model: nn.M
         check_model(make_method(method, params), model, 4)
 
 
+@pytest.mark.parametrize(
+    ("method", "compute"),
+    [
+        ("fedper+fedsam", 2.0),
+        ("fedrep", 6.0),
+        ("fedrep+fedsam", (10 + 2 * 2) / 2),
+        ("ditto+fedsam", 3.0),
+        ("fedbabu", 1.0),
+    ],
+)
+def test_compute_counts_the_gradients_of_each_phase(method: str, compute: float) -> None:
+    _, rows = played(norm_server(method, {}, "plain"))
+    assert [row.compute for row in rows] == pytest.approx([compute] * ROUNDS)
+
+
 def kept(state: RunState, client: int) -> Weights:
     return state.clients.read("global", [client])[0]
 

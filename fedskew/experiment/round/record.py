@@ -19,6 +19,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import ModelState, RoundResult, RoundWork
 from fedskew.experiment.config import Config
 from fedskew.methods.parts import data_pass_cost
+from fedskew.methods.personal import mean_gradients
 from fedskew.metrics.confusion import Evaluation
 
 if TYPE_CHECKING:
@@ -166,8 +167,11 @@ class RoundRecord:
         """Local computation, in units of a FedAvg round."""
         forwards = plan.stage.objective.extra_forwards(visits, tally) if visits else 0.0
         passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
+        gradients: float = plan.work.solver.gradients()
+        if plan.work.personal is not None:
+            gradients = mean_gradients(plan.work.personal, plan.work.solver.gradients(), plan.work.local.epochs)
         # The unit is a training step on one sample. A forward pass costs a third of it.
-        spent = visits * plan.stage.cost * plan.work.solver.gradients() + forwards / 3 + passes
+        spent = visits * plan.stage.cost * gradients + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 
     def _fedavg_visits(self, plan: RoundPlan) -> float:
