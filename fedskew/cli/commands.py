@@ -162,8 +162,8 @@ RankBy = Annotated[
     option(
         "--rank-by",
         "METRIC",
-        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, kappa, log-loss, "
-        "brier or ece (default: accuracy)",
+        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, sensitivity, "
+        "specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece (default: accuracy)",
         CONFIGURATION,
     ),
 ]

@@ -319,7 +319,8 @@ def print_comparison(comparison: Comparison, as_json: bool, format: str | None =
     console.print(comparison_table(comparison))
     for line in conclusion(comparison):
         console.print(line, markup=False, highlight=False)
-    console.print(class_accuracy_table(comparison, console.width))
+    if comparison.ranking:
+        console.print(class_accuracy_table(comparison, console.width))
     folders = {folder.parent for run in comparison.runs if (folder := run.folder)}
     for folder in sorted(folders):
         console.print(f"runs saved in {folder}; for a report: fedskew report {folder}", markup=False, soft_wrap=True)

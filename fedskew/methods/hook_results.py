@@ -103,6 +103,15 @@ def unknown_companion(objective: object, name: str, models: Mapping[str, object]
     )
 
 
+def wrong_companions(objective: object, returned: object) -> UserError:
+    """Make the error for companions that are not a dict from names of models to their modes."""
+    what = _call(objective, "companions")
+    if not isinstance(returned, Mapping):
+        return UserError(f"{what} returned {_describe(returned)}; expected a dict such as {{'teacher': 'eval'}}")
+    name, mode = next((name, mode) for name, mode in returned.items() if mode not in ("eval", "train"))
+    return UserError(f"{what} returned {mode!r} as {name!r}; expected 'eval' or 'train'")
+
+
 def _call(part: object, hook: str) -> str:
     return f"{hook}() of {type(part).__name__}"
 

@@ -9,11 +9,13 @@ from functools import cached_property, lru_cache
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedskew.data import Dataset, load
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import data_options, partition_rule
 from fedskew.models import has_features
 from fedskew.randomness import permutation
 from fedskew.results import Result
@@ -22,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 BATCH_SIZE = 500
 PLOTTED_SAMPLES = 600
 """The most samples in the charts of t-SNE and PCA. They show the clusters, and t-SNE takes about two seconds."""
+DATA_KEYS = ("data", "data_dir", "partition")
+"""The keys of the configuration that determine the test set."""
 SAMPLES = 2000
 """The most samples on which the model is run, for means by class."""
 
@@ -79,7 +83,9 @@ def model_outputs(run: Result) -> ModelOutputs:
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model
-    dataset = _dataset(run.config.data, run.config.data_dir, json.dumps(run.config.data_params, sort_keys=True))
+    dataset = _dataset(json.dumps({key: run.config.to_mapping()[key] for key in DATA_KEYS}, sort_keys=True))
+    if tuple(dataset.classes) != tuple(run.classes):
+        raise UserError(f"{run.config.data} has changed since the run: its classes differ")
     encoder, head = (model.encoder, model.head) if has_features(model) else (model, nn.Identity())
     samples = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
     rows = _choose_balanced(dataset)
@@ -87,7 +93,7 @@ def model_outputs(run: Result) -> ModelOutputs:
     with torch.no_grad():
         for first in range(0, len(rows), BATCH_SIZE):
             x = samples.inputs(torch.from_numpy(rows[first : first + BATCH_SIZE]))
-            hidden = encoder(x)
+            hidden = _encode(encoder, x, run)
             logits = head(hidden)
             features.append(hidden.flatten(1).double().numpy())
             probabilities.append(logits.double().softmax(dim=-1).numpy())
@@ -98,9 +104,21 @@ def model_outputs(run: Result) -> ModelOutputs:
 
 
 @lru_cache(maxsize=2)
-def _dataset(name: str, folder: str | None, params: str) -> Dataset:
-    """Load a dataset. Its parameters are JSON, because a cache needs hashable arguments."""
-    return load(name, folder, **json.loads(params))
+def _dataset(settings: str) -> Dataset:
+    """Load the data as the run did: with the options that the partition needs, and without the classes it leaves out.
+
+    `settings` are the `DATA_KEYS` of the configuration as JSON, which can be a key of the cache.
+    """
+    config = Config.from_mapping(json.loads(settings))
+    return partition_rule(config).arrange(load(config.data, config.data_dir, **data_options(config))).dataset
+
+
+def _encode(encoder: nn.Module, x: Tensor, run: Result) -> Tensor:
+    try:
+        hidden: Tensor = encoder(x)
+    except RuntimeError as error:
+        raise UserError(f"{run.config.data} has changed since the run: its inputs do not fit the model") from error
+    return hidden
 
 
 def _choose_balanced(dataset: Dataset) -> npt.NDArray[np.int64]:

@@ -52,7 +52,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     for domain, accuracy in result.domain_accuracy.items():
         table.add_row(f"  on {domain}", "–" if accuracy is None else _percent(accuracy), "")
     table.add_row("macro F1", f"{evaluation.macro_f1:.3f}", f"micro {evaluation.micro_f1:.3f}")
-    for row in _score_rows(result):
+    for row in (*_evaluation_rows(result), *_score_rows(result)):
         table.add_row(*row)
     personal = [tests["personal"] for tests in result.client_tests.values() if "personal" in tests]
     if personal:
@@ -81,6 +81,18 @@ def _balance_rows(result: Result) -> list[tuple[str, str, str]]:
     return rows if batches == "shuffled" else [*rows, ("batches", batches, "")]
 
 
+def _evaluation_rows(result: Result) -> list[tuple[str, str, str]]:
+    """Balanced accuracy, Cohen's κ and log loss. Those that the sites of a federation did not report are left out."""
+    found = result.evaluation
+    log_loss = np.nan if found.log_loss is None else found.log_loss
+    rows = [
+        ("balanced accuracy", found.mean_class, _percent(found.mean_class), "mean over the classes"),
+        ("Cohen's κ", found.kappa, f"{found.kappa:.3f}", ""),
+        ("log loss", log_loss, f"{log_loss:.3f}", ""),
+    ]
+    return [(name, text, note) for name, value, text, note in rows if np.isfinite(value)]
+
+
 def _score_rows(result: Result) -> list[tuple[str, str, str]]:
     """List AUROC, calibration and other scores of the final model. Unknown scores are left out."""
     scores = result.scores
@@ -92,6 +104,8 @@ def _score_rows(result: Result) -> list[tuple[str, str, str]]:
     rows = [
         ("AUROC", scores.auroc, auroc_note),
         ("AUPRC", scores.auprc, ""),
+        ("sensitivity", scores.sensitivity, "at threshold 0.5"),
+        ("specificity", scores.specificity, "at threshold 0.5"),
         ("sensitivity", scores.sensitivity_at_specificity, at),
         ("Brier score", scores.brier, ""),
         ("ECE", scores.calibration_error, "expected calibration error"),

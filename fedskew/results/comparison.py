@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     import pandas
 
 
-SCORE_KEYS = ("auroc", "auprc", "kappa", "log_loss", "brier", "ece")
+SCORE_KEYS = (
+    "auroc", "auprc", "kappa", "log_loss", "brier", "ece", "sensitivity", "specificity", "sensitivity_at_specificity",
+)  # fmt: skip
 """Ranking metrics that the JSON, `to_frame` and the tables of sweeps also show, in Python's spelling."""
 
 

@@ -50,7 +50,7 @@ def compare(
     partition: the rule that splits `data`. The default is the partition of `config`.
     same_split: whether all seeds use the federation's split. By default, each seed has another split by the same rule.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
-        auprc, kappa, log-loss, brier or ece.
+        auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
     config: a `Config`, whose values the settings override. Its data, method and seed are ignored.
     out: a folder for the runs. A repeated call continues an interrupted comparison there.

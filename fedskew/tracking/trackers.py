@@ -47,11 +47,8 @@ def scalars(row: RoundRow) -> dict[str, float]:
 def final_scalars(result: Result) -> dict[str, float]:
     """Return the metrics of the final model's probabilities."""
     names = [metric.score for metric in METRICS.values() if metric.score is not None]
-    found = {f"test/{name}": getattr(result.scores, name, None) for name in (*names, *_MORE_SCORES)}
+    found = {f"test/{name}": getattr(result.scores, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
-
-
-_MORE_SCORES = ("sensitivity", "specificity", "sensitivity_at_specificity")
 
 
 class Tracker(Callback):

@@ -216,6 +216,19 @@ def test_a_wrong_result_is_one_line_on_flower(registered: str, tmp_path: Path) -
     assert any(re.search(HOOKS[registered][1], line) for line in lines), lines
 
 
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (["teacher"], r"companions\(\) of Wrong returned a list; expected a dict such as {'teacher': 'eval'}"),
+        ({"teacher": "test"}, r"companions\(\) of Wrong returned 'test' as 'teacher'; expected 'eval' or 'train'"),
+    ],
+)
+def test_companions_are_checked_before_the_run(returned: Any, message: str) -> None:
+    part = wrong(Entropy, "companions", lambda self: returned)
+    with pytest.raises(UserError, match=message):
+        prepare(settings(), federation(), part, linear_model())
+
+
 def test_numbers_that_are_finite_but_wrong_are_refused_after_the_first_round() -> None:
     """`aggregate` is checked in every round, because it may depend on the state."""
 

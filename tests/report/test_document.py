@@ -21,6 +21,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage.files import write_tensors
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.pkd import weak_groups
+from fedskew.report import model_outputs
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import charts, packed_plotly, page, plotly_program
 from fedskew.report.sections.section import Section
@@ -66,6 +67,21 @@ def test_results_by_site_have_a_section(tmp_path: Path) -> None:
     assert fair.rows[0][4:7] == pytest.approx([np.mean(accuracies), np.std(accuracies), min(accuracies)], abs=0.01)
     assert [row[0] for row in local.rows] == ["fedavg"], "clients that train alone receive no model"
     assert [row[1] for row in scored.rows] == ["0", "1", "2", "3", "4"] * 2
+
+
+def test_features_use_the_same_inputs_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The column of the sites is not an input. Data that have changed since the run are named, not drawn."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 7},{i % 5},{'ab'[i % 2]},{'xy'[i % 3 % 2]}" for i in range(60)]
+    Path("visits.csv").write_text("\n".join(["age,pulse,hospital,label", *rows]) + "\n")
+    fs.run(fs.federation("visits.csv", fs.Column("hospital")), "fedavg", rounds=1, local_epochs=1, out="run")
+    report = document(load_runs(["run"]))
+    assert next(section for section in report.sections if section.key == "features").figures
+    model_outputs._dataset.cache_clear()
+    Path("visits.csv").write_text("\n".join(["age,hospital,label", *(row.split(",", 1)[1] for row in rows)]) + "\n")
+    assert "visits.csv has changed since the run: its inputs do not fit the model" in missing(
+        document(load_runs(["run"]))
+    )
 
 
 def test_plotly_takes_every_chart_of_a_report(whole: Document) -> None:

@@ -71,7 +71,19 @@ def test_the_summary_tells_of_updates_left_out(comparison):
     result = comparison.methods[0].runs[0]
     assert "diverged" not in printed(run_summary(result))
     result = replace(result, history=[*result.history[:-1], replace(result.history[-1], diverged=[3, 4])])
-    assert "diverged        2" in printed(run_summary(result))
+    assert "diverged           2" in printed(run_summary(result))
+
+
+def test_the_summary_has_the_metrics_of_a_classifier(comparison):
+    result = comparison.methods[0].runs[0]
+    text = printed(run_summary(result))
+    for line in (
+        f"balanced accuracy  {100 * result.evaluation.mean_class:.1f} %",
+        f"Cohen's κ          {result.evaluation.kappa:.3f}",
+        f"log loss           {result.evaluation.log_loss:.3f}",
+        f"specificity        {result.scores.specificity:.3f}   at threshold 0.5",
+    ):
+        assert line in text
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])

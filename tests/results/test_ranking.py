@@ -29,7 +29,15 @@ def imbalanced(method: str, seed: int, matrix: list[list[int]], auroc: float | N
 
 
 def scores_with(auroc: float) -> Scores:
-    return Scores(auroc=auroc, auprc=auroc - 0.1, brier=1 - auroc, calibration_error=0.3 - auroc / 4)
+    return Scores(
+        auroc=auroc,
+        auprc=auroc - 0.1,
+        sensitivity=auroc - 0.2,
+        specificity=1.5 - auroc,
+        sensitivity_at_specificity=auroc - 0.3,
+        brier=1 - auroc,
+        calibration_error=0.3 - auroc / 4,
+    )
 
 
 @pytest.fixture
@@ -48,6 +56,9 @@ def runs() -> list[Result]:
         ("balanced_accuracy", "fedvls"),
         ("AUROC", "fedvls"),
         ("auprc", "fedvls"),
+        ("sensitivity", "fedvls"),
+        ("specificity", "fedavg"),
+        ("sensitivity-at-specificity", "fedvls"),
         ("kappa", "fedvls"),
         ("log-loss", "fedavg"),
         ("brier", "fedvls"),
@@ -72,6 +83,9 @@ def test_the_values_are_those_of_the_last_evaluation(runs: list[Result]) -> None
             "balanced-accuracy": (840 / 900 + 0.6) / 2,
             "auroc": 0.9,
             "auprc": 0.8,
+            "sensitivity": 0.7,
+            "specificity": 0.6,
+            "sensitivity-at-specificity": 0.6,
             "kappa": (0.9 - 0.804) / (1 - 0.804),
             "log-loss": 0.5,
             "brier": 0.1,

@@ -12,6 +12,10 @@ import numpy.typing as npt
 from fedskew.data.own.label_matrix import encode_matrix, read_matrix
 from fedskew.errors import UserError
 
+MANY_NUMBERS = 20
+FEW_SAMPLES = 5
+"""Labels with more than `MANY_NUMBERS` different whole numbers, and fewer samples than `FEW_SAMPLES` for each on
+average, are refused as a regression target."""
 _TOO_LARGE = 2.0**63
 """The smallest float that does not fit into int64."""
 
@@ -104,6 +108,14 @@ def encode_labels(
         return _encode_by_name(parts, classes)
     if classes is not None:
         return tuple(classes), [_numbers_in_list(part, tuple(classes)) for part in parts]
+    names, numbers = _encode_by_value(parts)
+    if parts[0].values.dtype.kind != "U":
+        _check_classes(len(names), sum(map(len, parts)), parts[0].where)
+    return names, numbers
+
+
+def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
+    """Encode labels by the values that occur in any part, sorted."""
     kinds = {part.values.dtype.kind for part in parts}
     if len(kinds) > 1:
         raise UserError(
@@ -118,11 +130,21 @@ def _encode_by_name(
     parts: Sequence[Labels], elsewhere: ClassesElsewhere
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the classes that occur. If only one occurs, add the classes of other sites."""
-    names, numbers = encode_labels(parts, None)
+    names, numbers = _encode_by_value(parts)
     if len(names) > 1:
         return names, numbers
     classes = tuple(elsewhere) if set(names) <= set(elsewhere) else (*names, *elsewhere)
     return classes, [np.full(len(part), classes.index(names[0]), np.int64) for part in numbers]
+
+
+def _check_classes(numbers: int, samples: int, where: str) -> None:
+    """Refuse whole numbers that look like measurements: many different ones, with few samples each."""
+    if numbers > MANY_NUMBERS and samples < FEW_SAMPLES * numbers:
+        raise UserError(
+            f"{where}: {numbers} different numbers in {samples} labels look like measurements; expected classes, "
+            "because fedskew does classification only, not regression; if they are classes, number them from 0 and "
+            "name them with the option 'classes'"
+        )
 
 
 def known_classes(option: object, found: Sequence[str] | None) -> Sequence[str] | None:

@@ -150,7 +150,7 @@ class Partition(ABC):
         """Return each client's training indices in ascending order. A seed gives the same split on every machine."""
         checked = dataclasses.replace(_check_labels(labels, classes, names), domain=domain, site=site)
         check_whole_number("seed", seed, at_least=0)
-        indices = ClientIndices.join(self.draw(checked, seed)).ascending()
+        indices = self._join(self.draw(checked, seed)).ascending()
         self._check(indices, len(checked))
         return indices
 
@@ -161,6 +161,15 @@ class Partition(ABC):
     def _parameters(self) -> dict[str, object]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
+
+    def _join(self, drawn: Sequence[IntArray]) -> ClientIndices:
+        """Join what `draw` returned. A rule of the user may return anything."""
+        try:
+            return ClientIndices.join(drawn)
+        except (TypeError, ValueError) as error:
+            found = "None" if drawn is None else f"a {type(drawn).__name__} ({error})"
+            reason = f"draw returned {found}; expected a list with one array of sample indices per client"
+            raise self.error(reason) from error
 
     def _check(self, indices: ClientIndices, samples: int) -> None:
         given, sizes = indices.samples, indices.sizes

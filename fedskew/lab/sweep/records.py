@@ -29,8 +29,8 @@ _DIGITS = 5
 """Decimal digits of an accuracy. They suffice, because test sets have about ten thousand samples."""
 
 
-FINAL_SCORES = tuple(name for name, metric in METRICS.items() if metric.score is not None)
-"""Metrics of the final model's probabilities."""
+FINAL_SCORES = {name.replace("-", "_"): metric.score for name, metric in METRICS.items() if metric.score is not None}
+"""Metrics of the final model's probabilities, with their attributes in `Scores`."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _series(evaluated: Sequence[RoundRow], value: Callable[[Evaluation], float |
 
 
 def _final_scores(scores: Scores | None) -> dict[str, float]:
-    found = {name: getattr(scores, METRICS[name].score or "", None) for name in FINAL_SCORES}
+    found = {name: getattr(scores, score, None) for name, score in FINAL_SCORES.items()}
     return {name: round(value, _DIGITS) for name, value in found.items() if value is not None}
 
 

@@ -72,6 +72,7 @@ X, Y = findings(40)
         (Y[:30], "40 inputs but 30 labels"),
         (np.eye(4, dtype=int)[Y.argmax(axis=1)], r"every row has exactly one 1.*such as y.argmax\(axis=1\)"),
         (Y.astype(str), "expected 0 or 1|no label"),
+        (np.arange(40), "40 different numbers in 40 labels look like measurements; .* only, not regression"),
         (X[:, 0], "expected a whole number or a name, because fedskew does classification only, not regression"),
     ],
 )

@@ -313,6 +313,21 @@ def test_a_rule_of_ones_own_is_checked_too(parts: list[list[int]], reason: str) 
         Own().split(np.array([0, 0, 1, 1]), 2, 0)
 
 
+@pytest.mark.parametrize(
+    ("drawn", "reason"),
+    [(None, "draw returned None; expected a list with one array of"), ([0, 1], "draw returned a list .*; expected a")],
+)
+def test_a_rule_that_draws_no_indices_is_refused(drawn: object, reason: str) -> None:
+    class Own(Partition):
+        name = "own"
+
+        def draw(self, labels: object, seed: int) -> list[IntArray]:
+            return drawn  # type: ignore[return-value]
+
+    with pytest.raises(UserError, match=reason):
+        Own().split(np.array([0, 0, 1, 1]), 2, 0)
+
+
 def test_a_description_builds_the_rule_again() -> None:
     for rule in itertools.chain((rule for rule, _ in GOLDEN.values()), [Counts(Path("a.csv"))]):
         described = {key: str(value) if key == "name" else value for key, value in rule.describe().items()}
