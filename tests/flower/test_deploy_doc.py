@@ -22,8 +22,10 @@ import typer
 from doc_blocks import Block, blocks
 
 from fedskew.cli import main
+from fedskew.flower.policy import Policy
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import load_site
+from fedskew.flower.site_ledger import Release, SiteLedger
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOY = DOCS / "deploy.md"
@@ -99,6 +101,21 @@ def test_settings_and_the_site_s_file_are_read(tmp_path: Path) -> None:
     (site,) = (block.text for block in blocks(DEPLOY) if block.language == "text")
     (tmp_path / "site.yaml").write_text(site, encoding="utf-8")
     assert load_site(tmp_path / "site.yaml").data_params == {"label": "diagnosis"}
+
+
+def test_the_example_of_a_budget_is_what_the_program_prints(tmp_path: Path) -> None:
+    ledger = SiteLedger(tmp_path, Policy(epsilon=1.0))
+    assert f"`{ledger.describe_plan(Release('', 0, 'local', 20.0), 10)}`" in TEXT
+
+
+def test_the_tests_behind_the_answers_about_security_exist() -> None:
+    text = (DOCS / "security.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", text)
+    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| question")]
+    assert len(rows) >= 20
+    assert all("::" in row for row in rows)
+    for file, name in named:
+        assert f"def {name}(" in (Path(__file__).parent / file).read_text(encoding="utf-8"), f"{file}::{name}"
 
 
 def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:

@@ -225,7 +225,7 @@ def test_too_few_sums_end_the_run_with_the_reasons(folder: Path, tmp_path: Path)
         fs.UserError, match=r"1 of 2 required sites sent column sums \(.*north: .*policy.reveals.*west: "
     ):
         run_at(tmp_path / "run", folder, {"north": Policy(reveals=()), "west": Policy(reveals=("label counts",))})
-    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "run" / "config.yaml").exists()
 
 
 @pytest.mark.parametrize(
