@@ -204,8 +204,9 @@ def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:
     """Use a federation object. If a configuration gives the same federation, worker processes can make it."""
     partition = _partition_config(whole.partition)
     dataset = whole.dataset
+    name, params = str(dataset.described["name"]), {k: v for k, v in dataset.described.items() if k != "name"}
     described = replace(
-        config, data=dataset.name, data_params=dict(dataset.in_memory), partition=partition, seed=whole.seed
+        config, data=name, data_params=dict(dataset.in_memory) or params, partition=partition, seed=whole.seed
     )
     if dataset.name in DATASETS and not dataset.in_memory:
         with contextlib.suppress(UserError):

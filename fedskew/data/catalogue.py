@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedskew.data.dataset import Dataset, Kind, check_options, keep_classes, option_names
 from fedskew.data.own.forms import load_own
@@ -108,10 +111,24 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         return data
     if not isinstance(data, str | PathLike):
         return load_object(data, options)
-    if "keep" in options:
-        kept = options.pop("keep")
-        return _keep_named(load(data, data_dir, **options), kept)
-    name = str(data)
+    given = {"name": str(data), **{key: _plain(value) for key, value in options.items() if value is not None}}
+    kept = options.pop("keep", None)
+    dataset = _load_named(str(data), data_dir, options)
+    return replace(dataset if kept is None else _keep_named(dataset, kept), source=given)
+
+
+def _plain(value: object) -> object:
+    """Return the value of an option as a configuration holds it."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, PathLike) or (isinstance(value, float) and not math.isfinite(value)):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[str, Any]) -> Dataset:
     entry = DATASETS.get(name.lower())
     if entry is not None:
         check_options(entry.loader, options, entry.name)

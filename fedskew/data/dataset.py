@@ -91,6 +91,14 @@ class Dataset:
     """Lines for the user about what loading changed, for example how gaps were filled."""
     in_memory: Mapping[str, object] = field(default_factory=dict)
     """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
+    source: Mapping[str, object] = field(default_factory=dict)
+    """The name or path from which the data were loaded, as `name`, and the options, for the configuration of a run. It
+    is empty for other data."""
+
+    @property
+    def described(self) -> dict[str, object]:
+        """The section `data` of a configuration."""
+        return dict(self.source) or {"name": self.name}
 
     def __repr__(self) -> str:
         sizes = f"{len(self.train)} training and {len(self.test)} test samples"

@@ -222,7 +222,10 @@ def load_for(
     """Load a dataset with the options that the partition needs, such as the column that names a sample's site."""
     if isinstance(data, Dataset) or is_named(data):
         return load(data, data_dir, **options)
-    return load(data, data_dir, **{**partition.data_options(), **options})
+    needed = partition.data_options()
+    dataset = load(data, data_dir, **{**needed, **options})
+    source = {key: value for key, value in dataset.source.items() if key in options or key not in needed}
+    return replace(dataset, source=source)  # the partition of a configuration implies the other options
 
 
 def _frozen(array: IntArray) -> IntArray:

@@ -77,7 +77,7 @@ def run(
         raise UserError("method_params need a method given by name; set them on the method object instead")
     if isinstance(model, str):
         values["model"] = model
-    values["data"] = federation.dataset.name
+    values["data"] = federation.dataset.described
     full_config = with_values(replace(config or Config(), partition=PartitionConfig()), values)
     method_object = None if isinstance(method, str) else method
     prepared = prepare(full_config, federation, method_object, None if isinstance(model, str) else model)

@@ -88,13 +88,13 @@ def _first_federation(
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is split already; pass its dataset instead")
-        return with_values(config, {**settings, "data": data.dataset.name}), data
+        return with_values(config, {**settings, "data": data.dataset.described}), data
     base = with_values(config, settings)
     dataset = load(data, base.data_dir)
     if isinstance(data, str | PathLike):
         base = with_values(base, {"data": str(data)})
     else:
-        base = with_values(base, {"data": dataset.name})
+        base = with_values(base, {"data": dataset.described})
     return base, federation(dataset, partition or partition_rule(base), 0)
 
 

@@ -110,3 +110,21 @@ def test_a_typed_configuration_is_the_same_run_as_its_keys() -> None:
     assert by_config.accuracy == by_keys.accuracy
     with pytest.raises(fs.UserError, match=r"expected a fedskew\.Config"):
         fs.run(federation, config={"rounds": 1})  # type: ignore[arg-type]
+
+
+def test_a_run_on_a_file_repeats_from_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration of a run in Python has the path and the options. The partition implies the site's column."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    rows = [f"{i % 7},{i % 5},{'ab'[i % 2]},{'xy'[i % 3 % 2]}" for i in range(60)]
+    Path("data/visits.csv").write_text("\n".join(["age,pulse,hospital,outcome", *rows]) + "\n")
+    fed = fs.federation(
+        Path("data/visits.csv"), fs.Column("hospital"), label="outcome", drop=("pulse",), missing=[np.nan]
+    )
+    result = fs.run(fed, "fedavg", rounds=1, local_epochs=1)
+    options = {"label": "outcome", "drop": ["pulse"], "missing": ["nan"]}
+    assert result.config.to_mapping()["data"] == {"name": "data/visits.csv", **options}
+    again = build_federation(result.config)
+    assert (again.hash, again.dataset.columns) == (fed.hash, ("age",))
+    some = fs.federation("digits", fs.IID(clients=2), keep=[3, 5])
+    assert build_federation(fs.run(some, "fedavg", rounds=1, local_epochs=1).config).dataset.classes == ("3", "5")
