@@ -7,28 +7,31 @@ import gzip
 import io
 import lzma
 import sys
+import zlib
 from itertools import islice
 from pathlib import Path
 
 from fedskew.errors import UserError
 
 DELIMITERS = (",", ";", "\t")
+DECOMPRESSION_ERRORS = (EOFError, lzma.LZMAError, zlib.error)
+"""What reading a damaged .gz or .xz file may raise, besides OSError."""
 
 Rows = list[tuple[int, list[str]]]
-"""The line number and the cells of each row."""
+"""Each row: the number of its last line in the file, and its cells."""
 
 
 def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
-    """Read the rows of a UTF-8 file that are not blank, or only the first `rows` of them.
+    """Read the rows of a UTF-8 file, or only the first `rows` of them. Blank lines are skipped.
 
-    The file may be compressed with gzip or xz.
+    A file that ends in .gz or .xz is decompressed.
     """
-    previous_limit = csv.field_size_limit(sys.maxsize)  # a long text would exceed the default
+    previous_limit = csv.field_size_limit(sys.maxsize)  # the default is too small for long texts
     try:
-        with io.TextIOWrapper(open_packed(path), encoding="utf-8-sig", newline="") as file:
+        with io.TextIOWrapper(open_decompressed(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter)
             return list(islice(((reader.line_num, cells) for cells in reader if cells), rows))
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, *DECOMPRESSION_ERRORS) as error:
         raise UserError(f"{path}: cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise UserError(
@@ -46,7 +49,8 @@ def read_header(path: Path, delimiter: str) -> list[str]:
     return rows[0][1] if rows else []
 
 
-def open_packed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+def open_decompressed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
+    """Open a file to read its bytes. A file that ends in .gz or .xz is decompressed."""
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".xz":
@@ -55,6 +59,6 @@ def open_packed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader
 
 
 def find_delimiter(path: Path) -> str:
-    """Choose the delimiter that divides the first row into the most cells."""
+    """Choose the delimiter that divides the first row into the most cells. Among equals, the first of `DELIMITERS`."""
     counts = {delimiter: len(read_header(path, delimiter)) for delimiter in DELIMITERS}
     return max(DELIMITERS, key=lambda delimiter: counts[delimiter])

@@ -1,7 +1,7 @@
-"""Load datasets and draw splits once per process, for all runs that share them.
+"""Datasets and splits that the runs of one process share, so that each is loaded or drawn only once.
 
-Drawing a Dirichlet split of many clients can take half a minute, because thousands of draws are rejected. So a split
-that took long is saved in the user's cache, for all processes.
+A process keeps a few of them. Drawing a Dirichlet split of many clients can take half a minute, because thousands of
+draws are rejected. So a split that took long is also saved in the user's cache, for all processes.
 """
 
 from __future__ import annotations
@@ -26,20 +26,19 @@ from fedskew.experiment.preparation import build_federation, data_options, parti
 from fedskew.locks import exclusive
 
 _MIN_CACHED_SECONDS = 1.0
-"""A split is cached if drawing it took more seconds than this."""
+"""A split is saved if drawing it took more seconds than this."""
 _MAX_CACHED_SAMPLES = 5_000_000
-"""Larger splits are not cached, because reading them as JSON would take longer than drawing them."""
+"""Splits of more samples are not saved, because reading them as JSON would take longer than drawing them."""
 
 
 def shared_federation(config: Config, validation: float | None = None) -> Federation:
-    """Load the federation of a run. With `validation`, that fraction of the training data replaces the test set.
+    """Return the federation of a run. With `validation`, that fraction of the training data replaces the test set.
 
-    The fraction is taken before the data are split, and the real test set is not used at all.
+    The fraction is held out before the rest is split over the clients. The real test set is then not used at all.
     """
     data = json.dumps({"name": config.data, **data_options(config)}, sort_keys=True)
     dataset = _dataset(data, config.data_dir, validation)
-    key = _key(config, validation)
-    return _federation(key, dataset, config)
+    return _federation(_key(config, validation), dataset, config)
 
 
 @lru_cache(maxsize=4)
@@ -57,25 +56,26 @@ def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
 
 
 _recent: dict[str, Federation] = {}
-"""The federations that this process used last."""
+"""The federations that this process made last, by key and data folder."""
 _MAX_RECENT = 8
 
 
 def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
-    if key not in _recent:
+    place = f"{key} {config.data_dir}"
+    if place not in _recent:
         while len(_recent) >= _MAX_RECENT:
             del _recent[next(iter(_recent))]
-        _recent[key] = _read_or_draw(key, dataset, config)
-    return _recent[key]
+        _recent[place] = _read_or_draw(key, dataset, config)
+    return _recent[place]
 
 
 def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
-    """Read the split from the cache or draw it. One process draws, and the others wait."""
+    """Read the split from the user's cache, or draw it. While one process does this, others with the same key wait."""
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
     with exclusive(folder / f".{key}.lock"):
         if path.is_file():
-            with contextlib.suppress(UserError):  # if the file is damaged, draw the split again
+            with contextlib.suppress(UserError):  # if the file is damaged or splits other data, draw the split
                 rule = partition_rule(config)
                 arranged = rule.arrange(dataset)
                 indices = read_split(path, arranged.dataset.groups[0])
@@ -90,6 +90,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 def _key(config: Config, validation: float | None) -> str:
+    """Return the name of a saved split. It leaves out the data folder, because `read_split` compares the labels."""
     identity: dict[str, Any] = {
         "data": {"name": config.data, **config.data_params},
         "partition": config.partition.to_mapping(),

@@ -1,4 +1,4 @@
-"""FedGF: sharpness-aware local steps. The more the clients drift, the closer the perturbed point is to a global one.
+"""FedGF: sharpness-aware local steps. The more rounds drift far, the more of a global perturbation each step uses.
 
 Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML 2024.
 
@@ -6,9 +6,9 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
     server   w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
              c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
-In the first round c = 0, which is FedSAM. During the first W rounds, c is the share of the rounds so far. How far
-clients drift depends on how long they train. By default, T_D is therefore the published value (0.3 for 8 steps with a
-learning rate of 0.01), scaled to this run's steps and learning rate.
+In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far. Clients drift
+farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning rate of 0.01),
+scaled to the round's steps and learning rate. With momentum, this is the number of plain SGD steps that go as far.
 
 Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.
@@ -36,12 +36,12 @@ from fedskew.methods.parts import (
 )
 
 _DRIFT_PER_PATH = 0.3 / (8 * 0.01)
-"""The published threshold, 0.3, divided by the length of the published local training: steps times learning rate."""
+"""The published threshold, 0.3, divided by the published number of steps times the learning rate."""
 
 
 @dataclass(frozen=True)
 class InterpolatedPerturbation(FedSAM):
-    """The gradient at a point between the client's perturbed point and the server's."""
+    """FedGF's solver: it steps along the gradient at a point between the client's perturbed point and the server's."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
         own, common = ascend(params, gradient(params), self.rho), unpack("perturbed", client.downlink)
@@ -51,13 +51,13 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """The mean of the models. The server also keeps a perturbed copy of it, and records which rounds drifted far."""
+    """FedGF's server: the mean of the models. It also keeps a perturbed copy, and which recent rounds drifted far."""
 
     global_rho: float = 0.1
     """ρ_g."""
     threshold: float | None = None
-    """T_D (c_o in the FedVLS paper): the mean drift above which a round counts. Default: 3.75 × lr × the mean number of
-    steps."""
+    """T_D (c_o in the FedVLS paper): a round with a larger mean drift counts for c. Default: 3.75 × lr × the mean
+    number of steps."""
     window: int = 30
     """W, in rounds."""
 

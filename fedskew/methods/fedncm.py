@@ -1,4 +1,4 @@
-"""FedNCM: the head's rows are the class means of the features of all clients.
+"""FedNCM: the head's rows are the mean features of each class over all clients.
 
 Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023.
 
@@ -6,8 +6,8 @@ Legate et al., "Guiding the last layer in federated learning with pre-trained mo
     server   μ_c = Σ_k s_c^k / Σ_k n_c^k,   head: w_c = μ_c/‖μ_c‖, b = 0
 
 z are the features of the initial model, so this model should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest
-for the class whose mean has the smallest angle to z. `distance: euclidean` chooses the mean with the smallest distance
-instead, by w_c = μ_c and b_c = −‖μ_c‖²/2.
+for the class whose mean has the smallest angle to z. With `distance: euclidean`, w_c = μ_c and b_c = −‖μ_c‖²/2, and the
+logit is largest for the class whose mean is closest to z. A class without samples has μ_c = 0, so its logit is 0.
 
 Sent to the server: the sum of the features and the number of samples of each class, once.
 Extra compute: one forward pass of each sample, and no training.
@@ -31,7 +31,7 @@ class ClassMeanHead(ClosedFormHead):
     """FedNCM's server: the class means of all clients' features become the head's rows."""
 
     distance: Literal["cosine", "euclidean"] = "cosine"
-    """How the nearest mean is found. The published code normalises the rows, which is `cosine`."""
+    """How the distance from a sample to a class mean is measured. The published code uses `cosine`."""
 
     sends = "sum of the features and number of samples per class, once"
     reveals: ClassVar[Reveals] = "label counts, prototypes"

@@ -1,4 +1,4 @@
-"""Regularisers: terms that are added to the loss of any objective."""
+"""Regularisers: terms that are added to an objective's loss."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Tensor
 
 @dataclass(frozen=True)
 class Regulariser(Part):
-    """A term added to the loss of any objective, or to cross entropy if no objective is chosen."""
+    """A term added to the loss of the method's objective. Without another objective, this is FedAvg's cross entropy."""
 
     needs_features: ClassVar[bool] = False
     """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
     multi_label: ClassVar[bool] = False
+    """As in `Part`."""
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
+        """Return a scalar for the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Regularised(Objective):
-    """An objective with a regulariser added. Both are `members`, so engines also call the other hooks of both."""
+    """An objective with a regulariser. Hooks other than those below are called on each of the `members`."""
 
     objective: Objective
     regulariser: Regulariser

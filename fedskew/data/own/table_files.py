@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.csv_files import find_delimiter, open_packed, read_csv, read_header
+from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, is_unnamed, make_strings
 from fedskew.data.own.tables import Table
 from fedskew.errors import UserError
@@ -79,14 +78,14 @@ def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None
     if not names:
         return None
     try:
-        with open_packed(path) as file:
+        with open_decompressed(path) as file:
             table = csv.read_csv(
                 file,
                 csv.ReadOptions(autogenerate_column_names=True),
                 csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
                 csv.ConvertOptions(column_types=dict.fromkeys(names, string()), strings_can_be_null=False),
             )
-    except (ArrowException, OSError, EOFError, LZMAError):
+    except (ArrowException, OSError, *DECOMPRESSION_ERRORS):
         return None
     if table.column_names != names:
         return None

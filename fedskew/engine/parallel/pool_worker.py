@@ -1,4 +1,4 @@
-"""A worker process. It trains the clients that it receives, until its parent process is gone."""
+"""A worker process. It trains the clients that it receives, until its parent closes the connection or ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedskew.methods.parts import Part, Tensors
 
 
 def serve(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) -> NoReturn:
-    """Answer messages. This never returns to the code that forked the process."""
+    """Answer each message with the result of its training. The process exits here and never returns to its caller."""
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, and the parent handles it
@@ -35,9 +35,9 @@ def serve(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) ->
 
 
 def _end_with_parent(connection: int) -> None:
-    """Exit when the parent is gone, even in the middle of a round."""
+    """Exit when the parent's end of the connection is closed, even in the middle of a round."""
     watch = select.poll()
-    watch.register(connection, 0)  # hang-ups are always reported
+    watch.register(connection, 0)  # no event is requested, but a hang-up is always reported
     watch.poll()
     os._exit(1)
 

@@ -28,7 +28,7 @@ class RoundPlan:
     """The run's state before the round."""
     stage: Stage
     parts: tuple[Part, ...]
-    """The method's parts in this stage."""
+    """What `RoundPlanner.parts` returns for the stage."""
     start: ServerModel
     """The model that the round starts from."""
     participants: Participants
@@ -52,7 +52,7 @@ class RoundPlan:
 
 
 def sample_counts(parts: Sequence[Part], sizes: npt.NDArray[np.int64]) -> list[Tensors]:
-    """What each client's state contains for parts with `needs_sample_count`."""
+    """The entry `sample_count` of each client's state. Nothing if no part has `needs_sample_count`."""
     if not any(part.needs_sample_count for part in parts):
         return [{}] * len(sizes)
     return [{"sample_count": torch.tensor(size)} for size in sizes.tolist()]
@@ -74,18 +74,18 @@ class RoundPlanner:
         self._sampler = ClientSampler(federation, config)
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
-        """The method's parts in a stage."""
+        """The members of the stage's objective and of the method's solver, weighting and server rule."""
         method = self._method
         others = (part for part in (method.solver, method.weighting, method.server) if part is not None)
         return (*stage.objective.members, *(member for part in others for member in part.members))
 
     def new_model(self, model: ModelState) -> ServerModel:
-        """Combine an untrained model with the initial server state that the method keeps for it."""
+        """Start a server model from this model, with the method's initial server state."""
         kept = collect(self._method.members, "server_state", model.params)
         return ServerModel(model, server_state=shared_tensors(kept, self._stays) if self._stays else kept)
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
-        """Plan the next round, which belongs to this stage."""
+        """Plan the round after `state`. `stage` is the stage that it belongs to."""
         parts = self.parts(stage)
         start = state.models.get(stage.model) or self.new_model(state.model)
         if stage.concatenates and not state.stage_round:
@@ -138,6 +138,7 @@ class RoundPlanner:
         states = client_states.read(stage.model, clients) if fresh or train_alone else [{}] * len(clients)
         counted = sample_counts(parts, participants.sizes)
         own_models = self._own_models(states) if train_alone else [None] * len(clients)
+        # If a client trains alone, the state that it kept is its model, and its parts start afresh.
         return [
             Assignment(client, samples, counts[client], {**(fresh if model else {**fresh, **state}), **count}, model)
             for client, samples, state, model, count in zip(

@@ -1,4 +1,4 @@
-"""What the server does in each step of a round. `experiment.loop` calls the steps in order."""
+"""What the server does in each step of a round. `loop` and `overlap` call the steps."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Server:
     """The server of one run. It plans rounds, passes them to an engine, aggregates, evaluates and records."""
 
     repeated_by = "fedskew run -c config.yaml"
-    """How to repeat the run. A comment in config.yaml says this."""
+    """How to repeat the run. A comment in the run's config.yaml shows it."""
     saves_whole_model: bool = False
-    """Whether the saved model has tensors besides those that the run trains."""
+    """Whether the saved model also has the tensors that the run does not train."""
 
     def __init__(self, federation: Federation, method: Method, model: nn.Module, config: Config) -> None:
         self._federation, self._config = federation, config
-        self.saves_whole_model = self.saves_whole_model or config.head == "etf"  # its simplex is not trained
+        self.saves_whole_model = self.saves_whole_model or config.head == "etf"  # the head's simplex is not trained
         if federation.dataset.in_memory:
             self.repeated_by = "the same call in Python, with the same data"
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config, model))
@@ -67,7 +67,7 @@ class Server:
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
 
     def close(self) -> None:
-        """End the engine's processes and threads, and wait for the device, because the next run will use its memory."""
+        """Wait for the device, because the next run will use its memory, and end the engines' processes and threads."""
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
@@ -92,7 +92,7 @@ class Server:
         return self._runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
-        """Use the engine that the run started with, because `auto` might choose another one now."""
+        """Use the engine that the run started with, because `auto` might choose another one now. Other choices stay."""
         if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
             return
         self._runtime.engine.close()
@@ -100,6 +100,7 @@ class Server:
         self.network = self._runtime.network
 
     def _resolve_engine(self, model: nn.Module) -> str:
+        """Choose the engine for `auto` on a CPU. On a GPU, `auto` is passed on and means the stacked engine."""
         if self._config.engine != "auto" or self.device.type != "cpu":
             return self._config.engine
         clients = self._federation.clients
@@ -119,11 +120,11 @@ class Server:
         return self._stages.next(state)
 
     def rounds_left(self, state: RunState) -> int:
-        """Number of remaining rounds, in the stages known so far."""
+        """Number of remaining rounds in the stages known so far."""
         return self._stages.rounds_left(state)
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """Collect what all clients report at the end of a stage that surveys them."""
+        """Collect what all clients report at the end of this stage."""
         probability = None
         if stage.survey == "predictions":
             samples = self._federation.samples
@@ -132,7 +133,7 @@ class Server:
         return Survey(self._federation.label_counts, probability)
 
     def module(self, state: RunState) -> nn.Module:
-        """The global model at the end of a run, as a module."""
+        """The global model of the last stage, as a module."""
         return self.runtime(self._stages.known(state)[-1], state).network.module(state.model)
 
     def initial_module(self) -> nn.Module:
@@ -144,7 +145,7 @@ class Server:
         return len(self._stages.known(state)[-1].concatenates)
 
     def client_bytes(self, start: RunState, present: int) -> int:
-        """Disk space that client states will need, besides the `present` states that already exist."""
+        """Bytes on disk that client states will need, besides those of the `present` states that already exist."""
         stage = self.next_stage(start)
         if stage is None:
             return 0
@@ -187,8 +188,14 @@ class Server:
             return {}
         return self.evaluation.evaluate(plan, result, aggregated)
 
+    def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
+        """Make the row of the round, without its evaluation and its time."""
+        return self._record.row(plan, result, aggregated)
+
+    # -- evaluation outside of rounds ----------------------------------------------------------------------
+
     def evaluate_model(self, model: ModelState) -> Evaluation:
-        """Evaluate the global model on the test set, outside of a round."""
+        """Evaluate a model of the run's architecture on the test set, outside of a round."""
         return self._runtime.test_set.evaluate(model)
 
     def scores(self, state: RunState) -> Scores | None:
@@ -210,7 +217,7 @@ class Server:
         return tests.scores(self._model_for(stage, state), self._positive)
 
     def _model_for(self, stage: Stage, state: RunState) -> Callable[[int], ModelState]:
-        """Return a function that returns a client's final model: the global one, unless the client has its own."""
+        """Return a function from a client to its final model: the global one, unless the client has its own."""
         if self.personal is not None:
             return self.evaluation.personal_tests(self.personal).models(self.runtime(stage, state), state, state.model)
         if stage.cohort == "alone":
@@ -231,10 +238,6 @@ class Server:
             return self.runtime(stage, state).test_set.predict(state.model)
         except torch.OutOfMemoryError:  # the rest of the result is more important
             return None
-
-    def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
-        """Make the row of the round, without its evaluation and its time."""
-        return self._record.row(plan, result, aggregated)
 
     # -- the models of a run ---------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Run jobs in worker processes that share the CPU or GPU of one machine.
 
-A run of a small model leaves the GPU idle between its steps, so several processes use it better. With one worker, jobs
-run in this process.
+A run of a small model leaves the GPU idle between its steps, so several processes use it better. With one worker, or
+for a single job before any worker has started, jobs run in this process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedskew.workers import Message, PoolWatcher, Report, WorkerPool
 SERVE = f"{__name__}:serve"
 """The function that a worker process calls for each job."""
 GRACE = 15.0
-"""Seconds after the deadline in which a worker may finish its round."""
+"""Seconds after the deadline in which a worker may finish its round. Then it is killed."""
 
 
 class Watcher:
@@ -29,21 +29,21 @@ class Watcher:
         """Called when a run has finished `done` of `total` rounds."""
 
     def on_outcome(self, job: Job, outcome: Outcome) -> None:
-        """Called when a run has ended."""
+        """Called once per job: when its run has ended, or when the time is up before it started."""
 
     def on_notice(self, line: str) -> None:
         """Called with a line for the user."""
 
 
 class JobPool:
-    """Runs jobs. Its processes start with the first call of `run` that needs them, and stay for later calls."""
+    """Runs jobs. Its processes start when `run` first needs them, and stay for later calls."""
 
     def __init__(self, workers: int, logs: Path) -> None:
         self._workers, self._logs = workers, logs
         self._pool: WorkerPool | None = None
 
     def run(self, jobs: Sequence[Job], terms: Terms, watcher: Watcher) -> None:
-        """Run all jobs. They start in order."""
+        """Run the jobs, starting them in order. After the deadline, the rest are reported as stopped."""
         if self._workers == 1 or (len(jobs) <= 1 and self._pool is None):
             for job in jobs:
                 watcher.on_outcome(job, execute(job, terms, partial(watcher.on_progress, job)))

@@ -23,6 +23,11 @@ AGES = [f"{20 + i % 7}.5" for i in range(N)]
 LABELS = [("ill", "well")[i % 2] for i in range(N)]
 
 
+def damaged(content: bytes) -> bytes:
+    """The content, with bytes in the middle changed."""
+    return content[:20] + bytes(255 - byte for byte in content[20:60]) + content[60:]
+
+
 def csv(label: list[str] | None = None, delimiter: str = ",", end: str = "\n", **columns: list[str]) -> str:
     """A CSV file with the columns `age`, those given, and `y`."""
     table = {"age": AGES, **columns, "y": label or LABELS}
@@ -111,6 +116,7 @@ FILES = [
     Case("umlauts in UTF-8", csv(x=cells("Köln", "Bonn")), columns=("age", "x=Bonn", "x=Köln")),
     Case("not gzipped", csv(), "cannot be read", suffix=".csv.gz"),
     Case("cut off", gzip.compress(csv(x=DIFFERENT).encode())[:-30], "cannot be read", suffix=".csv.gz"),
+    Case("damaged inside", damaged(gzip.compress(csv(x=DIFFERENT).encode())), "cannot be read", suffix=".csv.gz"),
     Case("gzipped", gzip.compress(csv(x=cells("1", "2")).encode()), suffix=".csv.gz"),
     # Numbers
     Case("infinity", csv(x=["inf", *cells("1")[1:]]), "infinite value in column 'x', line 2"),
