@@ -9,6 +9,7 @@ from fedskew.methods import (  # noqa: F401
     bounds,
     ditto,
     fed3r,
+    fedacg,
     fedavg,
     fedavgm,
     fedbabu,

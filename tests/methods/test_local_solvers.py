@@ -77,6 +77,8 @@ def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
         ("mofedsam", {"beta": 1.0, "rho": 0.0}, "fedavg", {}),
         ("fedcm", {"alpha": 1.0}, "fedavg", {}),
         ("fedcm", {"alpha": 0.3}, "mofedsam", {"beta": 0.3, "rho": 0.0}),
+        ("fedacg", {"server_momentum": 0.0, "mu": 0.3}, "fedprox", {"mu": 0.3}),
+        ("fedacg", {"server_momentum": 0.0, "mu": 0.0}, "fedavg", {}),
         ("fedgf", {"threshold": 1e9}, "fedsam", {}),
         ("fedgf", {"threshold": 1e9, "rho": 0.0}, "fedavg", {}),
         ("pfedme", {"inner_steps": 1, "pull": 20.0, "personal_lr": 0.05}, "fedavg", {}),
@@ -89,7 +91,7 @@ def test_special_cases_equal_another_method(
     np.testing.assert_allclose(found, final(other, its, batch_size=2, engine=engine), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "feddyn", "fedgf", "pfedme", "perfedavg"])
+@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "fedacg", "feddyn", "fedgf", "pfedme", "perfedavg"])
 def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
@@ -154,6 +156,26 @@ def test_a_mean_direction_of_one_step_is_the_mean_gradient() -> None:
     gradient = averaged([slope(theta(states[0]), s) for s in sites(fed)], sites(fed))
     kept = states[1].models["global"].server_state["common_direction/head.weight"].numpy()
     np.testing.assert_allclose(kept, gradient[:, :-1], rtol=1e-10, atol=1e-13)
+
+
+# -- FedACG ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_fedacg_trains_from_the_point_ahead(momentum: float, engine: str) -> None:
+    """The reference sends s = w + λ·m and averages the models, as the paper does."""
+    fed, rounds, ahead, mu = federation(), 4, 0.7, 0.3
+    changed = {"momentum": momentum, "weight_decay": 0.0, "engine": engine, "clients_per_round": 2, "rounds": rounds}
+    states, rows = played(serve("fedacg", {"server_momentum": ahead, "mu": mu}, federation=fed, **changed))
+    config, at, expected = settings(**changed), sites(fed), theta(states[0])
+    velocity = np.zeros_like(expected)
+    for t, row in enumerate(rows):
+        sent, chosen = expected + ahead * velocity, [at[k] for k in row.clients]
+        models = [descend(sent, lambda u, s=s, c=sent: slope(u, s) + mu * (u - c), config, t) for s in chosen]
+        expected = averaged(models, chosen)
+        velocity = ahead * velocity + (expected - sent)
+        close(theta(states[t + 1]), expected)
 
 
 # -- FedDyn ---------------------------------------------------------------------------------------------
@@ -388,6 +410,8 @@ def test_the_teacher_runs_once_per_step_whatever_the_number_of_gradients() -> No
         ("fedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
         ("mofedsam", {"beta": 0}, "beta is 0.0; expected a number > 0 and ≤ 1"),
         ("mofedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
+        ("fedacg", {"mu": -1}, "mu is -1.0; expected a number ≥ 0"),
+        ("fedacg", {"server_momentum": 1}, "server_momentum is 1.0; expected a number ≥ 0 and < 1"),
         ("feddyn", {"alpha": 0}, "alpha is 0.0; expected a number > 0"),
         ("fedgf", {"window": 0}, "window is 0; expected a whole number ≥ 1"),
         ("fedgf", {"threshold": -1}, "threshold is -1.0; expected a number ≥ 0"),

@@ -31,6 +31,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "feddyn": {},
     "mofedsam": {},
     "fedcm": {},
+    "fedacg": {},
     "logit-adjustment": {},
     "fedgf": {"threshold": 0.0, "window": 2},
     "moon+scaffold": {"mu": 1.0},
