@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -79,7 +80,7 @@ def _parameters(entry: Entry, separator: str, equals: str) -> str:
 
 
 def _revealed(entry: Entry) -> str:
-    """What the server learns about labels. Updates can always reveal something, so it is never simply nothing."""
+    """What the server learns about labels. It is never simply nothing, because updates can always reveal something."""
     return "nothing besides updates" if entry.reveals == "nothing" else entry.reveals
 
 
@@ -234,7 +235,7 @@ def _partitions(as_json: Json = False) -> None:
     table.add_column("description")
     table.add_column("parameters", overflow="fold", min_width=20)
     for rule in rules:
-        parameters = "\n".join(_partition_parameter(name, default) for name, default in rule["parameters"].items())
+        parameters = "\n".join(_partition_parameters(rule))
         table.add_row(rule["name"], Text(rule["summary"]), Text(parameters, style="cyan"))
     console = stdout()
     console.print(table)
@@ -250,11 +251,16 @@ def _partition_json(rule: type[Partition]) -> dict[str, Any]:
         "name": rule.name,
         "summary": " ".join(summary.split()),
         "parameters": {spec.name: None if spec.default is MISSING else spec.default for spec in fields(rule)},
+        "required": [spec.name for spec in fields(rule) if spec.default is MISSING and spec.name != "clients"],
         "uses_all": rule.uses_all,
     }
 
 
-def _partition_parameter(name: str, default: object) -> str:
-    if default is None:
-        return f"{name} (default: 20)" if name == "clients" else f"{name} (required)"
-    return f"{name}={default}"
+def _partition_parameters(rule: dict[str, Any]) -> Iterator[str]:
+    for name, default in rule["parameters"].items():
+        if default is not None:
+            yield f"{name}={default}"
+        elif name == "clients":
+            yield "clients (default: 20)"
+        else:
+            yield f"{name} ({'required' if name in rule['required'] else 'optional'})"

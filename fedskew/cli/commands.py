@@ -20,7 +20,7 @@ from fedskew.experiment.config import KEYS, Config, PartitionConfig, load_yaml, 
 from fedskew.experiment.config.values import parse_yaml
 
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
-"""Exit statuses other than 0."""
+"""Exit statuses that every command may have. Some commands also use 1."""
 
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """The examples in each command's help, by command."""
@@ -80,7 +80,7 @@ class Flag:
 
 
 def option(name: str, metavar: str | None, help: str, panel: str | None = None) -> Any:
-    """Declare an option. Its help text states the default, so Typer does not."""
+    """Declare an option. Typer does not add a default, because `help` states it where there is one."""
     return typer.Option(name, metavar=metavar, help=help, rich_help_panel=panel, show_default=False)
 
 
@@ -201,7 +201,7 @@ def takes_settings(
     """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
 
     `help` replaces the help of some flags. Without `config_file`, the command has no `-c`, because it reads another
-    kind of file. Its flags then show no defaults, because that file sets them.
+    kind of file. The help of its flags then leaves out the defaults, because that file sets them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 

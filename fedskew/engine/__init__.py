@@ -17,7 +17,7 @@ from fedskew.engine.choice import (
 from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResult, RoundWork, train_clients
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
-from fedskew.engine.evaluation import Evaluator, Tested, features, survey
+from fedskew.engine.evaluation import EvaluationSums, Evaluator, features, survey
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.parallel.devices import DevicesEngine
 from fedskew.engine.parallel.pool import PoolEngine
@@ -30,6 +30,7 @@ __all__ = [
     "DeviceSamples",
     "DevicesEngine",
     "Engine",
+    "EvaluationSums",
     "Evaluator",
     "Fetch",
     "LocalTraining",
@@ -41,7 +42,6 @@ __all__ = [
     "RoundResult",
     "RoundWork",
     "StackedEngine",
-    "Tested",
     "arithmetic",
     "choose_device",
     "choose_devices",

@@ -24,7 +24,7 @@ _BATCH = 1000
 """The maximum number of samples per batch."""
 
 
-class Tested(NamedTuple):
+class EvaluationSums(NamedTuple):
     """What an evaluation adds up over its samples."""
 
     confusion: npt.NDArray[np.int64]
@@ -43,13 +43,16 @@ class Evaluator:
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-        """Return the counts by true and predicted class. With `labels`, all other classes are left out."""
+        """Return the counts of `EvaluationSums`. With `labels`, samples of other classes are skipped.
+
+        Then the other classes are not predicted either.
+        """
         return self.begin(model, labels)().confusion
 
-    def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], Tested]:
+    def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], EvaluationSums]:
         """Start an evaluation and return a function that waits for the result.
 
-        On a GPU, the evaluation runs in parallel with other work.
+        On a GPU, an evaluation of all classes runs in parallel with other work, if it can be captured as CUDA graphs.
         """
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._capture(model):
@@ -63,7 +66,7 @@ class Evaluator:
 
     @torch.no_grad()
     def probabilities(self, model: ModelState, samples: npt.NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the probability of every class [samples, classes] in float64, and the true classes.
+        """Return the probability of every class [samples, classes] in float64, and the targets.
 
         With `samples`, only those with these indices are evaluated.
         """
@@ -72,14 +75,14 @@ class Evaluator:
         parts = [task.probabilities(logits.double()) for _, logits in _logits(self._network, model, self._data, rows)]
         return torch.cat(parts), self._data.y[rows]
 
-    def _read(self, sums: Fetch, model: ModelState) -> Tested:  # noqa: ARG002
+    def _read(self, sums: Fetch, model: ModelState) -> EvaluationSums:  # noqa: ARG002
         """Wait for the sums. `model` is an argument only to keep its memory alive during the evaluation."""
         found = sums.read()
         cells = np.asarray(found["cells"].view(self._data.task.counts_shape(self._data.classes)).numpy())
-        return Tested(cells, float(found["log_loss"]))
+        return EvaluationSums(cells, float(found["log_loss"]))
 
     def _capture(self, model: ModelState) -> bool:
-        """Capture the evaluation as one CUDA graph per batch, and return whether that worked.
+        """Capture a CUDA graph for each size of batch at the first call, and return whether that worked.
 
         Launching a small network's operations one by one takes longer than running them.
         """
@@ -184,9 +187,9 @@ def _test(network: Network, model: ModelState, data: DeviceSamples, labels: Sequ
 
 @torch.no_grad()
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
-    """Return the mean prediction per true class, in one pass over all clients' samples.
+    """Return the mean prediction per true class over these samples. It is NaN for a class without samples.
 
-    In a real federation, each client sends its own sums and counts, which add up to the same totals.
+    A simulation makes one pass over all clients' samples. In a real federation, each client sends its sums and counts.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)
@@ -201,7 +204,7 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
 
 @torch.no_grad()
 def features(network: Network, model: ModelState, data: DeviceSamples) -> Tensor:
-    """Return the features of all samples, in eval mode: [samples, d]."""
+    """Return the features of all samples, in eval mode: [samples, d]. The model must be a `Classifier`."""
     rows = torch.arange(len(data), device=data.y.device)
     parts = [network.forward(model.params, model.buffers, data.inputs(batch)).features for batch in _parts(rows)]
     return torch.cat([part for part in parts if part is not None])
@@ -215,7 +218,8 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
 def _parts(rows: Tensor) -> Sequence[Tensor]:
     """Split rows into parts of about equal size.
 
-    A last part of a single sample would fail in models that use the batch's statistics even in eval mode.
+    If the last part were shorter, it could be a single sample. Models that use the batch's statistics even in eval mode
+    would fail on it.
     """
     parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
     return parts

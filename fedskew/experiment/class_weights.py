@@ -1,4 +1,4 @@
-"""The setting `class_weights`: read the weights of a file, and give a method its weights."""
+"""The setting `class_weights`: read the weights from a file, and add the weights to a method."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ Setting = str | Mapping[str, float] | None
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:
-    """Return the setting with the weights of a file in place of its path, in the order of the classes."""
+    """Replace a path by the weights in that file. Weights are returned in the order of the classes.
+
+    Raise `UserError` unless every class has one weight.
+    """
     if setting is None or setting in ("balanced", "counts"):
         return setting
     what, weights = "class_weights", setting
@@ -43,7 +46,7 @@ def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dic
 
 
 def with_class_weights(method: Method, setting: Setting, dataset: Dataset) -> Method:
-    """Give the method the weights of a setting that `resolve_class_weights` returned."""
+    """Return the method with the weights of a setting that `resolve_class_weights` returned."""
     if setting is None:
         return method
     _refuse_unfit(method, setting)
@@ -51,23 +54,24 @@ def with_class_weights(method: Method, setting: Setting, dataset: Dataset) -> Me
 
 
 def _make_weights(setting: str | Mapping[str, float], dataset: Dataset) -> ClassWeights:
-    several = dataset.task.name == "multi-label"
+    is_multi_label = dataset.task.name == "multi-label"
     if setting == "balanced":
-        return BalancedLabelWeights() if several else BalancedWeights()
+        return BalancedLabelWeights() if is_multi_label else BalancedWeights()
     if setting == "counts":
-        kind = FederationLabelWeights if several else FederationWeights
+        kind = FederationLabelWeights if is_multi_label else FederationWeights
         return kind(len(dataset.classes))
     assert isinstance(setting, Mapping)
     return GivenWeights(tuple(setting[name] for name in dataset.classes))
 
 
 def _refuse_unfit(method: Method, setting: object) -> None:
-    """Refuse a method whose loss does not take these weights."""
+    """Raise `UserError` if the method cannot use these weights."""
     shown = setting if isinstance(setting, str) else "given"
     if not takes_weights(method.objective):
         raise UserError(
             f"class_weights is {shown!r}, but the loss of method {method.name!r} does not take class weights; expected "
-            "a method that trains on a cross entropy, such as fedavg. Your own objective declares takes_class_weights"
+            "a method that trains on a cross entropy, such as fedavg, or your own objective that declares "
+            "takes_class_weights"
         )
     if method.params.get("weights"):
         raise UserError(

@@ -1,7 +1,9 @@
-"""The weights of a centrally trained model, and a card about them. `fedskew pretrain` writes them, `--init` reads them.
+"""The weights of a centrally trained model, and a card about them.
+
+`fedskew pretrain` writes these files, and `--init` reads the weights:
 
 weights.safetensors  the weights, named as in the model's state_dict
-weights.json         the card as JSON: data, classes, epochs, accuracy, command, digest
+weights.json         the card as JSON: data, classes, epochs, accuracy, command, digest and more
 README.md            the card as text
 """
 
@@ -19,8 +21,8 @@ from fedskew.models import own_module, parameter_count
 
 WEIGHTS = "weights.safetensors"
 CARD = "weights.json"
-_FINAL_LR = 0.01
-"""The learning rate of the last epoch, relative to the first, if `lr_decay` is not set."""
+_TOTAL_DECAY = 0.01
+"""The factor by which all epochs together reduce the learning rate, if `lr_decay` is not set."""
 
 
 def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Config:
@@ -33,7 +35,7 @@ def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Confi
         "clients_per_round": None,
     }
     if not keeps_lr_decay:
-        values["lr_decay"] = _FINAL_LR ** (1 / epochs)
+        values["lr_decay"] = _TOTAL_DECAY ** (1 / epochs)
     return with_values(config, values)
 
 

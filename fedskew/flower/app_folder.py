@@ -23,7 +23,7 @@ _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
     "client_test", "train", "lora_rank", "lora_alpha", "lora_targets",
 )  # fmt: skip
-"""Configuration keys that a federation does not use, or that the app has in another table."""
+"""Configuration keys that a federation does not use, and `method`, which has its own table."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -46,7 +46,7 @@ def _files(name: str, settings: FederationSettings, contract: Contract, config: 
         "pyproject.toml": _pyproject(project, settings, contract, config),
         "README.md": _guide(project, settings, contract, config),
         "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
-        f"{PACKAGE}/__init__.py": '"""Your own methods and models go here: federation_app.module:Class."""\n',
+        f"{PACKAGE}/__init__.py": '"""Put your methods and models here. Name them federation_app.module:Class."""\n',
         f"{PACKAGE}/server_app.py": _APP.format(side="server"),
         f"{PACKAGE}/client_app.py": _APP.format(side="client"),
     }

@@ -7,8 +7,8 @@ environment such as `/home/a b/.venv`, no migration is found, the database gets 
 SuperLink ends with "Internal server error". Here line breaks separate the folders.
 
 Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
-machine, a call waits longer for SQLite's lock than the 5 seconds that Flower allows, fails with "database is locked",
-and a message is lost. Here each part of Flower has one connection, for which the threads queue.
+machine, a call may wait longer for SQLite's lock than the 5 seconds that Flower allows. It then fails with "database is
+locked", and a message is lost. Here each database object has one connection, for which the threads queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flwr.supercore.state.alembic import utils
 from sqlalchemy import Engine, QueuePool
 
 _LOCK_SECONDS = 120
-"""The longest time that a call waits for the database."""
+"""The longest time that a call waits for the connection, and then for SQLite's lock."""
 
 _flower_config = utils.build_alembic_config
 _flower_initialize = SqlMixin.initialize
@@ -40,7 +40,7 @@ def build_alembic_config(engine: Engine) -> Config:
 
 
 def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, **options: Any) -> list[str]:
-    """Call Flower's `initialize` with one connection per database object."""
+    """Call Flower's `initialize` with one connection per database object, unless the database is in memory."""
     if not state._is_in_memory_sqlite:
         options |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": _LOCK_SECONDS}
     return _flower_initialize(state, log_queries, **options)
@@ -53,7 +53,7 @@ def main() -> None:
     sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, waiting)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
-    sys.argv[0] = "flower-superlink"  # Flower reads its own name when it ends
+    sys.argv[0] = "flower-superlink"  # when Flower exits, it reads from this which program it is
     flower_superlink()
 
 

@@ -8,7 +8,7 @@ Fanì et al., "Accelerating heterogeneous federated learning with closed-form cl
 z are the features of the initial model, so this model should be pretrained (`--init`). The last row of W is the bias,
 which is divided by the same norm, as in the published code.
 
-Sent to the server: A_k and b_k, once. Their last rows and columns are the numbers of samples.
+Sent to the server: A_k and b_k, once. The last row of b_k is the label counts, and the last entry of A_k is their sum.
 Extra compute: one forward pass of each sample, and no training.
 """
 

@@ -27,7 +27,7 @@ BATCH_NORM = "batchnorm"
 
 @dataclass(frozen=True)
 class Phase:
-    """Consecutive epochs of a client's local training, in which some parameters are trained and the others are fixed.
+    """Consecutive epochs of a client's local training. Parameters that the phase does not train are fixed.
 
     Personal parameters always step along the plain gradient. The method's solver steps the shared ones.
     """
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Personal(Part):
-    """Declares which tensors of the model stay on the clients. By default, none does."""
+    """Declares which tensors of the model stay on the clients. By default, none do."""
 
     has_global_model: ClassVar[bool] = False
     """Whether the server's model can be used as it is. Otherwise only the clients' personal models are tested."""
@@ -66,7 +66,7 @@ class Personal(Part):
         return None
 
     def fine_tuning(self) -> Phase | None:
-        """Return how clients adapt the final model to their data before it is tested, or None if they do not."""
+        """Return the phase in which clients adapt the final model to their data before its test, or None."""
         return None
 
 
@@ -93,7 +93,7 @@ def _tensors_of(name: str, model: nn.Module) -> frozenset[str]:
     """Return the names of the tensors that one of the names in `Personal.keeps` stands for."""
     norms = [layer_name for layer_name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     layers = norms if name == BATCH_NORM else [name]
-    trained = [tensor for tensor, p in model.named_parameters() if p.requires_grad]  # others never leave a machine
+    trained = [tensor for tensor, p in model.named_parameters() if p.requires_grad]  # frozen ones are never sent
     tensors = [*trained, *dict(model.named_buffers())]
     return frozenset(tensor for tensor in tensors if any(_within(tensor, layer) for layer in layers))
 
@@ -114,7 +114,7 @@ def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
 
 
 def check_personal(part: Personal, model: nn.Module) -> None:
-    """Raise `UserError` if the model lacks a layer that the part names, or if the part leaves nothing to share."""
+    """Raise `UserError` if the part does not fit the model, or if its hooks contradict each other."""
     missing = next((name for name in part.keeps() if not _tensors_of(name, model)), None)
     if missing is not None:
         raise UserError(_nothing_kept(part, missing, model))
@@ -123,7 +123,7 @@ def check_personal(part: Personal, model: nn.Module) -> None:
     if trained <= kept:
         raise UserError(
             f"{type(part).__name__} keeps every parameter of the model on the clients, so there is nothing to share; "
-            "expected a model with other layers, too"
+            "expected a model that also has other layers"
         )
     if part.own_solver() is not None and (kept or len(part.phases()) > 1):
         raise UserError(

@@ -95,7 +95,7 @@ def adapted(model: nn.Module, name: str, data: DataShape) -> nn.Module:
 
 
 def _trial_outputs(adapter: ModelAdapter, name: str, data: DataShape) -> list[Any]:
-    """Return the model's outputs for two samples in eval mode and, unless that fails, also in train mode.
+    """Return the model's outputs for two samples in eval mode, and also in train mode if it accepts them there.
 
     torchvision's Inception and GoogLeNet return one tensor in eval mode and several in train mode.
     """
@@ -155,7 +155,7 @@ def _listed(named: Mapping[Output, Any]) -> str:
 
 
 def _takes_names(model: nn.Module, names: Sequence[str]) -> bool:
-    """Return whether the model's `forward` accepts these names as keywords. If not, it gets one dictionary."""
+    """Return whether the model's `forward` accepts these names as keywords. If not, the model gets one dictionary."""
     parameters = inspect.signature(model.forward).parameters
     accepts_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     return accepts_any or all(name in parameters for name in names)

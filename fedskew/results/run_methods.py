@@ -46,9 +46,11 @@ def compare(
 
     data: a federation, or anything that `load` takes, which `partition` then splits.
     methods: a list of names such as `fedvls`, names with settings such as `fedvls:distill_weight=0.5`, or objects.
-    seeds: a number of seeds, counted from the federation's seed, or a list of seeds.
+    seeds: a list of seeds, or their number. They then count from the federation's seed, or from 0 if `data` is not a
+        federation.
     partition: the rule that splits `data`. The default is the partition of `config`.
-    same_split: whether all seeds use the federation's split. By default, each seed has another split by the same rule.
+    same_split: whether all seeds use the federation's split, or that of seed 0. By default, each seed has another split
+        by the same rule.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
@@ -62,26 +64,26 @@ def compare(
     """
     metric = find_metric(rank_by)
     parsed = _parse_methods(methods)
-    base, first = _first_federation(data, partition, config or Config(), settings)
+    base, given = _base_federation(data, partition, config or Config(), settings)
     model_object = None if isinstance(model, str) else model
     prepared: list[Prepared] = []
-    for seed in _list_seeds(seeds, first.seed):
-        split = first if same_split else first.resplit(seed)
+    for seed in _list_seeds(seeds, given.seed):
+        split = given if same_split else given.resplit(seed)
         for method in parsed:
             values = {"seed": seed, **({"model": model} if isinstance(model, str) else {})}
-            is_named = isinstance(method, str | Mapping)
-            config = with_values(base, {**values, **({"method": method} if is_named else {})})
-            prepared.append(prepare(config, split, None if isinstance(method, str | Mapping) else method, model_object))
+            method_object = None if isinstance(method, str | Mapping) else method
+            run_config = with_values(base, values if method_object is not None else {**values, "method": method})
+            prepared.append(prepare(run_config, split, method_object, model_object))
     _refuse_repeated(prepared)
     with showing_progress(progress, len(prepared)) as shown:
         results = run_comparison(prepared, out, [*shown, *callbacks])
     return compare_runs(results, rank_by=metric.name)
 
 
-def _first_federation(
+def _base_federation(
     data: object, partition: Partition | None, config: Config, settings: Mapping[str, Any]
 ) -> tuple[Config, Federation]:
-    """The shared configuration, and the federation of the first seed."""
+    """Return the shared configuration, and the federation as given, or split with seed 0."""
     for key in ("seed", "method"):
         if key in settings:
             raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")

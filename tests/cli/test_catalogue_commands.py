@@ -36,6 +36,15 @@ def test_a_listing_as_json_has_every_entry(command, cli):
     assert outcome.err == ""
 
 
+def test_only_partition_parameters_without_a_default_are_required(cli):
+    listed = cli("partitions").out
+    assert "path (required)" in listed
+    assert "per_domain (optional)" in listed
+    assert "column (optional)" in listed
+    required = {rule["name"]: rule["required"] for rule in cli("partitions", "--json").json["partitions"]}
+    assert (required["counts"], required["column"], required["domain-dirichlet"]) == (["path"], [], [])
+
+
 def test_methods_say_what_they_send_reveal_and_cost(cli):
     (entry,) = cli("methods", "fedgr", "--json").json["methods"]
     assert entry["sends"] == "model, sample count, label presence"

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedskew.engine.kernels.geometry import aligned, blocks, channels_first, channels_last, is_power_of_two
+from fedskew.engine.kernels.geometry import alignment, blocks, channels_first, channels_last, is_power_of_two
 from fedskew.engine.kernels.operations import operation
 
 Activation = Literal["none", "relu", "relu6"]
@@ -109,7 +109,7 @@ def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
 def _sizes(x: Tensor) -> tuple[int, int, int]:
     """Return the numbers of samples, of pixels per sample, and of channels in units of their alignment."""
     _, samples, h, w, channels = x.shape
-    return samples, h * w, channels // aligned(channels)
+    return samples, h * w, channels // alignment(channels)
 
 
 def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
         counts,
         *_sizes(x),
         chunk,
-        ALIGNED=aligned(channels),
+        ALIGNED=alignment(channels),
         SHIFTS=is_power_of_two(x.shape[2] * x.shape[3]),
         HAS_VALID=valid is not None,
         maxnreg=64,  # leaves enough registers for four programs per multiprocessor
@@ -172,7 +172,7 @@ def launch_normalisation(
         shift_stride,
         eps,
         *_BOUNDS[activation],
-        ALIGNED=aligned(channels),
+        ALIGNED=alignment(channels),
         HAS_WEIGHT=weight is not None,
         HAS_BIAS=bias is not None,
         **tiling.constants(),
@@ -203,7 +203,7 @@ class SavedForBackward:
 
     def constants(self) -> dict[str, Any]:
         return {
-            "ALIGNED": aligned(self.x.shape[4]),
+            "ALIGNED": alignment(self.x.shape[4]),
             "SHIFTS": is_power_of_two(self.x.shape[2] * self.x.shape[3]),
             "HAS_WEIGHT": self.weight is not None,
             "HAS_BIAS": self.bias is not None,

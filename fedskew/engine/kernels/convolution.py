@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
-from fedskew.engine.kernels.geometry import Geometry, aligned, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.geometry import Geometry, alignment, blocks, channels_first, channels_last, power_of_two
 from fedskew.engine.kernels.operations import operation
 from fedskew.engine.kernels.weights import packed_weights, summed_gradient
 
@@ -137,11 +137,11 @@ def _shifts(shape: Geometry) -> bool:
 
 def _sizes(shape: Geometry) -> dict[str, int]:
     names = ("h", "w", "groups", "ho", "wo")
-    return {**dict(zip(names, shape.sizes(), strict=True)), "out_groups": shape.o // aligned(shape.o)}
+    return {**dict(zip(names, shape.sizes(), strict=True)), "out_groups": shape.o // alignment(shape.o)}
 
 
 def _windows(shape: Geometry) -> dict[str, int]:
-    return {**shape.windows(), "OUT_ALIGNED": aligned(shape.o)}
+    return {**shape.constants(), "OUT_ALIGNED": alignment(shape.o)}
 
 
 def launch_forward(

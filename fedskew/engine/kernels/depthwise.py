@@ -82,7 +82,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
 
 
 def _sliding_window(shape: Geometry) -> dict[str, int]:
-    return {name: size for name, size in shape.windows().items() if name not in ("SH", "SW")}
+    return {name: size for name, size in shape.constants().items() if name not in ("SH", "SW")}
 
 
 def _launch_sliding(
@@ -124,7 +124,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
         samples,
         *shape.sizes(),
         SHIFTS=shape.shifts,
-        **shape.windows(),
+        **shape.constants(),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
     )
@@ -146,7 +146,7 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
         samples,
         *shape.sizes(),
         SHIFTS=shape.shifts,
-        **shape.windows(),
+        **shape.constants(),
         **tiling.constants(),
     )
     return grad_x
@@ -167,7 +167,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     if slides:
         sliding_program[grid](*arguments, **_sliding_window(shape), **tiling.constants())
     else:
-        weight_gradient_program[grid](*arguments, SHIFTS=shape.shifts, **shape.windows(), **tiling.constants())
+        weight_gradient_program[grid](*arguments, SHIFTS=shape.shifts, **shape.constants(), **tiling.constants())
     return partial
 
 

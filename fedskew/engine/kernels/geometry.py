@@ -46,6 +46,7 @@ class Geometry:
 
     @property
     def taps(self) -> int:
+        """The number of positions in a window."""
         return self.kh * self.kw
 
     @property
@@ -54,23 +55,23 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """Return the geometry of the images' gradient, which is a convolution with the flipped window at stride 1."""
+        """Return the geometry of the images' gradient. At stride 1, this is a convolution with the flipped window."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
     def sizes(self) -> tuple[int, int, int, int, int]:
-        """Return h, w, the channels in units of their alignment, ho and wo."""
-        return self.h, self.w, self.c // aligned(self.c), self.ho, self.wo
+        """Return h, w, the number of channel groups of size `alignment(c)`, ho and wo."""
+        return self.h, self.w, self.c // alignment(self.c), self.ho, self.wo
 
     @property
     def shifts(self) -> bool:
-        """Whether all sizes are powers of two, so that a division by one of them is a shift."""
+        """Whether all heights and widths are powers of two, so that a division by one of them is a shift."""
         return all(map(is_power_of_two, (self.h, self.w, self.ho, self.wo)))
 
-    def windows(self) -> dict[str, int]:
-        """Return the constants of the window that are compiled in."""
+    def constants(self) -> dict[str, int]:
+        """Return the constants that are compiled in: window, stride, padding, and the alignment of the channels."""
         names = ("kh", "kw", "sh", "sw", "ph", "pw")
-        return {"ALIGNED": aligned(self.c), **{name.upper(): getattr(self, name) for name in names}}
+        return {"ALIGNED": alignment(self.c), **{name.upper(): getattr(self, name) for name in names}}
 
 
 def channels_last(images: Tensor) -> Tensor:
@@ -89,11 +90,11 @@ def blocks(total: int, block: int) -> int:
 
 
 def power_of_two(minimum: int, maximum: int, number: int) -> int:
-    """Return the smallest power of two that is at least the number, but within the bounds."""
+    """Return the smallest power of two that is at least the number, limited to the bounds, which are powers of two."""
     return max(minimum, min(maximum, 1 << (number - 1).bit_length()))
 
 
-def aligned(channels: int) -> int:
+def alignment(channels: int) -> int:
     """Return the largest power of two up to 8 that divides the channels. A load takes up to 8 values of 16 bits."""
     return math.gcd(channels, 8)
 

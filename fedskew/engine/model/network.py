@@ -61,7 +61,7 @@ class Network:
         return torch.finfo(self._autocast or self._dtype).eps
 
     def state(self) -> ModelState:
-        """Copy the model's tensors by name, without parameters that the user froze."""
+        """Copy the model's buffers and trained parameters by name. Frozen parameters are left out."""
         trained = {n: p.detach().clone() for n, p in sorted(self._model.named_parameters()) if p.requires_grad}
         return ModelState(trained, {n: b.detach().clone() for n, b in sorted(self._model.named_buffers())})
 
@@ -93,7 +93,10 @@ class Network:
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
     ) -> tuple[Outputs, Tensors]:
-        """Do the same as `forward` for a padded batch, but return the new statistics instead of writing them."""
+        """Do the same as `forward` for a padded batch, but return new buffers instead of writing into `buffers`.
+
+        `valid` marks the rows that are not padding.
+        """
         outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
         return outputs, {**buffers, **self._context.buffers}
 
@@ -123,7 +126,10 @@ class Network:
         return self._outputs(logits, features), {**buffers, **new}
 
     def logits(self, model: ModelState, x: Tensor) -> Tensor:
-        """Return logits in eval mode. On a GPU, this uses the kernels for stacked clients, which are faster."""
+        """Return logits in eval mode.
+
+        On a GPU, a model with convolutions uses the kernels for stacked clients if possible, because they are faster.
+        """
         if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
             return self.forward(model.params, model.buffers, x).logits
         one = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (model.params, model.buffers)]
@@ -250,7 +256,7 @@ def _prefixed(tensors: Tensors) -> Tensors:
 
 
 class Perturbation(nn.Module):
-    """Sits between the encoder and the head, where an objective may change the features."""
+    """A layer between the encoder and the head, in which an objective may change the features."""
 
     def __init__(self, context: LayerContext) -> None:
         super().__init__()
@@ -266,7 +272,7 @@ def _perturb(forward: StackedForward, name: str, layer: Perturbation, features: 
 
 
 class _WithFeatures(nn.Module):
-    """Makes `forward` return logits and features. Only a `Classifier` has known features."""
+    """Makes `forward` return logits and features. The features are None unless the model is a `Classifier`."""
 
     def __init__(self, model: nn.Module, context: LayerContext) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The stacked engine trains all of a round's clients as one tensor program.
+"""The stacked engine trains many of a round's clients at a time, as one tensor program.
 
-Parameters have a leading axis of clients. Each client trains in a *slot*, a row of memory that is kept from round to
+Parameters have a leading axis of slots. Each client trains in a *slot*, a row of memory that is kept from round to
 round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a GPU runs as a CUDA graph
 (`graph_program`). A client's short last batch is padded. Losses and BatchNorm ignore rows of padding, whose target is
 `IGNORE`.
@@ -106,7 +106,10 @@ class Slots:
     def bare_step(
         self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int
     ) -> Callable[[], None]:
-        """Return a function that repeats one step of the round's first clients on staged batches, for benchmarks."""
+        """Return a function that takes one step of the round's first clients, for benchmarks.
+
+        Its calls go through the first staged batches again and again.
+        """
         program = self._program(work, schedule, width)
         round_ = SlotRound(self._network, self._data, self._layouts, program, work, plans, schedule, width)
         program.prepare({bool(round_.full[0])})
@@ -173,7 +176,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Ability:
-    """What a trial showed about a kind of work."""
+    """What the engine can do with a kind of work."""
 
     stackable: bool
     paddable: bool = False
@@ -182,11 +185,11 @@ class _Ability:
     max_clients: int = 1
     """The maximum number of clients to train at a time, in any round."""
     fitting: int = sys.maxsize
-    """The number of clients that fit in the device's memory."""
+    """The number of clients that fit in memory: an estimate, which falls if memory runs out."""
 
 
 class StackedEngine(Engine):
-    """Trains a round's clients together."""
+    """Trains a round's clients together, or one after another if they cannot be stacked."""
 
     name = "stacked"
 
@@ -241,7 +244,7 @@ class StackedEngine(Engine):
         return self._on_slots(opened, plans, lambda slots, schedule, width: slots.train(opened, plans, schedule, width))
 
     def bare_step(self, work: RoundWork) -> tuple[Callable[[], None], int]:
-        """Return a function that repeats one step on the same batches, and its number of clients, for benchmarks."""
+        """Return a function that takes one step on staged batches, and its number of clients, for benchmarks."""
         plans = work.batch_plans(self._smallest, self._data)
         work = self._with_opening_pass(work, plans)
         return self._on_slots(
@@ -308,9 +311,9 @@ class StackedEngine(Engine):
     # -- what a kind of work allows ------------------------------------------------------------------------
 
     def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
-        """Find out whether this objective, solver and model can be stacked, and whether they ignore padding.
+        """Find out whether this work can be stacked, whether it ignores padding, and how many clients fit in memory.
 
-        A trial step of one client, with and without padding, shows both. The result is kept for later rounds.
+        Trial steps show this (`Trial`). The result is kept for later rounds.
         """
         kind = _kind(work)
         parts, ability = self._abilities.get(kind, ((), _Ability(stackable=False)))
@@ -329,7 +332,7 @@ class StackedEngine(Engine):
     def _try_work(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         try:
             trial = Trial(self._network, self._data, work)
-            tally, paddable = trial.tally(), trial.ignores_padding()
+            tally, paddable = trial.tally_dtypes(), trial.ignores_padding()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except UserError:
             raise

@@ -31,15 +31,15 @@ class Trial:
     def __init__(self, network: Network, data: DeviceSamples, work: RoundWork) -> None:
         self._network, self._data, self._work = network, data, work
         largest = max(work.assignments, key=lambda a: len(a.samples))
-        self._few = replace(largest, samples=largest.samples[:3])
+        self._few = replace(largest, samples=largest.samples[:3])  # the largest client, with a few of its samples
 
-    def tally(self) -> dict[str, torch.dtype]:
-        """Return the dtypes of the objective's tally. Raise an error if the step cannot be stacked."""
+    def tally_dtypes(self) -> dict[str, torch.dtype]:
+        """Return the dtypes of the objective's tally. Raise an error if step or closing pass cannot be stacked."""
         found = self._compute_step(1, self._few.samples, len(self._few.samples))
         self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
-        finish_clients(self._work, params, steps, *self._client_tensors(1), self._closing(params))
+        finish_clients(self._work, params, steps, *self._client_tensors(1), self._closing_sums(params))
         return {name: t.dtype for name, t in found.tally.items()}
 
     def _check_step(self, found: StepResult) -> None:
@@ -52,8 +52,8 @@ class Trial:
         if any(count.dim() > 1 for count in found.tally.values()):
             raise wrong_tally(work.objective, {name: t[0] for name, t in found.tally.items()})
 
-    def _closing(self, params: Tensors) -> Tensors:
-        """Return the sums of one client's closing pass."""
+    def _closing_sums(self, params: Tensors) -> Tensors:
+        """Return the sums of one client's closing pass. Empty if there is no such pass."""
         work = self._work
         if not work.needs_pass("closing"):
             return {}
@@ -64,16 +64,16 @@ class Trial:
         return stacked_sums(self._network, self._data, DataPass(work, "closing"), stack)
 
     def step(self, clients: int, width: int) -> StepResult:
-        """Take a step of this many clients with batches of this width."""
+        """Take a step with this many clients and batches of `width` samples."""
         rows = np.resize(self._few.samples, width)
         return self._compute_step(clients, rows, width)
 
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        A whole step tests their content: it must give the same result with other values in these rows. The objective
-        alone tests their number, because a network rounds differently for another batch shape, and a deep network
-        amplifies the difference.
+        First, a whole step must give the same result with other values in these rows. Then the loss and the sums of
+        data passes, computed from the same outputs, must be the same without these rows. The network is not part of
+        this second test, because it rounds differently for another batch shape, which a deep network amplifies.
         """
         samples = self._few.samples
         padded, otherwise_padded = (
@@ -110,7 +110,7 @@ class Trial:
         return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
 
     def _ignores_padding_length(self, few: Assignment) -> bool:
-        """Return whether the objective and its gradient are the same with and without padding after the outputs."""
+        """Return whether the loss, its gradient and the sums of data passes are the same with and without padding."""
         work, device, samples = self._work, self._data.y.device, len(few.samples)
         rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
         with torch.no_grad():
@@ -172,7 +172,7 @@ _USABLE_SHARE = {"cpu": 0.5, "cuda": 0.8}
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """Return the number of bytes that the slots may take, or None if unknown."""
+    """Return the number of bytes that the stacked engine's slots may take, or None if unknown."""
     free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
     return None if free is None else int(free * _USABLE_SHARE[device.type])
 
@@ -194,7 +194,7 @@ def _available_bytes() -> int | None:
 
 
 def _bytes_left_to_container(group: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Return the bytes left under a container's limit, or None if there is no limit."""
+    """Return the bytes left under a container's limit (cgroup v2), or None if there is no such limit."""
     limit, used = (_read(group / name).strip() for name in ("memory.max", "memory.current"))
     return int(limit) - int(used) if limit.isdigit() and used.isdigit() else None
 

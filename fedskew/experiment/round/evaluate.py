@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import Evaluator, ModelState, RoundResult, Tested
+from fedskew.engine import EvaluationSums, Evaluator, ModelState, RoundResult
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.state import ClientStates, RunState, model_from_state
 from fedskew.methods import Tensors
@@ -132,7 +132,7 @@ class TestSet:
         """Evaluate the model on the test set, or only on samples with these labels."""
         return _evaluation(self.test(model, labels))
 
-    def test(self, model: ModelState, labels: Labels = None) -> Tested:
+    def test(self, model: ModelState, labels: Labels = None) -> EvaluationSums:
         """The confusion matrix and the sum of log losses. All zeros if no sample has these labels."""
         return _total(self._by_domain(model, labels))
 
@@ -212,20 +212,20 @@ class TestSet:
             "drift_diversity": finite_or_none(drift_diversity(updates)) if trained else None,
         }
 
-    def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, Tested]:
+    def _by_domain(self, model: ModelState, labels: Labels) -> dict[str, EvaluationSums]:
         return {name: evaluator.begin(model, labels)() for name, evaluator in self._evaluators.items()}
 
 
-def _total(by_domain: Mapping[str, Tested]) -> Tested:
+def _total(by_domain: Mapping[str, EvaluationSums]) -> EvaluationSums:
     parts = by_domain.values()
-    return Tested(np.sum([one.confusion for one in parts], axis=0), math.fsum(one.log_loss for one in parts))
+    return EvaluationSums(np.sum([one.confusion for one in parts], axis=0), math.fsum(one.log_loss for one in parts))
 
 
-def _evaluation(tested: Tested) -> Evaluation:
+def _evaluation(tested: EvaluationSums) -> Evaluation:
     return Evaluation.from_counts(tested.confusion, log_loss=tested.log_loss / max(1, int(tested.confusion.sum())))
 
 
-def _row_fields(by_domain: Mapping[str, Tested]) -> RowFields:
+def _row_fields(by_domain: Mapping[str, EvaluationSums]) -> RowFields:
     fields: RowFields = {"evaluation": _evaluation(_total(by_domain))}
     if len(by_domain) > 1:
         fields["domain_accuracy"] = {

@@ -36,7 +36,7 @@ class ModelRuntime:
 
 
 class RuntimeFactory:
-    """Holds a run's data on its devices, and makes runtimes that use them."""
+    """Holds a run's training data on its devices, and makes runtimes that use them."""
 
     def __init__(self, dataset: Dataset, config: Config, compile_steps: bool) -> None:
         self._dataset, self._config, self._compile_steps = dataset, config, compile_steps

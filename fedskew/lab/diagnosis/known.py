@@ -21,14 +21,15 @@ from fedskew.lab.sweep.records import read_folder
 ACCURACIES = ("best", "last-50 accuracy")
 """Metrics that measure the overall accuracy of a model."""
 NEAR = 0.1
-"""Settings up to this distance count as near. Their measures then differ by about ten points."""
+"""Settings up to this distance count as near. It is a root mean square difference of measures from 0 to 1."""
 SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
 method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
 NEARNESS = (
     f"A setting is near if five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class "
-    f"sizes) differ by at most {NEAR} on average, and if the share of clients per round is similar: within a factor of "
-    f"{SIMILAR_PARTICIPATION:g}, and all clients in both settings or in neither. The data and the model may differ."
+    f"sizes) have a root mean square difference of at most {NEAR}, and if the share of clients per round is similar: "
+    f"within a factor of {SIMILAR_PARTICIPATION:g}, and all clients in both settings or in neither. The data and "
+    "the model may differ."
 )
 
 
@@ -44,7 +45,7 @@ def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
 
 
 def _add(scores: list[Score], score: Score) -> None:
-    """Add a score. A number that is printed in several tables counts once."""
+    """Add a score. A number that is printed in several tables, or rerun with the same result, counts once."""
     for i, known in enumerate(scores):
         if replace(known, source=score.source) == score:
             sources = dict.fromkeys((*known.source.split(", "), score.source))
@@ -110,7 +111,8 @@ def nearest(
     participation: float | None = None,
     same: KnownSetting | None = None,
 ) -> list[Neighbour]:
-    """Sort the settings by the distance of their skew. Equally near ones are sorted by numbers of clients and classes.
+    """Sort the settings by the distance of their skew. Ties go to the setting with more similar numbers of clients and
+    classes. Settings whose split cannot be drawn are left out.
 
     With `participation`, only settings with a similar share of clients per round are returned. `same` is the setting of
     the federation itself, if it is known. A setting with the same data and split has distance 0.

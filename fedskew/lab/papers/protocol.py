@@ -13,7 +13,7 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import parse_yaml
 
-FOLDER = files("fedskew.lab.papers") / "published"
+PUBLISHED = files("fedskew.lab.papers") / "published"
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Number:
 
 @cache
 def numbers(paper: str) -> tuple[Number, ...]:
-    """Read all printed numbers of a paper, in the order of its tables. The protocol of fedskew's map has none."""
-    path = FOLDER / f"{paper}.csv"
+    """Read all printed numbers of a paper, in the order of its tables. The protocol `fedskew` has none."""
+    path = PUBLISHED / f"{paper}.csv"
     if not path.is_file():
         return ()
     return tuple(_number(row) for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
@@ -78,20 +78,20 @@ class TableSpec:
     also: tuple[str, ...]
     """Methods to run that the paper's table does not have."""
     rounds: int | None
-    """The largest number of rounds, if the table compares several. One run serves all of them."""
+    """The largest number of rounds, if the table compares several numbers. One run serves all of them."""
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
     """If the table shows one update of a trained model: the client, and the method that trained the model."""
     cells: tuple[Mapping[str, Any], ...]
-    """The cells, for tables without published numbers."""
+    """Blocks of cells without published numbers. Each block is crossed with `methods` and `metrics`."""
     methods: tuple[str, ...]
     metrics: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol of one paper."""
+    """The protocol of one paper, or of fedskew's own experiments."""
 
     name: str
     citation: str
@@ -101,10 +101,12 @@ class Protocol:
     """A phrase that says which accuracy the paper reports."""
     settings: Mapping[str, Any]
     datasets: Mapping[str, Mapping[str, Any]]
+    """Settings of each dataset. They override `settings`."""
     splits: Mapping[str, Mapping[str, Any]]
     """Additional settings of splits, by `dataset/split` pattern."""
     methods: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any]
+    """By a condition's name, the key that it sets, or the settings for each of its values."""
     variants: Mapping[str, Mapping[str, Any]]
     tables: Mapping[str, TableSpec]
     misprints: tuple[str, ...]
@@ -112,7 +114,7 @@ class Protocol:
     def values(
         self, table: str, dataset: str, split: str, condition: str, method: str, variant: str | None = None
     ) -> Values:
-        """The configuration of one cell, by dotted key."""
+        """The configuration of one cell, by dotted key. Later sources override earlier ones."""
         spec = self.tables[table]
         change = {} if variant is None else self.variant(variant)
         values: Values = {
@@ -130,7 +132,7 @@ class Protocol:
         }
         if spec.partition is not None:
             values = {key: value for key, value in values.items() if not key.startswith("partition")}
-            values["partition"] = {"rule": "counts", "path": str(FOLDER / spec.partition)}
+            values["partition"] = {"rule": "counts", "path": str(PUBLISHED / spec.partition)}
         if spec.rounds is not None:
             values["rounds"] = spec.rounds
         return values
@@ -189,7 +191,7 @@ def _split_values(split: str) -> Mapping[str, Any]:
 
 @cache
 def protocol(name: str) -> Protocol:
-    """Read the protocol of a paper."""
+    """Read a protocol by its name."""
     if name not in papers():
         raise unknown("paper", name, papers())
     content = _content(name)
@@ -214,7 +216,7 @@ def protocol(name: str) -> Protocol:
 
 
 def papers() -> tuple[str, ...]:
-    """The names of all protocols."""
+    """The names of all protocols: one per paper, and `fedskew`."""
     names = (path.name for path in PROTOCOLS.iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 

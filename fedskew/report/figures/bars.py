@@ -16,15 +16,18 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 
 def local_update(comparisons: Sequence[Comparison]) -> Figure:
-    """Compare the global model with the first client's update in the last evaluated round. Each method has a panel."""
+    """Compare a client's model before and after its local update, by class. Each method has a panel.
+
+    The client is the first one in the last round that evaluated local models.
+    """
     panels: list[Chart] = []
     for comparison in comparisons:
         for method in with_local_models(comparison):
             run, row = last_local_row(method)
             first_client = (row.local or [])[0]
             series = [
-                BarSeries("initial global model", [percent(a) for a in row.local_before or ()], style=0),
-                BarSeries("updated local model", [percent(a) for a in first_client["class_accuracy"]], style=1),
+                BarSeries("before the update", [percent(a) for a in row.local_before or ()], style=0),
+                BarSeries("after the update", [percent(a) for a in first_client["class_accuracy"]], style=1),
             ]
             aggregated = f"{100 * run.evaluations[row.model_round].accuracy:.1f}\N{NO-BREAK SPACE}%"
             title = add_setting(

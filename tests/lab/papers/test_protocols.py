@@ -12,7 +12,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.papers.cells import CellChoice, make_job, paper_rounds, select_cells, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import FOLDER, numbers, papers, protocol
+from fedskew.lab.papers.protocol import PUBLISHED, numbers, papers, protocol
 from fedskew.lab.papers.selection import all_tables, plan_jobs, read_plan
 from fedskew.methods import METHODS, make_method
 from fedskew.models import MODELS
@@ -143,7 +143,7 @@ def test_printed_means_of_classes_are_the_means() -> None:
 
 
 def test_the_partition_of_table_7_uses_every_image() -> None:
-    rows = list(csv.reader((FOLDER / "fedvls-table7-counts.csv").read_text().splitlines()))[1:]
+    rows = list(csv.reader((PUBLISHED / "fedvls-table7-counts.csv").read_text().splitlines()))[1:]
     counts = [[int(cell) for cell in row[1:]] for row in rows]
     assert len(counts) == 10
     assert [sum(column) for column in zip(*counts, strict=True)] == [5000] * 10
