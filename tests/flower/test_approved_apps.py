@@ -144,6 +144,7 @@ def _config(**changed: Any) -> Config:
         ({"lr": 0.3}, "lr"),
         ({"rounds": 5}, "rounds"),
         ({"share_loss": False}, "share_loss"),
+        ({"central_noise": [1.0, 9.0]}, "central_noise"),
         ({"contract": Contract("image", ("a", "b"), (1, 8, 8), (0.5,), (0.5,)).to_json()}, "the contract"),
     ],
 )

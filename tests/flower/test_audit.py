@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.flower import node
+from fedskew.flower import client_app, node
 from fedskew.flower.audit import NAME, describe_reply, describe_request, find_log, site_log
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.server_app import main as server_main
@@ -115,6 +116,23 @@ def test_a_refused_app_is_recorded_with_its_hash(tmp_path: Path, monkeypatch: py
     (entry,) = entries(tmp_path / "kept" / NAME)
     assert (entry["event"], entry["kind"], entry["app"]) == ("refused", "hello", "abc")
     assert site_log(site).path == tmp_path / "kept" / NAME
+
+
+def test_a_worker_that_ends_without_an_answer_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ClientApp records it, because the worker cannot."""
+    site = tmp_path / "site.yaml"
+    site.write_text("name: a\ndata: digits\n")
+
+    def hang_up(_: Path) -> socket.socket:
+        worker, mine = socket.socketpair()
+        worker.close()
+        return mine
+
+    monkeypatch.setattr(client_app, "_connect_to_worker", hang_up)
+    with pytest.raises(RuntimeError, match="ended twice"):
+        client_app._request(site, {"kind": "train", "key": {"round": 1}}, b"")
+    (entry,) = entries(tmp_path)
+    assert (entry["event"], entry["kind"], entry["round"]) == ("failed", "train", 2)
 
 
 def test_requests_and_replies_of_any_form_are_described() -> None:
