@@ -45,7 +45,7 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
     answers = sites.request("column_sums", {client: {} for client in sites.online}, b"", settings.round_timeout)
     received: dict[str, tuple[ColumnSums, ...]] = {}
     problems: dict[str, str] = {}
-    for client, answer in answers.items():
+    for client, answer in sorted(answers.items(), key=lambda item: sites.names[item[0]]):  # replies come in any order
         name = sites.names[client]
         try:
             received[name] = read_sums(answer, draft.encoding, settings.most_samples)
