@@ -1,9 +1,9 @@
 """The meaning of a sample's labels: one class per sample, or any number of labels per sample.
 
-Everything that depends on this is here: the loss, the predictions and their counts, the label counts of clients, and
-the groups by which samples are split. The shape of the labels decides which task it is: class numbers [n], or a matrix
-of 0 and 1 [n, labels]. This module also has helpers for losses, which mask rows of padding and mark the class of each
-row.
+A `Task` has what depends on this: the loss, the predictions and their counts, the label counts of clients, and the
+groups by which samples are split. Metrics are in `metrics.confusion` and `metrics.multi_label`. The shape of the labels
+decides which task it is: class numbers [n], or a matrix of 0 and 1 [n, labels]. The functions at the end help losses to
+ignore rows of padding and to find the class of each row.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return FedAvg's loss of one client's batch, the mean over the rows that are not padding.
+        """Return the plain loss of one client's batch, the mean over the rows that are not padding.
 
-        `weights`, [C], are the weights of the classes, or of the labels' positives.
+        `weights`, [C], are the weights of the classes. With several labels, they weigh the samples that have the label.
         """
 
     @abstractmethod
@@ -47,15 +47,11 @@ class Task(ABC):
 
     @abstractmethod
     def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
-        """Add a batch's predictions to the flat `counts`."""
+        """Add a batch's predictions to the flattened `counts`. The batch has no padding."""
 
     @abstractmethod
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of the losses of the predictions that `count` counts, in float64."""
-
-    @abstractmethod
-    def members(self, y: Tensor, label: int) -> Tensor:
-        """Mark the samples that have this class or label: [B] booleans."""
+        """Return the sum of −log p over the predictions that `count` counts, in float64."""
 
     @abstractmethod
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
@@ -67,7 +63,7 @@ class Task(ABC):
 
     @abstractmethod
     def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:
-        """Return the labels with class or label c numbered `numbers[c]`, among `classes`."""
+        """Return the labels after class or label c gets the number `numbers[c]`. There are then `classes` of them."""
 
     @abstractmethod
     def example_labels(self, classes: int) -> IntArray:
@@ -94,9 +90,6 @@ class SingleLabel(Task):
 
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return -logits.double().log_softmax(dim=-1).gather(1, y.unsqueeze(1)).sum()
-
-    def members(self, y: Tensor, label: int) -> Tensor:
-        return y == label
 
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
         counts = np.bincount(owners * classes + y, minlength=clients * classes)
@@ -141,16 +134,13 @@ class MultiLabel(Task):
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits.double(), y.double(), reduction="sum")
 
-    def members(self, y: Tensor, label: int) -> Tensor:
-        return y[:, label] == 1
-
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
         counts = np.zeros((clients, classes), np.int64)
         np.add.at(counts, owners, y)
         return counts
 
     def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-        """A sample's group is its rarest label, so that rare labels are split as a rule intends, or `NO_LABEL`."""
+        """A sample's group is its rarest label, so that rare labels are split as intended, or `NO_LABEL`."""
         rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
         groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
         return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)
@@ -176,9 +166,9 @@ def task_for(y: Tensor | npt.NDArray[np.generic]) -> Task:
 
 
 def real_rows(targets: Tensor, axes: int = 1) -> Tensor:
-    """Mark the rows that are samples, not padding: `[B]` booleans, for class numbers [B] or several labels [B, L].
+    """Mark the rows that are samples, not padding: [B] booleans, for class numbers [B] or several labels [B, L].
 
-    `axes` is the number of axes of the result. It is 2 for the batches of all clients, [K, B].
+    `axes` is the number of axes of the result. For the batches of all clients it is 2, and the result is [K, B].
     """
     real = targets != IGNORE
     return real if real.dim() == axes else real[..., 0]
@@ -190,7 +180,7 @@ def class_index(targets: Tensor) -> Tensor:
 
 
 def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
-    """Average over the rows that are not padding."""
+    """Average over the rows that are not padding. Without `targets`, no row is."""
     if targets is None:
         return per_sample.mean()
     real = real_rows(targets)
@@ -209,15 +199,15 @@ def target_mask(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def negative_log_likelihood(log_probabilities: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Average −w_y·log p_y over the batch. Without `weights`, every w_y is 1."""
+    """Average −w_y·log p_y over the rows that are not padding. Without `weights`, every w_y is 1."""
     picked = log_probabilities.gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     return batch_mean(weigh(-picked, targets, weights), targets)
 
 
 def weigh(per_sample: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-    """Multiply each row by the weight of its class. The mean is then over rows, not over weights, as in scikit-learn.
+    """Multiply each row by the weight of its class. The loss then divides by the number of rows.
 
-    PyTorch divides by the sum of the batch's weights instead. Then a batch of one class has its plain loss, whatever
-    the class's weight, and a client that has only rare classes would not count more.
+    PyTorch divides by the sum of the batch's weights instead. Then the weight of a batch's only class would cancel out,
+    and a client that has only rare classes would not count more.
     """
     return per_sample if weights is None else weights.to(per_sample.dtype)[class_index(targets)] * per_sample

@@ -1,6 +1,6 @@
 """The app with all commands, in the order of `fedskew --help`, and `main`, which runs one of them.
 
-A user's mistake is one line on stderr and exit status 2.
+`main` reports a user's mistake in one line on stderr and returns exit status 2.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ _PANELS = {
 for _panel, _modules in _PANELS.items():
     for _module in _modules:
         _module.add_to(app)
+    # Commands that have no panel yet are those that were just added.
     for _command in app.registered_commands:
         _command.rich_help_panel = _command.rich_help_panel or _panel
     for _group in app.registered_groups:
@@ -81,12 +82,12 @@ for _panel, _modules in _PANELS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit status."""
-    # Idle threads must sleep, because on a busy machine spinning threads can make rounds twenty times slower. OpenMP
+    """Run a command and return the exit status. Without `arguments`, those of the process are used."""
+    # OpenMP's idle threads must sleep. On a busy machine, spinning threads can make rounds twenty times slower. OpenMP
     # reads this variable once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     allow_any_encoding()
-    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # UsageError, of click or of typer's copy of click
+    usage_error: type[Exception] = typer.BadParameter.__mro__[1]  # click's UsageError, or that of typer's copy of click
     try:
         status = get_command(app).main(args=arguments, prog_name="fedskew", standalone_mode=False)
         sys.stdout.flush()

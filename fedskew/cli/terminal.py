@@ -1,4 +1,4 @@
-"""Print results to stdout and everything else to stderr, in any encoding."""
+"""Print results to stdout and notices to stderr, in any encoding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 _SIMILAR = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
-"""An ASCII character for each of the other characters that the program prints."""
+"""A similar ASCII character for other characters that the program prints often. The rest become `?`."""
 
 
 def allow_any_encoding() -> None:
-    """Replace characters that a stream cannot encode by similar ones of the same width."""
+    """Make stdout and stderr replace each character that they cannot encode by one ASCII character."""
     codecs.register_error("fedskew", _replace_by_similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -2,8 +2,8 @@
 
 A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
 be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
-finite. While the device trains, the host records the previous round and plans the next one. Rows stay in order, and the
-numbers are those of `loop`, to the last bit.
+finite. If rounds are short, the host records the previous round and plans the next one while the device trains. Rows
+stay in order, and the numbers are those of `loop`, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT_ROUND_SECONDS = 1.0
-"""If the previous round took no longer than this, the current round is recorded while the next one trains. Otherwise it
-is recorded at once, so that the user need not wait for its row."""
+"""If the previous round took no longer than this, the next round is planned while this one trains, and this one is
+recorded while the next one trains. Otherwise it is recorded at once, so that the user need not wait for its row."""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that may still be running on the device, and returns it."""
@@ -45,8 +45,8 @@ class OptimisticOutcome:
 
     model: ServerModel
     after: RunState | None
-    """The state after the round. None if it must wait for the training, because the round changes client
-    states, ends its stage, or evaluates clients' models."""
+    """The state after the round. None if it is known only after the training, because the round changes client states,
+    ends its stage, or evaluates clients' models."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class LaunchedRound:
     result: RoundResult
     report: PendingReport
     optimistic: OptimisticOutcome | None
-    """None if the server rule refused the numbers."""
+    """None if the server rule raised an error. `_settle` calls it again."""
     evaluation: ReadEvaluation | None
-    """None if none is due, or if it must wait for the training."""
+    """None if none is due, if it must wait for the training, or if it raised an error."""
     began: float
 
 
@@ -85,13 +85,14 @@ class SettledRound:
 
 
 class OverlappingRounds:
-    """Runs the rounds of one run. Each round begins before its predecessor is recorded."""
+    """Runs the rounds of one run. A round begins before its predecessor is recorded, if rounds are short."""
 
     def __init__(self, server: Server, recorder: Recorder) -> None:
         self._server, self._recorder = server, recorder
         self._planned: RoundPlan | None = None
         """The next round, planned from the optimistic outcome of this one."""
         self._unrecorded: SettledRound | None = None
+        """The last settled round, until it is recorded."""
         self._last_seconds = math.inf
 
     def run(self, state: RunState) -> RunState:
@@ -152,7 +153,7 @@ class OverlappingRounds:
         return OptimisticOutcome(model, self._server.state_after(plan, state.clients, model))
 
     def _plan_next(self, launched: LaunchedRound) -> None:
-        """Plan the next round while the device is busy. The plan is used if the optimistic outcome holds."""
+        """Plan the next round while the device is busy, if its state is known. It is used if the outcome holds."""
         after = launched.optimistic.after if launched.optimistic else None
         stage = None if after is None else self._server.next_stage(after)
         if after is None or stage is None:

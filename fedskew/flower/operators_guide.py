@@ -11,7 +11,7 @@ between rounds, stay at the sites. What leaves a site:
 and metrics under `[…config.federation]`, and the contract that every site's data must meet under `[…config.contract]`.
 To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
-## Keys, once
+## Once: make the keys
 
     fedskew federate certs keys --sites {first},… --host SERVER    # for trials; prints what to use in production
 
@@ -22,15 +22,15 @@ To change one value for one run: `flwr run . --run-config "rounds=20"`.
         --ssl-keyfile keys/server.key
     flwr supernode register keys/sites/{first}/node.pub --name {first}     # once for every site
 
-The name that a key is registered with is the site's name: a site cannot pass for another.
+The server knows a site by the name that its key is registered with, so a site cannot pass for another.
 
-Flower's open build has no user accounts: anyone who reaches the SuperLink's port can start runs, that is, execute code
-at every site. So it listens on 127.0.0.1 only, and the reverse proxy of fedskew's docs/deploy.md stands in front of it,
-on port 9092.
+Flower's open build has no user accounts. Anyone who reaches the SuperLink's port can start runs, and so execute code at
+every site. The SuperLink therefore listens on 127.0.0.1 only. Sites reach it through the reverse proxy of fedskew's
+docs/deploy.md, on port 9092.
 
 ## On every site
 
-Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
+Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. Then:
 
     fedskew federate site site.yaml --check .              # do the data meet the federation's contract?
     fedskew federate approve . site.yaml                   # from now on, the site runs approved apps only
@@ -41,9 +41,9 @@ Copy `site.example.yaml` to `site.yaml`, name the site and its data there, then
     fedskew federate run .
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
-resumes it. Most settings must be the same as at the first start. The federation's settings are saved in
-`federation.json` in the run's folder. If a setting differs that must not change, the command refuses and names it. The
-settings for how long and for how many sites the server waits may change.
+resumes it. The settings for how long and for how many sites the server waits may change. Most others must be as at the
+first start, when `federation.json` in the run's folder saved the federation's settings. If such a setting differs, the
+command refuses and names it.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

@@ -1,4 +1,4 @@
-"""Turn an operator's choices into the settings of a federation, and check them before anything is written."""
+"""Turn an operator's choices into the settings of a federation, and check them. Read them back from an app."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from fedskew.flower.settings import FederationSettings, read_settings
 
 
 def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
-    """Resolve every choice that the configuration leaves open, for data that meet the contract."""
+    """Resolve every choice that the configuration leaves open, for data that meet the contract.
+
+    Refuse a method or configuration that cannot run across machines.
+    """
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
@@ -33,7 +36,7 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
 
 def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
-    """Make a federation's settings. `values` has settings by name."""
+    """Make a federation's settings. `values` has the settings other than `sites`, by name."""
     known = {spec.name for spec in fields(FederationSettings)} - {"sites"}
     for key in values:
         if key not in known:
@@ -55,27 +58,27 @@ def contract_from_text(classes: str, shape: str) -> Contract:
 
 
 def contract_from_file(classes: str, encoding: str) -> Contract:
-    """A contract without data, from class names and a file that says how a table's columns become inputs."""
+    """Make a contract without data, from class names and a file that says how a table's columns become inputs."""
     return Contract.from_encoding(tuple(name.strip() for name in classes.split(",")), read_encoding(encoding))
 
 
 def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
-    """Read the settings from an app's pyproject.toml."""
+    """Read an app's settings, contract and configuration. `path` is its folder or its pyproject.toml."""
     file = Path(path)
     file = file / "pyproject.toml" if file.is_dir() else file
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-        values = _flat(content["tool"]["flwr"]["app"]["config"])
+        values = _flatten(content["tool"]["flwr"]["app"]["config"])
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}; expected the pyproject.toml of an app") from error
-    except (tomllib.TOMLDecodeError, KeyError, ValueError) as error:
+    except (tomllib.TOMLDecodeError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is not the pyproject.toml of a federation's app ({error})") from error
     return read_settings(values)
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to dotted keys, as Flower passes them to its apps."""
     values: dict[str, Any] = {}
     for key, value in table.items():
-        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        values |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return values

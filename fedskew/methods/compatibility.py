@@ -1,6 +1,7 @@
-"""The tables of docs/combinations.md, which show the kinds of methods that can be combined.
+"""The tables of docs/combinations.md, which show which methods can be combined.
 
-Two methods combine unless both set the same part, so the tables list kinds of methods instead of all pairs.
+Whether two methods combine depends on the parts that they set. So the tables list kinds of methods, by these parts,
+instead of all pairs. A few pairs are refused only later, when the model is known.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ _ORDER = [name for _, name in KINDS]
 
 
 def kind(entry: Entry) -> str:
-    """Name the parts that the method sets, such as `objective and server rule`."""
+    """Name the parts that the method sets, such as `objective and server rule`.
+
+    Reference bounds and heads in closed form are kinds of their own, because they combine with nothing.
+    """
     if entry.stands_alone:
         return BOUND
     if not entry.trains_clients:
@@ -40,7 +44,7 @@ def _slots(kind: str) -> set[str]:
 
 
 def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
-    """Sort kinds that set one part first, heads in closed form after those that train, and bounds last."""
+    """Sort kinds by the number of parts that they set, then heads in closed form, and bounds last."""
     return kind == BOUND, kind == CLOSED_FORM, kind.count(" and "), _ORDER.index(kind) if kind in _ORDER else -1, kind
 
 

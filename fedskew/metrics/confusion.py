@@ -1,7 +1,7 @@
-"""The confusion matrix, and every classification metric as a function of it.
+"""The confusion matrix, and the metrics that it determines.
 
 Rows are true classes, and columns are predictions. The matrices of batches and clients can be added. So metrics over
-all clients need no stored predictions.
+all clients need no stored predictions. The log loss is not determined by the matrix, and is stored beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Confusion = npt.NDArray[np.int64]
 
 
 def accuracy(confusion: Confusion) -> float:
-    """Return the share of samples predicted correctly."""
+    """Return the share of correct predictions. A sample that can have several labels counts once per label."""
     return correct(confusion) / int(confusion.sum())
 
 
@@ -35,7 +35,7 @@ MEASURES = (
 To add one, write the property and list it here. It then appears in rounds.jsonl, in `to_frame()` and in the trackers.
 """
 LOST = 0.05
-"""A class counts as lost if its accuracy is below this."""
+"""A class is lost if its accuracy is below this."""
 
 
 def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
@@ -49,18 +49,18 @@ class Evaluation:
 
     confusion: Confusion
     totals: tuple[int, int] | None = None
-    """The numbers of correctly predicted and of tested samples, if a site reports only these. The matrix is then zero,
+    """The numbers of correct predictions and of all predictions, if sites report only these. The matrix is then zero,
     and metrics by class are NaN or None."""
     log_loss: float | None = None
-    """The mean of −log p of the true class, in nats. None if it is unknown. `==` ignores it, because engines agree on
-    it only up to rounding."""
+    """The mean of −log p of the true class, in nats, or of each label's binary cross entropy. None if it is unknown.
+    `==` ignores it, because engines agree on it only up to rounding."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
         if not self._has_form(matrix):
             raise ValueError(f"the confusion matrix has shape {matrix.shape}; expected {self._FORM}")
         if self.totals is not None and (matrix.any() or not 0 <= self.totals[0] <= self.totals[1] != 0):
-            raise ValueError(f"totals are {self.totals}; expected numbers of correct and of tested samples")
+            raise ValueError(f"totals are {self.totals}; expected numbers of correct and of all predictions")
         if matrix.min(initial=0) < 0 or (matrix.sum() == 0 and self.totals is None):
             raise ValueError("the confusion matrix is empty or has a negative cell; expected counts of samples")
         matrix.flags.writeable = False
@@ -97,7 +97,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The share of samples predicted correctly."""
+        """The share of correct predictions."""
         return accuracy(self.confusion) if self.totals is None else self.totals[0] / self.totals[1]
 
     @property
@@ -132,16 +132,17 @@ class Evaluation:
 
     @property
     def worst_class(self) -> float:
-        return min(self._tested_classes, default=float("nan"))
+        """The accuracy of the class that is predicted worst."""
+        return min(self._class_accuracies, default=float("nan"))
 
     @property
     def mean_class(self) -> float:
-        """Mean accuracy over the classes: the accuracy if all classes had the same number of samples."""
-        return float(np.nanmean(np.array(self.class_accuracy, float))) if self._tested_classes else float("nan")
+        """Mean accuracy over the classes with test samples, known as balanced accuracy."""
+        return float(np.nanmean(np.array(self.class_accuracy, float))) if self._class_accuracies else float("nan")
 
     @property
     def kappa(self) -> float:
-        """Cohen's κ, the agreement beyond chance. NaN if all labels and predictions are of one class."""
+        """Cohen's κ, the agreement beyond chance. NaN if all labels and predictions are of one class, or unknown."""
         total = self.confusion.sum()
         if not total:
             return float("nan")
@@ -150,7 +151,8 @@ class Evaluation:
 
     @property
     def best_class(self) -> float:
-        return max(self._tested_classes, default=float("nan"))
+        """The accuracy of the class that is predicted best."""
+        return max(self._class_accuracies, default=float("nan"))
 
     @property
     def class_gap(self) -> float:
@@ -158,7 +160,8 @@ class Evaluation:
         return self.best_class - self.worst_class
 
     @property
-    def _tested_classes(self) -> list[float]:
+    def _class_accuracies(self) -> list[float]:
+        """The accuracies of the classes with test samples."""
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:

@@ -23,14 +23,13 @@ _QUANTILE = 1.959963984540054
 
 @dataclass(frozen=True)
 class SiteScore:
-    """The results of a model on one site's test samples. A value is None if it is not defined there."""
+    """The results of a model on one site's test samples. A value is None if these samples do not determine it."""
 
     samples: int
     accuracy: float
     auroc: float | None = None
     auroc_low: float | None = None
-    """Lower end of the 95 % interval. None if the AUROC is 0 or 1, or if a class has a single sample: the samples then
-    determine no interval."""
+    """Lower end of the 95 % interval. None if the AUROC is 0, 1 or None, or if a class or the rest has one sample."""
     auroc_high: float | None = None
     brier: float | None = None
     calibration_error: float | None = None
@@ -40,12 +39,15 @@ class SiteScore:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SiteScore:
-        """Read a score that any version wrote. Unknown keys are ignored."""
+        """Read a score. Keys that a later version added are ignored."""
         return cls(**{name: value for name, value in data.items() if name in cls.__dataclass_fields__})
 
 
 def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
-    """Score the probabilities [samples, classes] of a site's samples."""
+    """Score the probabilities [samples, classes] of samples of the classes `true`.
+
+    Of two classes, the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is given.
+    """
     accuracy = float((probabilities.argmax(axis=1) == true).mean())
     if not np.isfinite(probabilities).all():
         return SiteScore(len(true), accuracy)
@@ -58,9 +60,9 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
 
 
 def score_site_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
-    """Score a site by its histograms. With more than two classes, the interval is conservative.
+    """Score a site by its histograms. If several classes' AUROCs are averaged, the interval is conservative.
 
-    Histograms do not show how the classes' AUROCs are correlated, so full correlation is assumed.
+    Histograms do not show how these AUROCs are correlated, so full correlation is assumed.
     """
     classes = len(histograms.own)
     positive = None if histograms.multi_label else positive_of_two(classes, positive)
@@ -97,7 +99,7 @@ def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:
 
 
 def interval(auroc: float | None, deviation: float | None) -> tuple[float | None, float | None]:
-    """Return both ends of the 95 % interval of an AUROC with this standard deviation, or None twice without one."""
+    """Return both ends of the 95 % interval of an AUROC with this standard deviation, or twice None."""
     if auroc is None or not deviation or not 0 < auroc < 1:
         return None, None
     centre, half = math.log(auroc / (1 - auroc)), _QUANTILE * deviation / (auroc * (1 - auroc))
@@ -134,14 +136,20 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
 
 
 def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
-    """Return DeLong's components by increasing score: the shares of others below and of the class's samples above."""
+    """Return DeLong's components by increasing score, from counts by score.
+
+    These are the share of the others below each score, and the share of the class's samples above it. Ties count half.
+    """
     below = (np.cumsum(others) - others / 2) / others.sum()
     above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()
     return below, above
 
 
 def _deviation(own: Ints, others: Ints) -> float | None:
-    """Return DeLong's standard deviation of an AUROC, from counts by increasing score. None with a single sample."""
+    """Return DeLong's standard deviation of an AUROC, from counts by increasing score.
+
+    None if `own` or `others` has a single sample.
+    """
     m, n = int(own.sum()), int(others.sum())
     if min(m, n) < 2:
         return None
@@ -153,7 +161,7 @@ def _deviation(own: Ints, others: Ints) -> float | None:
 
 @dataclass(frozen=True)
 class Fairness:
-    """How unequal the sites are in one metric, where higher is better. Every site counts once, whatever its size."""
+    """How unequal the sites are in a metric of which higher values are better. Every site counts once."""
 
     sites: int
     mean: float
@@ -162,7 +170,7 @@ class Fairness:
     worst: float
     worst_site: str
     worst_decile: float
-    """Mean over the worst tenth of the sites, which is at least one site."""
+    """Mean over the worst tenth of the sites, rounded down, but at least one site."""
 
 
 def fairness(values: Mapping[str, float | None]) -> Fairness | None:

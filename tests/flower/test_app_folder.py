@@ -107,3 +107,10 @@ def test_a_trimmed_mean_that_trims_nobody_is_warned_of(sites: int, trim: float, 
     config = with_values(Config(), {"method": "trimmed-mean", "method.trim": trim})
     warnings = settings_warnings(FederationSettings(sites=tuple(f"s{i}" for i in range(sites))), CONTRACT, config)
     assert [f"leaves out none of {sites} updates" in warning for warning in warnings] == [True] * warned
+
+
+@pytest.mark.parametrize("text", ["", "[tool.flwr]\napp = 'here'", "[tool.flwr.app]\nconfig = 'here'", "not TOML"])
+def test_a_file_that_is_no_app_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=r"is not the pyproject\.toml of a federation's app"):
+        read_app(tmp_path)

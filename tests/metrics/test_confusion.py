@@ -93,5 +93,5 @@ def test_totals_give_an_accuracy_and_no_metric_by_class() -> None:
 
 @pytest.mark.parametrize("totals", [(3, 2), (0, 0), (-1, 2)])
 def test_totals_that_cannot_be_are_refused(totals: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="expected numbers of correct and of tested samples"):
+    with pytest.raises(ValueError, match="expected numbers of correct and of all predictions"):
         Evaluation(np.zeros((2, 2)), totals)

@@ -169,7 +169,7 @@ def run_config_of(settings: FederationSettings, contract: Contract, config: Conf
     import tomllib
 
     from fedskew.flower.app_folder import _files
-    from fedskew.flower.planning import _flat
+    from fedskew.flower.planning import _flatten
 
     text = _files("test", settings, contract, config)["pyproject.toml"]
-    return _flat(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
+    return _flatten(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])

@@ -13,7 +13,7 @@ from fedskew.data.augmentation.per_sample import draw_uniforms, integers_below
 
 _BINS = 10
 _RANGES = {
-    # magnitudes from the start of bin 0 to the end of bin 9; operations not listed have none
+    # the magnitudes at the start of the first bin and at the end of the last; other operations have no magnitude
     ops.SHEAR_X: (-0.3, 0.3),
     ops.SHEAR_Y: (-0.3, 0.3),
     ops.TRANSLATE_X: (-150 / 331, 150 / 331),
@@ -59,7 +59,10 @@ POLICY = (
 
 @dataclass(frozen=True)
 class AutoAugment:
-    """Applies one of the 25 sub-policies to each image. Uses five random draws, starting at `first_draw`."""
+    """Applies one of the 25 sub-policies to each image. Magnitudes are drawn uniformly from their bins.
+
+    Each image uses five random numbers of its stream, from number `first_draw` on.
+    """
 
     first_draw: int
 
@@ -69,7 +72,10 @@ class AutoAugment:
         return images
 
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return two pairs (operations [N], magnitudes [N]): the first and the second operation of each image."""
+        """Return two pairs (operations [N], magnitudes [N]), for the first and the second operation of each image.
+
+        An operation that its probability skips is `IDENTITY`.
+        """
         policy = _policy_tensor(keys.device)
         uniforms = draw_uniforms(keys, self.first_draw, 5)
         operation, probability, start, width = policy[integers_below(len(POLICY), uniforms[:, 0])].unbind(2)
@@ -81,7 +87,7 @@ class AutoAugment:
 
 @cache
 def _policy_tensor(device: torch.device) -> Tensor:
-    """Return the policy as a tensor [25, 2, 4]. The cache avoids a copy per batch, which would stall the GPU."""
+    """Return all `_policy_row`s as a tensor [25, 2, 4]. The cache avoids a copy per batch, which stalls a GPU."""
     return torch.tensor([[_policy_row(*step) for step in pair] for pair in POLICY], device=device)
 
 

@@ -28,7 +28,7 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
-    """Load the data at `path`, which exists."""
+    """Load the data at `path`, which must exist."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
     if is_mapped(path):
@@ -46,7 +46,10 @@ def load_own(path: Path, options: dict[str, Any]) -> Dataset:
 def load_image_folder(
     folder: Path, *, test_fraction: float | None = None, image_size: object = None, classes: object = None
 ) -> Dataset:
-    """Load one folder of images per class, directly or under train/ and test/. The folder names are the classes."""
+    """Load one folder of images per class, in `folder` or in its train/ and test/. The folder names are the classes.
+
+    The test folder may also be called val, valid or validation. `classes` lists all classes if some have no folder.
+    """
     size = parse_size(image_size)
     folders = [folder]
     if (folder / "train").is_dir():
@@ -69,12 +72,12 @@ def load_image_folder(
 
 
 def is_table(path: Path) -> bool:
-    """Return whether the file is a table, or the folder has tables."""
+    """Return whether this is a table file, a folder with a training table, or a saved Hugging Face dataset."""
     return bool(_table_files(path)) or (path.is_dir() and is_saved_dataset(path))
 
 
 def _table_files(path: Path) -> list[Path]:
-    """Return the file itself, or the training table and, if there is one, the test table of a folder."""
+    """Return the table file itself, or a folder's training table and its test table, or nothing if there is none."""
     if not path.is_dir():
         return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
     for suffix in (*CSV_SUFFIXES, ".parquet"):

@@ -1,4 +1,4 @@
-"""Folders of image files, one per class: the user's own, Tiny-ImageNet and CINIC-10."""
+"""Read folders of image files, one per class. Load CINIC-10 and Tiny-ImageNet from such folders."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff",
 
 CINIC10_LAYOUT = (("train/airplane",), ("test/airplane",))
 TINY_IMAGENET_LAYOUT = (("wnids.txt",), ("train",), ("val",))
+"""What a dataset's folder must contain. The loaders below receive the paths in this order."""
 
 Labelled = list[tuple[Path, int]]
 """The path and the class number of each image."""
@@ -26,12 +27,12 @@ def class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
-    """List the image files in each class's folder, at any depth, in alphabetical order."""
+    """List the image files in each class's folder, at any depth, class by class and then in alphabetical order."""
     return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
 
 
 def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
-    """Decode images. If there are none, the error names the folder `where`."""
+    """Decode images, as `decode_all` does with `size` and `colour`. If there are none, the error names `where`."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
@@ -75,7 +76,7 @@ def _images_in(folder: Path) -> list[Path]:
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
-    """List the validation images. As published, they are one folder with a list of labels.
+    """List the validation images. As published, they are in one folder, with labels in val_annotations.txt.
 
     Some copies have one folder per class instead.
     """
@@ -95,7 +96,7 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """Return the first English word of each WordNet id, or the id itself if two classes have the same word."""
+    """Return the first English name of each WordNet id in `words`, or the id if it has none or shares it."""
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

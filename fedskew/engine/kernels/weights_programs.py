@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""The Triton programs that rearrange a convolution's weights [K, O, C, taps], and their gradients.
+"""The Triton programs that rearrange the weights of stacked convolutions [K, O, C, taps], and sum their gradients.
 
-The convolution reads weights by output channel, tap and input channel, and writes partial gradients
+The convolution reads weights [K, O, taps, wide], in any memory order, and writes partial gradients
 [splits, K, taps, wide, O]. `wide` is C, or more if the images have added channels of zeros.
 """
 
@@ -14,7 +14,10 @@ def pack_program(
     weight, packed, row, to_out, to_tap, to_in, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Write SIZE weights of one client with the given strides. Added channels become zero."""
+    """Write SIZE weights of one client to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
+
+    `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
+    """
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     out = place // (TAPS * WIDE)
@@ -30,7 +33,7 @@ def pack_program(
 def gradient_program(
     partial, grad, clients, splits, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr
 ):
-    """Sum SIZE gradients of one client over the splits, in order, and write them as the weights are stored."""
+    """Sum SIZE gradients of one client over the splits, in order, and write them to `grad`, [K, O, C, taps]."""
     client = tl.program_id(1).to(tl.int64)
     place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     out = place % outs

@@ -1,6 +1,6 @@
 """Arrange images with their channels last in memory. This makes convolutions on a CPU faster by a tenth to a half.
 
-Only inputs are rearranged. Convolutions keep the layout of their inputs, and methods never see it. The layout is used
+Only inputs are rearranged. Convolutions keep the layout of their inputs, and shapes do not change. The layout is used
 only with one thread. With more threads it may be slower (LeNet's small convolutions run at half their speed).
 """
 
@@ -21,7 +21,7 @@ class InputLayout:
         self._suitable: bool | None = None
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return the same inputs, with channels last in memory if that suits the network."""
+        """Return the same inputs, with channels last in memory if this suits network, device and threads."""
         if x.dim() != 4 or x.device.type != "cpu" or x.dtype != torch.float32 or torch.get_num_threads() != 1:
             return x
         if self._suitable is None:
@@ -55,8 +55,8 @@ class InputLayout:
 def channels_last(x: Tensor) -> Tensor:
     """Return the same images with channels last in memory.
 
-    For a single channel, PyTorch takes the usual strides for channels last already and would leave them. Convolutions
-    would then use the kernels of the usual layout. So the strides are set explicitly.
+    PyTorch considers images with one channel to be in both layouts, so `contiguous` would leave their strides, and
+    convolutions would use the kernels of the usual layout. So these strides are set explicitly.
     """
     channels, height, width = x.shape[1:]
     if channels == 1:
