@@ -41,12 +41,14 @@ def _methods(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods. Combine them with +: at most one objective, regulariser, solver, personal part and so on."""
+    """List the methods. Combine them with +: at most one part of each kind, such as one objective and one solver."""
     from fedskew.cli.terminal import print_json
-    from fedskew.errors import unknown
+    from fedskew.errors import UserError, unknown
     from fedskew.methods import METHODS, combined_entry, matching_entries
 
     if combinations:
+        if as_json:
+            raise UserError("--combinations prints Markdown; expected it without --json")
         from fedskew.methods.compatibility import markdown_tables
 
         typer.echo(markdown_tables(), nl=False)

@@ -55,7 +55,7 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
-    """The number of test samples; 0 if the user decides how many of the `train` samples are for testing."""
+    """The number of test samples. If it is 0, `train` counts all samples, because the user makes the test part."""
     sources: tuple[str, ...]
     licence: str
     citation: str
@@ -80,9 +80,10 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     Face hub.
 
     The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
-    cache. If they are missing, they are downloaded into the cache.
+    cache. If they are missing, they are downloaded into the cache, unless they can only be made with their publisher's
+    scripts.
 
-    `keep` leaves only these classes of a named dataset or a file, numbered in this order.
+    `keep` leaves only these classes, numbered in this order. It is not for Python objects.
 
     Some named datasets have `options` (`fedskew datasets`). These are the options of your own data:
         test=None: a test part of the same form, for Python objects
@@ -107,7 +108,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         raise in_memory_error(options)
     if isinstance(data, Dataset):
         if options:
-            raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; pass it to fs.load")
+            raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; load the data with it")
         return data
     if not isinstance(data, str | PathLike):
         return load_object(data, options)
@@ -150,7 +151,10 @@ def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[s
 
 
 def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
-    """Return the folder and the total size of the dataset's files, or two Nones if they are not on this machine."""
+    """Return where the dataset's files are (a folder, or a phrase) and their total size in bytes.
+
+    Both are None if the files are not on this machine. The size is None if the dataset has no files of its own.
+    """
     if entry.components:
         parts = [find_location(DATASETS[part], data_dir) for part in entry.components]
         if not all(where for where, _ in parts):

@@ -1,4 +1,4 @@
-"""Datasets: arrays, class names and the publisher's train/test split.
+"""Datasets: arrays and class names, split into a training and a test part.
 
 This module also has the functions that loaders share. They check samples and options, and hold out a test set.
 """
@@ -33,8 +33,8 @@ class Samples:
     """Inputs and labels, row by row."""
 
     x: npt.NDArray[np.generic]
-    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised.
-    Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
+    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised
+    if `Dataset.scaling` is not empty. Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
     """Class numbers (n), or for several labels per sample a matrix of 0 and 1 (n, labels)."""
     domain: npt.NDArray[np.int64] | None = None
@@ -202,7 +202,10 @@ def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
 def check_options(
     loader: Callable[..., Dataset], options: dict[str, Any], data: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `options` if the loader takes all of them. `also` lists further options that the caller handles."""
+    """Return `options`, or raise `UserError` if the loader does not take one of them.
+
+    `also` lists further options that the caller handles.
+    """
     names = (*option_names(loader), *also)
     for option in options:
         if not names:
@@ -215,9 +218,9 @@ def check_options(
 def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, Index]:
     """Return the indices of the training samples and of the test samples, each in ascending order.
 
-    The test set has `fraction` of each class, rounded. It depends only on the labels, not on a seed. So all seeds of an
-    experiment have the same test samples, on every machine. With several labels per sample, `Task.groups` takes the
-    place of the classes.
+    The test set has `fraction` of each class, rounded. It does not depend on a seed. So all seeds of an experiment have
+    the same test samples, on every machine. With several labels per sample, `Task.groups` takes the place of the
+    classes.
     """
     check_fraction(fraction)
     y, _ = task_for(y).groups(y, tuple(map(str, range(y.shape[-1]))))

@@ -38,7 +38,7 @@ def model_card(run: Result, onnx_difference: float | None, with_words: bool, sit
         f"## Label distribution\n\n{_coverage(run)}",
         f"## Training\n\n{_training(run)}",
         f"## What clients reveal\n\n{_revealed(run)}",
-        f"## Checks\n\n{_checks(onnx_difference)}",
+        f"## Checks\n\n{_checks(onnx_difference, site)}",
         f"## Citation\n\n{_citation(run)}",
     )
     return "\n\n".join(sections) + "\n"
@@ -64,13 +64,13 @@ def _title(run: Result, site: str | None) -> str:
 def _site_lead(run: Result, site: str) -> str:
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained by "
-        f"federated learning on {_data(run)}: {run.rounds} rounds. It is the model of {_cell(site)}, whose own tensors "
-        "never left it. It fits the data of that site, and may be worse elsewhere."
+        f"federated learning on {_data(run)}: {run.rounds} rounds. It is the model of {_cell(site)}, whose personal "
+        "tensors never left it. It fits the data of that site, and may be worse elsewhere."
     )
 
 
 def _site_accuracy(run: Result, site: str) -> str:
-    """Report the tests of one site's model on its own held-out samples, if the run has them."""
+    """Report the test of a site's model on that site's held-out samples, if the run has one."""
     score = run.site_scores.get(site)
     if score is None:
         return f"The run has no tests of this model. Outputs: {', '.join(map(_cell, run.classes))}."
@@ -410,8 +410,9 @@ def _private(run: Result) -> str:
     )
 
 
-def _checks(onnx_difference: float | None) -> str:
-    lines = ["- `model.safetensors` holds the run's last global model, in float32."]
+def _checks(onnx_difference: float | None, site: str | None) -> str:
+    whose = "the run's last global model" if site is None else f"the last model of {_cell(site)}"
+    lines = [f"- `model.safetensors` holds {whose}, in float32."]
     if onnx_difference is not None:
         lines.append(
             f"- `model.onnx` was compared with PyTorch on random batches of 1, 2 and 7. Its logits differ by at most "
@@ -436,5 +437,5 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Escape a name for a Markdown table."""
+    """Escape a name for Markdown: one line, with escaped bars."""
     return " ".join(text.replace("|", "\\|").split())

@@ -21,7 +21,7 @@ MAX_CLASSES = 5
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Write the conclusion as sentences, the most important ones first."""
+    """Write the conclusion as sentences. A warning about unfinished runs comes first, then the most important ones."""
     ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
@@ -199,7 +199,7 @@ def _better_on_weak_classes(methods: Sequence[MethodRuns]) -> list[str]:
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
-    """Name the classes whose accuracy rises or falls most, as means over the seeds that both methods have."""
+    """Name the classes that gain most and those that lose, as means over the seeds that both methods have."""
     common = {run.seed for run in best.counted} & {run.seed for run in baseline.counted}
     if not common:
         return []

@@ -86,6 +86,12 @@ def test_a_combination_that_is_refused_is_not_shown(cli):
     assert "both set the objective" in outcome.err
 
 
+def test_the_table_of_combinations_is_not_json(cli):
+    outcome = cli("methods", "--combinations", "--json")
+    assert outcome.status == 2
+    assert "--combinations prints Markdown; expected it without --json" in outcome.err
+
+
 def test_a_pattern_picks_methods(cli):
     found = {entry["name"] for entry in cli("methods", "fedlmd*", "--json").json["methods"]}
     assert found == {name for name in METHODS if name.startswith("fedlmd")}

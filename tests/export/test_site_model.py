@@ -58,6 +58,8 @@ def test_a_clients_model_has_its_head_and_the_shared_body(fedper: Result, tmp_pa
         card = (out / "README.md").read_text(encoding="utf-8")
         assert f"dnn of {client} trained by fedper" in card
         assert "sends the server: model without personal layers, sample count." in card
+        assert f"`model.safetensors` holds the last model of {client}, in float32." in card
+        assert "global model" not in card
 
 
 def test_dittos_client_has_a_whole_model_of_its_own(tmp_path: Path) -> None:

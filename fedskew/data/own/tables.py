@@ -1,4 +1,4 @@
-"""Load users' tables. Find the label column, and detect whether the others hold numbers, categories, text or images."""
+"""Load users' tables. Find the label column, and detect what the others hold: numbers, categories, text or images."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ class Table:
     """The columns of a table by name."""
 
     where: str
+    """The file or object, for messages."""
     row: Callable[[int], str]
+    """Describes a row by its index, for messages."""
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By column, the names of its classes, if the file has them (`ClassLabel` of Hugging Face)."""
     mistakes: dict[str, str] = field(default_factory=dict)
     """The error message for each column that cannot be an input. It is raised only if the column is used as one."""
 
@@ -80,8 +83,8 @@ def load_tables(
     """Load one table, or a training and a test table.
 
     A table has a label column, or several columns of 0 and 1 that `label` lists. Its inputs are columns of numbers and
-    categories, or one column of texts, or one of images. `site` names the column that says where a sample is from. This
-    column is not an input.
+    categories, or one column of texts, or one of images, or columns of token ids. `site` names the column that says
+    where a sample is from. This column is not an input.
     """
     for table in tables:
         _require_rows(table)
@@ -148,7 +151,10 @@ def _rename_columns(table: Table, rename: object) -> Table:
 
 
 def _select_columns(table: Table, columns: object, drop: object, label_and_site: tuple[str, ...]) -> Table:
-    """Return the table with only the given `columns`, or without those in `drop`. Label and site always stay."""
+    """Return the table with only the given `columns`, and without those in `drop`. Label and site always stay.
+
+    Raise `UserError` if `drop` has the label.
+    """
     kept = list(table.columns)
     if columns is not None:
         chosen = [name for name in _parse_columns("columns", columns, table) if name not in label_and_site]
@@ -205,6 +211,7 @@ def _check_site(table: Table, site: str | None, label: str) -> None:
 
 
 def _label_column(table: Table, label: str | None) -> str:
+    """Return the column `label`, or the only column with class names, or the first with one of the `LABEL_NAMES`."""
     if label is not None:
         if label not in table.columns:
             raise unknown(f"label column in {table.where}:", str(label), table.columns)
@@ -355,7 +362,7 @@ def _decoded(table: Table, name: str, size: Size | None) -> Pixels:
 def _pixels(table: Table, name: str) -> Array:
     column = _column(table, name)
     if not isinstance(column, np.ndarray):
-        raise UserError(f"{table.where}: column {name!r} holds strings; expected numbers as in the training data")
+        raise UserError(f"{table.where}: column {name!r} holds no arrays; expected them as in the training data")
     return column
 
 
@@ -399,7 +406,7 @@ def _raw_table(
 
 
 def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:
-    """Refuse columns without any value, and numbers that identify a sample."""
+    """Refuse columns without any value, and numbers that identify a sample unless the user listed the column."""
     known = {name: int((column.codes >= 0).sum()) for name, column in raw.strings.items()}
     known |= dict(zip(raw.number_names, (~np.isnan(raw.numbers)).sum(axis=0), strict=True))
     if empty := [name for name in raw.names if not known[name]]:

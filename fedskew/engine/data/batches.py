@@ -35,6 +35,7 @@ class BatchPlan:
     """
 
     samples: npt.NDArray[np.int64]
+    """Indices into the training data."""
     client: int
     epochs: int
     width: int
@@ -51,6 +52,7 @@ class BatchPlan:
 
     @property
     def visits(self) -> int:
+        """Samples in all batches of the round."""
         return self.epochs * self._kept
 
     @property
@@ -67,7 +69,7 @@ class BatchPlan:
 
     @cached_property
     def client_key(self) -> int:
-        """The key of everything that the client draws in its steps and passes, such as dropout masks."""
+        """The key of what the model and the method draw in steps and passes, such as dropout masks."""
         return integer_key(self.key.seed, "dropout", *self._key_parts)
 
     @cached_property
@@ -77,9 +79,10 @@ class BatchPlan:
 
     @property
     def pass_batches(self) -> npt.NDArray[np.int64]:
-        """[batches, width]: every sample once, for the opening and closing passes. −1 is padding.
+        """[batches, width]: the samples for the opening and closing passes, each at most once. −1 is padding.
 
-        A client with too few samples for a batch has one batch of padding.
+        As in an epoch, a last batch that is too small is left out. A client with too few samples for a batch has one
+        batch of padding.
         """
         order = permutation(len(self.samples), self.key.seed, "pass", *self._key_parts)
         rows = np.full(max(self.per_epoch, 1) * self.width, -1, dtype=np.int64)
@@ -168,7 +171,7 @@ def plan_batches(
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
     the samples' `labels`, the batches are balanced: an epoch has the same number of batches, and every class occurs
-    equally often in it.
+    equally often in it, give or take one sample.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

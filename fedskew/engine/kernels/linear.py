@@ -55,7 +55,7 @@ class _StackedLinear(torch.autograd.Function):
 
 
 def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix products in this dtype. Older versions of PyTorch first round them to the dtype of `a`."""
+    """Return the matrix products in this dtype. On a CPU or with an old PyTorch, they are first rounded as `a` is."""
     if a.dtype != dtype and a.device.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
         return torch.bmm(a, b, out_dtype=dtype)
     return torch.bmm(a, b).to(dtype)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """What happened in one round. Row 0 is the evaluation of the initial model and has nothing else."""
+    """What happened in one round. Row 0 has only the evaluation of the initial model and its duration."""
 
     round: int
     """Number of the round, counted over all stages."""
@@ -41,7 +41,8 @@ class RoundRow:
     clients: list[int] = field(default_factory=list)
     lr: float | None = None
     loss: float | None = None
-    """Mean local loss. None if no client's update was finite, or if the sites do not share their losses."""
+    """Mean local loss. None if no client's update was finite, if clients trained for no epochs, or if the sites do not
+    share their losses."""
     diverged: list[int] = field(default_factory=list)
     """Clients with updates that were discarded because they were not finite."""
     visits: int = 0
@@ -59,6 +60,7 @@ class RoundRow:
     evaluation: Evaluation | None = None
     """Evaluation of the trained model on the test set. None if this round was not evaluated."""
     domain_accuracy: dict[str, float | None] | None = None
+    """Accuracy by domain, for datasets with domains."""
     client_accuracy: list[float] | None = None
     """Accuracy of each client's own model, for methods without a global model."""
     local: list[dict[str, Any]] | None = None

@@ -14,7 +14,10 @@ from fedskew.lab.benchmark.commands import CommandTime
 from fedskew.lab.benchmark.scale import ScaleMeasurement
 
 Level = Literal["steps", "rounds", "federation", "participants", "start-up", "whole-runs"]
-"""What is measured: local steps, whole rounds, rounds by federation size or by number of participants, or commands."""
+"""What is measured: local steps, whole rounds, rounds by federation size or by clients per round, or commands.
+
+`start-up` and `whole-runs` time commands.
+"""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up", "whole-runs")
 SCALE = "scale"
@@ -42,6 +45,7 @@ class Measurement:
     method: str
     precision: str
     sizes: str
+    """Whether the clients have `equal` or `unequal` numbers of samples."""
     samples: int
     """Samples trained on per call."""
     seconds: tuple[float, ...]
@@ -106,7 +110,7 @@ class Failure:
 
 @dataclass
 class Results:
-    """The measurements so far."""
+    """The measurements of a benchmark, which may still be running."""
 
     machine: Mapping[str, str | int]
     versions: Mapping[str, str]
@@ -125,7 +129,7 @@ class Results:
 
     @property
     def kind(self) -> str:
-        """The kind of device: cuda or cpu."""
+        """The kind of device, cuda or cpu. Empty if the file does not name it."""
         return str(self.machine["device"])
 
     def to_json(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Skew:
     """How much the clients' labels differ."""
 
     counts: IntArray
+    """[clients, classes]: numbers of samples."""
 
     @property
     def clients(self) -> int:
@@ -58,7 +59,10 @@ class Skew:
 
     @cached_property
     def minority(self) -> Floats:
-        """Share of classes of which a client has few samples: at most an even share."""
+        """Share of classes of which a client has few samples: at least one, but at most its size / number of classes.
+
+        Classes that no client has count in that number, but not in the share.
+        """
         is_minority = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
         return np.asarray(is_minority.mean(axis=1), np.float64)
 
@@ -127,7 +131,7 @@ class Skew:
         return float(np.sqrt(max(0.0, 1 - np.sqrt(self.overall / self.classes).sum())))
 
     def coordinates(self) -> Floats:
-        """The numbers by which settings are compared, each from 0 to about 1.
+        """The numbers by which settings are compared, each from 0 to 1.
 
         They are vacant classes, minority classes, distance of clients from all samples, inequality of client sizes, and
         inequality of classes.

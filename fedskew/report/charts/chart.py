@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from fedskew.report.charts.table import Cell, Table
@@ -19,7 +19,7 @@ MAX_LISTED = 12
 
 @dataclass(frozen=True)
 class Chart(ABC):
-    """The base class of charts. `key` names the chart's table and files."""
+    """The base class of charts. `key` names the chart and its table on a page."""
 
     key: str
     title: str
@@ -79,7 +79,7 @@ class Lines(Chart):
 
 @dataclass(frozen=True)
 class BarSeries:
-    """The bars of one series: one bar in every category."""
+    """The bars of one series: one bar in every category, or none where the value is None."""
 
     name: str
     values: Values
@@ -191,7 +191,7 @@ class Figure:
     caption: str
     charts: Sequence[Chart]
     columns: int = 1
-    wide: bool = field(default=False)
+    wide: bool = False
     """Whether the figure takes the full page width even with a single column."""
 
 
