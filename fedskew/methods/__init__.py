@@ -28,6 +28,7 @@ from fedskew.methods import (  # noqa: F401
     fedgr,
     fedkd,
     fedlc,
+    fedlesam,
     fedlf,
     fedlmd,
     fedmr,

@@ -79,6 +79,7 @@ def test_fedsam_takes_the_gradient_at_the_worst_point_nearby() -> None:
         ("fedcm", {"alpha": 0.3}, "mofedsam", {"beta": 0.3, "rho": 0.0}),
         ("fedacg", {"server_momentum": 0.0, "mu": 0.3}, "fedprox", {"mu": 0.3}),
         ("fedacg", {"server_momentum": 0.0, "mu": 0.0}, "fedavg", {}),
+        ("fedlesam", {"rho": 0.0}, "fedavg", {}),
         ("fedgf", {"threshold": 1e9}, "fedsam", {}),
         ("fedgf", {"threshold": 1e9, "rho": 0.0}, "fedavg", {}),
         ("pfedme", {"inner_steps": 1, "pull": 20.0, "personal_lr": 0.05}, "fedavg", {}),
@@ -91,7 +92,9 @@ def test_special_cases_equal_another_method(
     np.testing.assert_allclose(found, final(other, its, batch_size=2, engine=engine), rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.parametrize("method", ["fedsam", "mofedsam", "fedacg", "feddyn", "fedgf", "pfedme", "perfedavg"])
+@pytest.mark.parametrize(
+    "method", ["fedsam", "mofedsam", "fedlesam", "fedacg", "feddyn", "fedgf", "pfedme", "perfedavg"]
+)
 def test_with_its_defaults_it_differs_from_fedavg(method: str) -> None:
     assert np.abs(final(method) - final("fedavg")).max() > 1e-6
 
@@ -156,6 +159,32 @@ def test_a_mean_direction_of_one_step_is_the_mean_gradient() -> None:
     gradient = averaged([slope(theta(states[0]), s) for s in sites(fed)], sites(fed))
     kept = states[1].models["global"].server_state["common_direction/head.weight"].numpy()
     np.testing.assert_allclose(kept, gradient[:, :-1], rtol=1e-10, atol=1e-13)
+
+
+# -- FedLESAM -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_fedlesam_perturbs_towards_the_model_that_the_client_received_before(momentum: float, engine: str) -> None:
+    fed, rounds, rho = federation(), 6, 0.3
+    changed = {"momentum": momentum, "engine": engine, "clients_per_round": 2, "rounds": rounds}
+    states, rows = played(serve("fedlesam", {"rho": rho}, federation=fed, **changed))
+    config, at, expected = settings(**changed), sites(fed), theta(states[0])
+    received: dict[int, Array] = {}
+    last_round: dict[int, int] = {}
+    gaps = set()
+    for t, row in enumerate(rows):
+        models = []
+        for k in row.clients:
+            back = received.get(k, expected) - expected
+            step = rho * back / np.sqrt((back**2).sum()) if k in received else back
+            models.append(descend(expected, lambda v, k=k, e=step: slope(v + e, at[k]), config, t))
+            gaps.add(t - last_round.get(k, t))
+            received[k], last_round[k] = expected, t
+        expected = averaged(models, [at[k] for k in row.clients])
+        close(theta(states[t + 1]), expected)
+    assert gaps >= {0, 1, 2}  # new clients, clients of the round before, and clients that missed a round
 
 
 # -- FedACG ---------------------------------------------------------------------------------------------
@@ -387,6 +416,8 @@ def test_perfedavg_reports_the_loss_of_the_whole_batch(engine: str) -> None:
     [
         ("fedavg", {}, 1),
         ("fedsam", {}, 2),
+        ("fedlesam", {}, 1),
+        ("fedacg", {}, 1),
         ("fedgf", {}, 2),
         ("pfedme", {"inner_steps": 3}, 3),
         ("feddyn", {}, 1),
@@ -410,6 +441,7 @@ def test_the_teacher_runs_once_per_step_whatever_the_number_of_gradients() -> No
         ("fedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
         ("mofedsam", {"beta": 0}, "beta is 0.0; expected a number > 0 and ≤ 1"),
         ("mofedsam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
+        ("fedlesam", {"rho": -1}, "rho is -1.0; expected a number ≥ 0"),
         ("fedacg", {"mu": -1}, "mu is -1.0; expected a number ≥ 0"),
         ("fedacg", {"server_momentum": 1}, "server_momentum is 1.0; expected a number ≥ 0 and < 1"),
         ("feddyn", {"alpha": 0}, "alpha is 0.0; expected a number > 0"),

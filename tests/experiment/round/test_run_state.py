@@ -32,6 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "mofedsam": {},
     "fedcm": {},
     "fedacg": {},
+    "fedlesam": {},
     "logit-adjustment": {},
     "fedgf": {"threshold": 0.0, "window": 2},
     "moon+scaffold": {"mu": 1.0},
