@@ -128,6 +128,8 @@ class SiteLedger:
         budget = self._policy.epsilon
         if budget is None:
             return None
+        if release.noise is None:
+            return f"privacy budget: ε = {budget:g}, but the app adds no noise, so this site will refuse to train"
         enough = self.affordable_rounds(release, rounds)
         before, after = self._entries(_UPDATE), [release] * rounds
         line = (

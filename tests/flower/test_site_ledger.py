@@ -90,6 +90,8 @@ def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
     bare = Release("old", 1, "none", None)
     with pytest.raises(BudgetExceeded, match="the update would have no noise"):
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(bare)
+    assert "will refuse to train" in str(SiteLedger(tmp_path, Policy(epsilon=100.0)).describe_plan(bare, 3))
+    assert SiteLedger(tmp_path, Policy()).describe_plan(bare, 3) is None
     SiteLedger(tmp_path, Policy()).charge(bare)
     with pytest.raises(BudgetExceeded, match="1 earlier update left it without noise, the last in run old"):
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(local())
