@@ -43,9 +43,9 @@ class Evaluator:
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
     def confusion(self, model: ModelState, labels: Sequence[int] | None = None) -> npt.NDArray[np.int64]:
-        """Return the counts of `EvaluationSums`. With `labels`, samples of other classes are skipped.
+        """Return the counts of an evaluation (`EvaluationSums.confusion`).
 
-        Then the other classes are not predicted either.
+        With `labels`, samples of other classes are skipped, and no other class can be predicted.
         """
         return self.begin(model, labels)().confusion
 

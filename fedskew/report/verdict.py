@@ -15,9 +15,9 @@ from fedskew.results.significance import MAX_SEEDS, MIN_SEEDS, Difference
 NOTABLE = 0.01
 """Smaller changes of a class's accuracy are not mentioned."""
 MUCH = 0.05
-"""The least lead in the accuracy of the worst class that is called much better."""
+"""A worst class is called much better if its accuracy is higher by at least this much."""
 MAX_CLASSES = 5
-"""The most classes that a sentence lists."""
+"""The maximum number of classes that a sentence lists."""
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -136,7 +136,7 @@ def _over_baseline(
     comparison: Comparison,
     test_is_explained: bool,
 ) -> str:
-    """Say what the best method gains over FedAvg.
+    """Say what the best method gains over FedAvg, the baseline.
 
     `test_is_explained` says whether the sentence about the lead already states how many seeds a test needs.
     """

@@ -31,7 +31,7 @@ def write_split(
     partition: Mapping[str, object],
     seed: int,
 ) -> None:
-    """Write a split to a file atomically."""
+    """Write a split to a file. An interrupted write leaves the old file, or none."""
     content = {
         "format": FORMAT,
         "hash": split_hash(indices),
@@ -54,7 +54,7 @@ def write_split(
 
 
 def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
-    """Read a split. Raise `UserError` if the file is damaged, or if it splits data whose labels are not `y`."""
+    """Read a split. Raise `UserError` if the file is damaged or no saved split, or if it splits other data."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

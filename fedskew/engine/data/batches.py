@@ -23,7 +23,7 @@ class RoundKey:
     model: int
     round: int
     phase: int = 0
-    """The number of the phase, for local training in several phases (`methods.personal.Phase`)."""
+    """The number of the phase of local training (`methods.personal.Phase`), counted from 0."""
 
 
 @dataclass(frozen=True)

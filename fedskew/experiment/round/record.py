@@ -111,7 +111,7 @@ class RoundRow:
 
     @property
     def bytes_moved(self) -> int:
-        """Traffic in both directions."""
+        """Bytes in both directions."""
         return sum(self.bytes.values())
 
     def to_json(self) -> dict[str, Any]:

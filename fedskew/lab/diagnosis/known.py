@@ -55,6 +55,7 @@ def _add(scores: list[Score], score: Score) -> None:
 
 
 def _printed() -> Iterator[tuple[KnownSetting, Score]]:
+    """Yield the accuracies that papers print for their main settings, which have no condition."""
     for paper in papers():
         columns: dict[tuple[str, tuple[str, str, str, str]], list[Cell]] = {}
         for table in protocol(paper).tables:
@@ -67,6 +68,7 @@ def _printed() -> Iterator[tuple[KnownSetting, Score]]:
 
 
 def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[KnownSetting, Score]]:
+    """Yield the score of each method in a table's column. A column without FedAvg has none."""
     means = {cell.method: cell.printed.mean for cell in cells if cell.printed and cell.printed.mean is not None}
     baseline = means.get("FedAvg")
     if baseline is None:

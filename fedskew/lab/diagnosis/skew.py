@@ -14,7 +14,7 @@ Floats = npt.NDArray[np.float64]
 BETAS = (1e-4, 1e4)
 """The range in which the effective β is searched."""
 UNEQUAL = 3
-"""If the sizes of clients or classes differ by more than this factor, the diagnosis says so."""
+"""If the sizes of clients or classes differ by more than this factor, the diagnosis mentions it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class Skew:
 
     @cached_property
     def sizes(self) -> IntArray:
+        """Each client's number of samples."""
         return np.asarray(self.counts.sum(axis=1), np.int64)
 
     @cached_property
@@ -68,17 +69,21 @@ class Skew:
 
     @property
     def _held(self) -> IntArray:
+        """The counts of the classes that some client has."""
         return self.counts[:, self.counts.sum(axis=0) > 0]
 
     @cached_property
     def divergence(self) -> Floats:
-        """KL(client ‖ all), in nats."""
+        """KL divergence of each client's label distribution from that of all samples, in nats."""
         ratio = np.divide(self.shares, self.overall, out=np.ones_like(self.shares), where=self.shares > 0)
         return np.asarray((self.shares * np.log(ratio)).sum(axis=1), np.float64)
 
     @cached_property
     def hellinger(self) -> Floats:
-        """Hellinger distance of each client to all: 0 for the same distribution, 1 for nothing in common."""
+        """Hellinger distance between each client's label distribution and that of all samples.
+
+        It is 0 for equal distributions, and 1 for distributions without a common class.
+        """
         affinity = np.sqrt(self.shares * self.overall).sum(axis=1)
         return np.asarray(np.sqrt(np.clip(1 - affinity, 0, None)), np.float64)
 

@@ -14,7 +14,7 @@ from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
 MAX_LISTED = 12
-"""The most values that a description lists."""
+"""The maximum number of values that a description lists."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Chart(ABC):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with a band if it is the mean of several runs."""
+    """A curve. If it is the mean of several runs, a band shows the lowest and the highest run."""
 
     name: str
     x: Sequence[float]
