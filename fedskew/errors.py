@@ -1,4 +1,4 @@
-"""User errors: one line that names the value, what was expected and the nearest valid choice."""
+"""User errors: one line that names the value, what was expected and, if there is one, the nearest valid choice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def nearest(value: str, choices: Iterable[str]) -> str | None:
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:
-    """Return ` did you mean 'X'?` with the nearest choice, or nothing if none is close."""
+    """Return ` did you mean 'X'?` with the nearest choice, or an empty string if none is close."""
     hint = nearest(value, choices)
     return f" did you mean {hint!r}?" if hint else ""
 
@@ -44,7 +44,7 @@ def expect(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def other_format(what: str, found: object, readable: int, otherwise: str = "") -> UserError:
-    """Make the error for a file whose format this version does not read. `otherwise` is a way out without upgrading."""
+    """Make the error for a file whose format this version does not read. `otherwise` is another way out."""
     is_newer = isinstance(found, int) and found > readable
     way_out = "upgrade fedskew" if is_newer else "use the version of fedskew that wrote it"
     return UserError(

@@ -18,7 +18,7 @@ from fedskew.choose.budget import Budget, Costs, choose_plan, rung_ends
 from fedskew.choose.field import field_methods
 from fedskew.choose.progress import showing_race
 from fedskew.choose.race import Race
-from fedskew.choose.trial import MEASURES, Split
+from fedskew.choose.trial import RACE_METRICS, Split
 from fedskew.choose.trials import RaceWatcher, Trials
 from fedskew.choose.validation import hold_out, validation_fraction
 from fedskew.data import Federation, Partition, federation
@@ -136,10 +136,10 @@ def choose(
     base, split = _federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
-    if metric not in MEASURES:
+    if metric not in RACE_METRICS:
         is_score = find_metric(rank_by).score is not None
         reason = "is known only after the last round" if is_score else "a race does not record"
-        raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(MEASURES)}")
+        raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(RACE_METRICS)}")
     field = field_methods(methods)
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)

@@ -1,8 +1,8 @@
 """One trial: a run of a candidate on one split, up to some round. A later trial can continue the run from there.
 
-An exception pauses the run after the checkpoint of that round. A later trial resumes it like any interrupted run, with
-the same bits as if it had never stopped. Schedules that depend on the total number of rounds see the full number from
-the start.
+The exception `Paused` ends a trial after the checkpoint of its last round. A later trial resumes the run like any
+interrupted run, with the same bits as if it had never stopped. The configuration always has the full number of rounds,
+so schedules that depend on it do not change.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ SERVE = f"{__name__}:serve"
 Split = Callable[[Config], Federation]
 """Makes the federation of a run, for the seed in its configuration."""
 
-MEASURES = {name: METRICS[name].measure or "" for name in ("accuracy", "macro-f1", "worst-class", "balanced-accuracy")}
-"""The metrics that a race records after every round and can rank by, with the attribute of `Evaluation`."""
+RACE_METRICS = {
+    name: METRICS[name].measure or "" for name in ("accuracy", "macro-f1", "worst-class", "balanced-accuracy")
+}
+"""The metrics that a race records at every evaluation and can rank by, each with its attribute of `Evaluation`."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate to be trained on the split of a seed, until some round."""
+    """A candidate to be trained on the split of `seed`, until the round `until`."""
 
     candidate: Candidate
     seed: int
@@ -72,21 +74,22 @@ class TrialResult:
     """The results of a trial, including the rounds of earlier trials of the same run."""
 
     rounds: int
+    """Number of rounds done."""
     curves: Mapping[str, list[tuple[int, float]]]
     """The evaluated rounds and the value after each, by the name of the metric."""
     seconds: float
     """Wall-clock time of this trial, without earlier trials of the same run."""
     round_seconds: float
-    """The median time of a round."""
+    """The median time of this trial's rounds after its first, or of all the run's rounds if there are none."""
     compute: float
     """Local computation per round, as a multiple of a FedAvg round's."""
     bytes: float
     """Traffic per round, in bytes."""
     diverged: int
-    """Number of updates that were discarded because they were not finite."""
+    """Number of updates in all rounds that were discarded because they were not finite."""
 
     def score(self, rank_by: str, rounds: int, last: int) -> float:
-        """Return the mean over the last `last` of the first `rounds` rounds, because single rounds fluctuate."""
+        """Return the mean over the last `last` rounds up to round `rounds`, because single rounds fluctuate."""
         values = [value for number, value in self.curves[rank_by] if rounds - last < number <= rounds]
         return fmean(values)
 
@@ -100,16 +103,16 @@ class TrialResult:
 
 
 class Paused(Exception):
-    """The run has reached the round that was requested."""
+    """Raised in a run when it has reached the last round of the trial."""
 
 
 class _PauseAt(Callback):
-    """Pauses a run after some round, unless it is the last one, and reports every round."""
+    """Pauses a run after the round `until`, unless the run ends there, and reports every round."""
 
     def __init__(self, until: int, report: Report) -> None:
         self._until, self._report = until, report
         self.resumed_after = 0
-        """The last round of earlier trials."""
+        """The last round of earlier trials, or 0."""
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
         self.resumed_after = state.round
@@ -125,7 +128,7 @@ class _PauseAt(Callback):
 
 
 def serve(request: Message, report: Report, split: Split = shared_federation) -> Message:
-    """Run a trial in this process, on the federation that `split` makes for its configuration."""
+    """Run a trial in this process, on the training data of the federation that `split` makes."""
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
@@ -140,14 +143,14 @@ def serve(request: Message, report: Report, split: Split = shared_federation) ->
         rows = [row for row in RunFolder(folder).rounds() if row.round]
     finally:
         _free_gpu_memory()
-    return _measured(rows, pause.resumed_after, time.perf_counter() - began).to_json()
+    return _summarise(rows, pause.resumed_after, time.perf_counter() - began).to_json()
 
 
-def _measured(rows: list[RoundRow], resumed_after: int, seconds: float) -> TrialResult:
+def _summarise(rows: list[RoundRow], resumed_after: int, seconds: float) -> TrialResult:
     evaluated = [row for row in rows if row.is_evaluated]
     curves = {
         name: [(row.model_round, float(getattr(row.required_evaluation, measure))) for row in evaluated]
-        for name, measure in MEASURES.items()
+        for name, measure in RACE_METRICS.items()
     }
     # The first round after a start takes longer than a typical one.
     typical = [row.seconds for row in rows if row.round > resumed_after + 1] or [row.seconds for row in rows]

@@ -35,7 +35,7 @@ def parse_seconds(name: str, value: str | None) -> float | None:
 
 
 def job_values(settings: Settings) -> Mapping[str, Any]:
-    """The user's values by dotted key. Paths are absolute, because workers may run in another folder."""
+    """The user's values by dotted key, with an absolute `data_dir`, because workers may run in another folder."""
     values = dict(settings.values)
     if values.get("data_dir") is not None:
         values["data_dir"] = str(Path(values["data_dir"]).expanduser().absolute())
@@ -43,12 +43,12 @@ def job_values(settings: Settings) -> Mapping[str, Any]:
 
 
 def format_percent(accuracies: Sequence[float]) -> str:
-    """Format the mean in percent, with the standard deviation if there are several runs."""
+    """Format the mean in percent, without the sign, and with the standard deviation if there are several runs."""
     return str(mean_std(accuracies)) if len(accuracies) > 1 else f"{100 * accuracies[0]:.2f}"
 
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
-    """Run the jobs and show progress. Ctrl-C ends the program with one line."""
+    """Run the jobs that are not done, and show progress. Ctrl-C ends the program with one line."""
     todo = campaign.todo(jobs)
     if len(todo) < len(jobs) and not quiet:
         notice(f"{len(jobs) - len(todo)} of {len(jobs)} runs are already done")
@@ -61,9 +61,11 @@ def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
 
 
 def conclude(campaign: Campaign) -> None:
-    """List the runs that did not finish, and exit with status 1 if a run failed."""
+    """Count the runs that the time limit stopped, list those that failed, and exit with status 1 if there are any."""
     if campaign.stopped:
-        notice(f"time limit reached: {len(campaign.stopped)} runs are unfinished; repeat the command to resume")
+        count = len(campaign.stopped)
+        unfinished = "1 run is unfinished" if count == 1 else f"{count} runs are unfinished"
+        notice(f"time limit reached: {unfinished}; repeat the command to resume")
     for label, reason in campaign.failures.items():
         notice(f"failed: {label}: {reason}")
     if campaign.failures:
@@ -82,12 +84,12 @@ class JobProgress(Watcher):
 
     @property
     def rounds(self) -> int:
-        """Number of rounds of all runs so far."""
+        """Number of rounds done. A run that has ended, for whatever reason, counts in full."""
         return sum(self._rounds.values())
 
     @property
     def total_rounds(self) -> int:
-        """Number of rounds that all runs will have."""
+        """Number of rounds of all runs, as far as it is known."""
         return sum(self._total_rounds.values())
 
     @property
@@ -112,7 +114,7 @@ class JobProgress(Watcher):
         notice(line)
 
     def describe_runs(self) -> str:
-        """Return the numbers of runs that are done, failed and running, as text."""
+        """Return the numbers of runs that ended, failed and are running, as text."""
         failed = f", {self.failed} failed" if self.failed else ""
         return f"{self.done}/{self.runs} runs{failed}, {len(self._running)} running"
 
@@ -136,7 +138,7 @@ class _LogLines(JobProgress):
             self._print(f"{self.seconds:.0f} s: {self.describe_runs()}, {self.rounds}/{self.total_rounds} rounds")
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
-        if outcome.status != "stopped" or outcome.record is not None:  # a job that never started gets no line
+        if outcome.status != "stopped" or outcome.record is not None:  # a run without an evaluated round gets no line
             self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_describe_outcome(job, outcome)}")
 
     def _print(self, line: str) -> None:
@@ -168,11 +170,10 @@ class _Bar(JobProgress):
 
 
 def _describe_outcome(job: Job, outcome: Outcome) -> str:
-    if outcome.status == "failed":
-        return f"{job.label}: failed: {outcome.reason}"
+    """Describe how a run failed, or the results that it recorded."""
     record = outcome.record
     if record is None:
-        return f"{job.label}: stopped before its first evaluation"
+        return f"{job.label}: failed: {outcome.reason}"
     accuracy = f"best {100 * record.summary().best.accuracy:.2f} %, last {100 * record.curve[-1][1]:.2f} %"
     stopped = "" if outcome.status == "finished" else "stopped, "
     rounds = f"{record.rounds} round{'s' if record.rounds != 1 else ''}"

@@ -1,4 +1,4 @@
-"""Write `model.py`, the code of a built-in model in one file that needs PyTorch and safetensors, but not fedskew."""
+"""The text of `model.py`: a built-in model's code in one file that needs PyTorch and safetensors, but not fedskew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def load(folder: str | Path = HERE) -> RawInputs:
-    """Load the trained model on the CPU, in eval mode. Its `.model` expects samples already scaled and normalised."""
+    """Load the trained model on the CPU, in eval mode. It takes raw samples, and its `.model` takes normalised ones."""
     about = json.loads((Path(folder) / "model.json").read_text(encoding="utf-8"))
     form = about["inputs"]
     data = DataShape(tuple(form["shape"]), len(about["classes"]), form["vocabulary"])
@@ -65,7 +65,10 @@ _IMPORTS_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfro
 def model_source(
     name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False, head: str = "auto"
 ) -> str:
-    """Return the file for model `name`, optionally with code for texts or rows, and with concatenated encoders."""
+    """Return the text of the file for model `name`, if requested with code that encodes texts or rows.
+
+    `encoders` is the number of encoders that the model concatenates, or 0. `head` is the run's setting.
+    """
     factory = MODELS[name].factory
     replaces_head = head in heads.HEADS
     modules = [
@@ -86,7 +89,7 @@ def model_source(
     lines = (
         f'"""The model {name!r}, trained with fedskew {__version__}. `load()` returns it. Apache-2.0."""',
         "from __future__ import annotations",
-        _imports([node for part in (_Source(_IMPORTS), *parts) for node in part.imports]),
+        _merge_imports([node for part in (_Source(_IMPORTS), *parts) for node in part.imports]),
         *(f"\n# {part.title}\n\n\n{part.body}" for part in parts),
         f"\n# Loading the trained model\n{ending}",
     )
@@ -101,7 +104,7 @@ def _side_by_side() -> _Source:
 
 
 class _Source:
-    """A module's source, split into title, imports and body."""
+    """A module's source, split into title, imports and body. Imports of fedskew are dropped."""
 
     def __init__(self, text: str) -> None:
         tree = ast.parse(text)
@@ -118,6 +121,7 @@ def _package(node: ast.Import | ast.ImportFrom) -> str:
 
 
 def _remove_statements(text: str, statements: Iterable[ast.stmt]) -> str:
+    """Empty the lines of these statements."""
     lines = text.splitlines()
     for node in statements:
         for number in range(node.lineno - 1, node.end_lineno or node.lineno):
@@ -125,7 +129,7 @@ def _remove_statements(text: str, statements: Iterable[ast.stmt]) -> str:
     return "\n".join(lines).strip()
 
 
-def _imports(nodes: Iterable[ast.Import | ast.ImportFrom]) -> str:
+def _merge_imports(nodes: Iterable[ast.Import | ast.ImportFrom]) -> str:
     """Merge imports into one statement per module, the standard library first."""
     modules: set[str] = set()
     names: dict[str, set[str]] = {}

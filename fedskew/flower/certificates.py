@@ -1,6 +1,6 @@
 """X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients accept.
 
-Python 3.13 refuses certificates without key identifiers and key usage, so these certificates have such extensions.
+Python 3.13 refuses certificates without the extensions for key identifiers and key usage, so these have them.
 Flower accepts node keys in OpenSSH's format, on a NIST curve.
 """
 
@@ -27,9 +27,10 @@ _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
 """A certificate should be renewed if it expires within this time."""
 _CLOCK_SKEW = timedelta(minutes=5)
-"""A certificate's validity begins this long before now, because the clocks of the machines differ."""
+"""A certificate is valid from this long before it is made, because the clocks of the machines may differ."""
 
 Key = ec.EllipticCurvePrivateKey
+"""A private key."""
 
 
 def new_key() -> Key:
@@ -72,7 +73,7 @@ def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Ke
 
 
 def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str], days: int) -> tuple[bytes, bytes]:
-    """Issue a server's certificate for these names and addresses. Return it with its key."""
+    """Issue a server's certificate for these names and addresses. Return it and its private key as PEM."""
     key = new_key()
     builder = _builder(_name("fedskew test server"), authority.subject, key.public_key(), days)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
@@ -108,7 +109,7 @@ def days_left(certificate: bytes) -> float:
 
 
 def server_days_left(certificate: bytes, key: bytes, authority: bytes) -> float:
-    """`days_left` of a server's certificate. Raise ValueError if key or authority do not belong to it."""
+    """`days_left` of a server's certificate. Also raise ValueError if key or authority does not belong to it."""
     loaded = x509.load_pem_x509_certificate(certificate)
     if load_pem_private_key(key, password=None).public_key() != loaded.public_key():
         raise ValueError("the key does not belong to the certificate")
@@ -120,6 +121,7 @@ def server_days_left(certificate: bytes, key: bytes, authority: bytes) -> float:
 
 
 def is_address(host: str) -> bool:
+    """Whether the host is an IP address, not a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

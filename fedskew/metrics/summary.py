@@ -32,9 +32,10 @@ class MeanStd(NamedTuple):
 
     mean: float
     std: float
-    """NaN if there is only one value."""
+    """NaN if it is unknown, because there is only one value."""
 
     def __str__(self) -> str:
+        """Format in percent, with two digits."""
         return self.in_percent(2)
 
     def in_percent(self, digits: int) -> str:
@@ -104,7 +105,7 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 
 def population_mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the population standard deviation, as in the papers' code."""
+    """Return the mean and the population standard deviation, which the papers' code uses. It is 0 for one value."""
     sample = mean_std(values)
     spread = 0.0 if len(values) == 1 else sample.std * math.sqrt((len(values) - 1) / len(values))
     return MeanStd(sample.mean, spread)

@@ -1,4 +1,4 @@
-"""The content of a report: a verdict and sections for each setting, and an overview if there are several."""
+"""The content of a report: a chapter for each race and each setting, and an overview if there are several settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MAX_SETTINGS = 4
-"""Settings are shown in detail up to this number. With more, the report has only the overview."""
+"""Up to this many settings get a chapter each. More settings are shown only in the overview."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Document:
 
 
 def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFAULT_METRIC) -> Document:
-    """Build the report of these runs. The section on features takes a few seconds per method and needs the data."""
+    """Build the report of these runs and races. The section on features takes seconds per method and needs the data."""
     found = comparisons(loaded.runs, rank_by)
     has_several = len(found) > 1
     detailed = found if len(found) <= MAX_SETTINGS else []
@@ -88,7 +88,7 @@ def _race_chapter(race: RaceRecord, number: int) -> Chapter:
 
 
 def _chapter(comparison: Comparison, number: int | None, with_features: bool) -> Chapter:
-    """Build a chapter. Only chapters of several settings have a number."""
+    """Build the chapter of a setting. `number` makes its keys unique, and is None if there is only one setting."""
     sections = [
         results(comparison),
         curves(comparison),
@@ -110,7 +110,7 @@ def _chapter(comparison: Comparison, number: int | None, with_features: bool) ->
 
 
 def _with_unique_keys(section: Section, prefix: str) -> Section:
-    """Prefix the keys, to make them unique if several settings are on one page."""
+    """Prefix the keys, to make them unique if several chapters are on one page."""
     figures = [
         replace(
             figure,

@@ -75,6 +75,12 @@ def test_time_may_be_up(cli, grid: Path) -> None:
     assert "4 runs are unfinished; repeat the command to resume" in outcome.err
 
 
+def test_time_may_be_up_for_one_run(cli, grid: Path) -> None:
+    grid.write_text(GRID.replace("[fedavg, fedprox]", "[fedavg]").replace("[0.05, 0.1]", "[0.05]"))
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--time-limit", "0.0001", "--json")
+    assert "1 run is unfinished; repeat the command to resume" in outcome.err
+
+
 @pytest.mark.parametrize("example", EXAMPLES["sweep"])
 @pytest.mark.slow
 def test_the_examples_of_the_help_work(cli, grid: Path, example: str) -> None:

@@ -1,4 +1,4 @@
-"""The local steps of a stack of clients: what a step computes, and the program that repeats it over static memory.
+"""The local steps of a stack of clients: what a step computes, and the program that repeats it in fixed memory.
 
 The model is one program over all clients (`stacked_layers`), and `torch.func.vmap` lifts the objective of one client.
 One backward pass of the sum of all losses gives every client its gradient.
@@ -32,20 +32,21 @@ from fedskew.randomness import fold
 
 @dataclass(frozen=True)
 class Batches:
-    """One batch per client, and what else the objective uses. Every tensor has a leading axis of clients."""
+    """One batch per client, and what else the objective uses. The first axis of every tensor is that of the clients."""
 
     x: Tensor
     y: Tensor
     valid: Tensor | None
     """[K, B]: False for rows of padding. None if there is no padding."""
     keys: Tensor
+    """[K]: the random key of each client's step."""
     label_counts: Tensor
     state: Tensors
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The directions, statistics and losses of one step, for each client."""
+    """The results of one step, for each client: direction, new buffers, loss and tally."""
 
     direction: Tensors
     buffers: Tensors
@@ -56,9 +57,9 @@ class StepResult:
 def compute_step(
     network: Network, work: RoundWork, batches: Batches, params: Tensors, buffers: Tensors, samples: Tensor
 ) -> StepResult:
-    """Compute each client's descent direction on its batch.
+    """Compute each client's direction on its batch: its gradient, or what the solver makes of it.
 
-    `samples` are any inputs, on which `Network.mixes_rows` tests whether frozen models need a batch per client.
+    `samples` are any inputs. `Network.mixes_rows` uses them to test whether frozen models need one batch per client.
     """
     frozen = _FrozenModels(network, work, batches, samples).outputs()
     return _Descent(network, work, batches, frozen, buffers).at(params)
@@ -68,7 +69,7 @@ def compute_step(
 def finish_clients(
     work: RoundWork, params: Tensors, steps: Tensor, label_counts: Tensor, state: Tensors, closing: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """Return what each client sends besides its model, and its next state. Its last step and closing pass are done."""
+    """Return what each client sends besides its model, and its next state. Call this after its closing pass."""
     local = work.local
 
     def finish(
@@ -82,7 +83,7 @@ def finish_clients(
 
 
 class _FrozenModels:
-    """The frozen models whose outputs the objective uses."""
+    """The frozen models whose outputs the objective uses, called its companions."""
 
     def __init__(self, network: Network, work: RoundWork, batches: Batches, samples: Tensor) -> None:
         self._network, self._work, self._batches, self._samples = network, work, batches, samples
@@ -110,7 +111,7 @@ class _FrozenModels:
         return {kind: t.view(*self._batches.x.shape[:2], *t.shape[2:]) for kind, t in outputs.items()}
 
     def _stack(self, tensors: Tensors, one_client: Tensors) -> Tensors:
-        """Repeat the tensors that all clients share, which have no axis of clients yet."""
+        """Repeat the tensors that all clients share. They have no axis of clients, as `one_client` shows."""
         clients = len(self._batches.x)
         return {n: t if t.dim() > one_client[n].dim() else t.expand(clients, *t.shape) for n, t in tensors.items()}
 
@@ -237,7 +238,7 @@ class _AllClients(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class SlotStep:
-    """One local step of all slots, from static memory to static memory."""
+    """One local step of all slots, in fixed memory. A slot is a place in the stack for one client after another."""
 
     network: Network
     work: RoundWork
@@ -276,7 +277,7 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters: one by one on a CPU or with a kernel, else whole rows of memory at once."""
+        """Update the parameters: tensor by tensor on a CPU or with a kernel, else whole rows of memory at once."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
         flat_direction = direction if by_tensor else layout.flat(direction)
@@ -294,7 +295,7 @@ class SlotStep:
 
 @dataclass(frozen=True)
 class Staging:
-    """Gathers, augments and normalises the batches of the next steps at once."""
+    """Gathers, augments and normalises the batches of the next steps, all at once."""
 
     data: DeviceSamples
     channels_last: bool
@@ -314,7 +315,7 @@ class Staging:
 class Program:
     """Staging and step for one number of slots and one batch width. The step has two forms: with and without padding.
 
-    This class calls them directly. GPUs use `GraphProgram` instead.
+    This class calls them directly. On a GPU, `GraphProgram` is used instead.
     """
 
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:
@@ -362,7 +363,7 @@ class Program:
         self._staging_by_window[window % self.windows](len(plan["steps"]))
 
     def run(self, position: int, full: bool) -> None:
-        """Take a step on the batches at this position of the window."""
+        """Take a step on the batches at this position of the window. `full` chooses the form without padding."""
         self._step_by_form[full](position)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:

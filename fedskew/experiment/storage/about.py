@@ -1,6 +1,7 @@
 """The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-It is for readers who do not have the data. Repeating or resuming the run does not need it.
+It is for readers who do not have the data, and for the export of the model. Repeating or resuming the run does not need
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
 MAX_LISTED_CLIENTS = 10_000
-"""With more clients, label counts are not written as JSON, because reading a million lists takes seconds."""
+"""With more clients, label counts are not written as JSON, because reading so many lists can take seconds."""
 
 
 def about(prepared: Prepared) -> dict[str, Any]:
@@ -43,7 +44,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """Describe a federation. Label counts of sites on other machines are left out: only the sites know them."""
+    """Describe a federation. Label counts of sites on other machines are left out, because only the sites know them."""
     names = federation.partition.get("names")
     clients: dict[str, Any] = {"sites": names} if names else {"label_counts": _label_counts(federation)}
     if federation.client_names:
@@ -88,7 +89,7 @@ def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -
 
 
 def command() -> str:
-    """The command line that started this process, without secrets. It has the program's name, not its path."""
+    """The command line that started this process, without Flower's token and without the path of the program."""
     program = os.path.basename(sys.argv[0]) if sys.argv and sys.argv[0] else "python"
     program = "python -m fedskew" if program == "__main__.py" else shlex.quote(program)
     return " ".join([program, *map(shlex.quote, _without_secrets(sys.argv[1:]))])
@@ -100,18 +101,20 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 
 def versions() -> Mapping[str, str]:
+    """The versions of Python, fedskew and the `PACKAGES` that have metadata."""
     from fedskew import __version__  # it is not set yet when this module is imported
 
     found = {"python": platform.python_version(), "fedskew": __version__}
     for package in PACKAGES:
         try:
             found[package] = version(package)
-        except PackageNotFoundError:  # an extra that is not installed
+        except PackageNotFoundError:  # a copy without metadata
             continue
     return found
 
 
 def machine(device: str) -> Mapping[str, str]:
+    """Describe this machine. `gpu` is the name of the first GPU in `device`."""
     found = {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _processor(),
