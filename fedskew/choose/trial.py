@@ -128,7 +128,7 @@ class _PauseAt(Callback):
 
 
 def serve(request: Message, report: Report, split: Split = shared_federation) -> Message:
-    """Run a trial in this process, on the training data of the federation that `split` makes."""
+    """Run a trial in this process. It uses only the training data of the federation that `split` makes."""
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))

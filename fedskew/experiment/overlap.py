@@ -85,7 +85,7 @@ class SettledRound:
 
 
 class OverlappingRounds:
-    """Runs the rounds of one run. A round begins before its predecessor is recorded, if rounds are short."""
+    """Runs the rounds of one run. If rounds are short, each begins before its predecessor is recorded."""
 
     def __init__(self, server: Server, recorder: Recorder) -> None:
         self._server, self._recorder = server, recorder
@@ -153,7 +153,10 @@ class OverlappingRounds:
         return OptimisticOutcome(model, self._server.state_after(plan, state.clients, model))
 
     def _plan_next(self, launched: LaunchedRound) -> None:
-        """Plan the next round while the device is busy, if its state is known. It is used if the outcome holds."""
+        """Plan the next round while the device is busy, if the state after this one is known.
+
+        The plan is used only if the optimistic outcome proves right.
+        """
         after = launched.optimistic.after if launched.optimistic else None
         stage = None if after is None else self._server.next_stage(after)
         if after is None or stage is None:

@@ -41,9 +41,9 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
     fedskew federate run .
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
-resumes it. The settings for how long and for how many sites the server waits may change. Most others must be as at the
-first start, when `federation.json` in the run's folder saved the federation's settings. If such a setting differs, the
-command refuses and names it.
+resumes it. The settings for how long and for how many sites the server waits may change. Most others must not.
+The run's folder keeps the federation's settings of the first start in `federation.json`. If a setting differs that must
+not, the command refuses and names it.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

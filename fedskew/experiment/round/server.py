@@ -92,7 +92,7 @@ class Server:
         return self._runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
-        """Use the engine that the run started with, because `auto` might choose another one now. Other choices stay."""
+        """If the engine is `auto`, use the one that the run started with. `auto` might choose another one now."""
         if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
             return
         self._runtime.engine.close()
