@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.__main__ import main
+from fedskew.cli.commands import INTERRUPTED
+
 HEAVY = ("torch", "numpy", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "asyncio")
 UNUSED_IN_A_RUN = (
     "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "plotly", "jinja2", "sympy", "triton", "torch._dynamo",
@@ -57,3 +60,18 @@ def test_the_first_line_of_a_run_says_what_begins(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first = done.stderr.splitlines()[0]
     assert first == "fedavg on digits, 5 clients, dnn: 2 rounds, engine stacked, cpu, float32"
+
+
+class Interrupt:
+    """Behaves as if the user pressed Ctrl-C while the commands are imported."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "fedskew.cli.app":
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_command_loads_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("fedskew.cli", "fedskew.cli.app"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
+    assert main() == INTERRUPTED
