@@ -154,9 +154,10 @@ class Federation:
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
     def hold_out(self, fraction: float) -> Federation:
-        """Hold out a share of each client's samples of each class as the client's own test samples."""
-        if self.dataset.train.y.ndim > 1:
-            raise UserError("clients cannot hold out samples with several labels; expected one class each")
+        """Hold out a share of each client's samples of each class as the client's own test samples.
+
+        With several labels per sample, the groups of `Task.groups` take the place of the classes.
+        """
         held = self.draw_held_out(fraction, self.seed, "client test")
         if not held.any():
             raise UserError(

@@ -44,19 +44,25 @@ class SiteScore:
 
 
 def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
-    """Score the probabilities [samples, classes] of samples of the classes `true`.
+    """Score the probabilities [samples, classes] of samples of the classes `true`, or with the labels `true`.
 
     Of two classes, the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is given.
     """
-    accuracy = float((probabilities.argmax(axis=1) == true).mean())
+    accuracy = float(correct_shares(probabilities, true).mean())
     if not np.isfinite(probabilities).all():
         return SiteScore(len(true), accuracy)
-    positive = positive_of_two(probabilities.shape[1], positive)
+    positive = None if true.ndim > 1 else positive_of_two(probabilities.shape[1], positive)
     auroc, deviation = _auroc(probabilities, true, _scored_classes(probabilities.shape[1], positive))
     reliability = Reliability.from_sums(reliability_sums(probabilities, true, positive))
     brier = brier_sum(probabilities, true) / len(true)
     low, high = interval(auroc, deviation)
     return SiteScore(len(true), accuracy, auroc, low, high, brier, reliability.calibration_error)
+
+
+def correct_shares(probabilities: Floats, true: Ints) -> Floats:
+    """Return 1 for each sample that is classified correctly, or its share of correct labels if it has several."""
+    correct = (probabilities > 0.5) == (true == 1) if true.ndim > 1 else (probabilities.argmax(axis=1) == true)[:, None]
+    return np.asarray(correct.mean(axis=1), np.float64)
 
 
 def score_site_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
@@ -115,7 +121,7 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
     """
     areas, components = [], np.zeros(len(true))
     for c in classes:
-        inside = true == c
+        inside = true[:, c] == 1 if true.ndim > 1 else true == c
         m, n = int(inside.sum()), int((~inside).sum())
         if not m or not n:
             continue

@@ -89,6 +89,25 @@ def test_metrics_are_scikit_learns() -> None:
     assert evaluation.log_loss == pytest.approx(log_loss.item(), rel=1e-5)
 
 
+def test_clients_hold_out_samples_to_test_on() -> None:
+    federation = findings_federation()
+    result = fs.run(federation, "fedavg", rounds=4, local_epochs=3, lr=0.1, client_test=0.25)
+    tests = result.history[-1].client_tests
+    assert tests is not None
+    held = federation.hold_out(0.25)
+    for client, rows in enumerate(held.held_out):
+        assert not np.isin(rows, held.indices[client]).any()
+        samples = federation.dataset.train.select(rows)
+        with torch.no_grad():
+            probabilities = result.model(torch.tensor(samples.x)).double().sigmoid().numpy()
+        score = result.site_scores[federation.client_labels[client]]
+        assert score.accuracy == tests["accuracy"][client] == pytest.approx(((probabilities > 0.5) == samples.y).mean())
+        known = [c for c in range(4) if 0 < samples.y[:, c].sum() < len(samples)]
+        aurocs = [roc_auc_score(samples.y[:, c], probabilities[:, c]) for c in known]
+        assert score.auroc == (pytest.approx(np.mean(aurocs)) if aurocs else None)
+        assert score.brier == pytest.approx(((probabilities - samples.y) ** 2).mean(), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", sorted(METHODS.keys() - set(FITTING)))
 def test_methods_with_a_softmax_are_refused_by_name(name: str) -> None:
     with pytest.raises(UserError, match=f"method '{name}' needs one class per sample.*expected .*fedavg") as error:

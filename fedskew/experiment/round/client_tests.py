@@ -8,14 +8,13 @@ client.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.federation import Federation
 from fedskew.engine import Evaluator, ModelState
-from fedskew.metrics.site_scores import SiteScore, score_site
+from fedskew.metrics.site_scores import SiteScore, correct_shares, score_site
 
 ModelFor = Callable[[int], ModelState]
 """Returns the model to evaluate for a client."""
@@ -52,7 +51,7 @@ class ClientTests:
         """Measure the accuracy of each client's own model on its held-out samples."""
         found: list[float | None] = [None] * self._federation.clients
         for client in self._rows if clients is None else clients:
-            correct = self._are_correct(model_for(client), self._rows[client])
+            correct = self._correct_shares(model_for(client), self._rows[client])
             found[client] = float(correct.mean())
         return found
 
@@ -71,12 +70,12 @@ class ClientTests:
         if not clients:
             return found
         parts = [self._rows[client] for client in clients]
-        correct = self._are_correct(model, np.concatenate(parts))
+        correct = self._correct_shares(model, np.concatenate(parts))
         for client, part in zip(clients, np.split(correct, np.cumsum([len(rows) for rows in parts])[:-1]), strict=True):
             found[client] = float(part.mean())
         return found
 
-    def _are_correct(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _correct_shares(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Return 1 for each sample that is classified correctly, or its share of correct labels if it has several."""
         probabilities, true = self._evaluator.probabilities(model, rows)
-        correct: npt.NDArray[Any] = (probabilities.argmax(dim=1) == true).cpu().numpy()
-        return correct
+        return correct_shares(probabilities.cpu().numpy(), true.cpu().numpy())
