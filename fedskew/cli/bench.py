@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedskew.lab.benchmark.results import Results
     from fedskew.lab.benchmark.run import ShowProgress
 
-_MIN_WIDTH = 140
+_MIN_WIDTH = 170
 """The least number of characters per line. In a narrower table, numbers would be cut off."""
 
 

@@ -11,6 +11,7 @@ import pytest
 from fedskew.cli.app import EXAMPLES
 
 RUN = ("run", "--rounds", "1", "--clients", "4", "--local-epochs", "1", "--quiet", "--out", "runs/first")
+PERSONAL = (*RUN[:-1], "runs/personal", "--method", "fedper", "--client-test", "0.2")
 
 
 @pytest.mark.parametrize("example", EXAMPLES["export"])
@@ -18,13 +19,14 @@ def test_an_example_is_in_the_help_and_works(example, cli):
     if "onnx" in example and find_spec("onnxscript") is None:
         pytest.skip("the extra [onnx] is not installed")
     assert example in cli("export", "--help").out
-    assert cli(*RUN).status == 0
-    outcome = cli(*shlex.split(example)[1:])
+    assert cli(*(PERSONAL if "runs/personal" in example else RUN)).status == 0
+    words = shlex.split(example)[1:]
+    outcome = cli(*words)
     assert outcome.status == 0
     assert outcome.err == ""
     for name in ("README.md", "model.json", "model.py", "model.safetensors"):
         assert name in outcome.out
-        assert (Path("model") / name).is_file()
+        assert (Path(words[words.index("-o") + 1]) / name).is_file()
 
 
 def test_json_lists_the_files(cli):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from method_cases import slow
 from torch import nn
 
 import fedskew as fs
@@ -72,8 +73,13 @@ def test_only_adapters_norms_and_head_are_trained() -> None:
     assert trained == adapters | norms | {"head.weight", "head.bias"}
 
 
-@pytest.mark.parametrize("model", ["dnn", "resnet8"])
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedvls+fedavgm"])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("fedavg", "dnn"), ("scaffold", "dnn"), ("fedvls+fedavgm", "dnn"), ("fedavg", "resnet8"),
+        *slow(("scaffold", "resnet8"), ("fedvls+fedavgm", "resnet8")),
+    ],
+)  # fmt: skip
 def test_engines_agree(fed: fs.Federation, model: str, method: str) -> None:
     runs = [
         fs.run(fed, method, model, train="lora", lora_rank=2, engine=engine, precision="float64", **SETTINGS)
