@@ -1,4 +1,5 @@
 # `make demo` and `make test` are for everyone; each sets up .venv first, and a second call starts at once.
+# The demo installs fedskew as a user does, and the tests all tools and extras.
 # `make test` runs one method for each kind of hook on each engine. `make test-all` runs the full matrix.
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
@@ -10,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process that a test s
 
 .PHONY: demo test test-all lint style docs clean
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.demo
 	$(RUN) fedskew demo
 
 # A worker takes one file after another, longest first (tests/conftest.py), so that a file's fixtures are made once.
@@ -40,13 +41,22 @@ docs: $(VENV)/.ready
 
 # A new pip resolves the requirements in half the time of the one in Python 3.11. Bytecode is left to the first import.
 # torch is installed first and pinned: resolved along with the rest, pip may take another build of it.
+define install
+	@$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'fedskew needs Python 3.11 or newer: make PYTHON=python3.11')"
+	@echo "Installing fedskew and $(1) in $(VENV). The first time, this takes a minute or more."
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) "$(TORCH)"
+	@$(INSTALL) "$(TORCH)" -e ".[$(2)]"
+	@touch $(VENV)/.demo
+endef
+
+$(VENV)/.demo: pyproject.toml
+	$(call install,what the demo needs,report)
+
 $(VENV)/.ready: pyproject.toml
-	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'fedskew needs Python 3.11 or newer: make PYTHON=python3.11')"
-	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --upgrade pip
-	$(INSTALL) "$(TORCH)"
-	$(INSTALL) "$(TORCH)" -e ".[dev]"
-	touch $@
+	$(call install,the development tools,dev)
+	@touch $@
 
 clean:
 	rm -rf $(VENV)
