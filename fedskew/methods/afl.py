@@ -11,7 +11,9 @@ code joins two clients at a time, which gives the same matrix. z are the feature
 should be pretrained (`--init`). The head has no bias: a bias of the model becomes 0. If a feature is always zero, or if
 two features are the same, C − KγI has no inverse. The pseudo-inverse then gives the head of least norm.
 
-Sent to the server: W_k and C_k, once. C_k W_k is the sum of the features per class.
+Sent to the server: W_k and C_k, once. C_k W_k has the sums s_c of the features per class. If the features of
+the client's samples are linearly independent, as with few samples, its label counts follow: n_c = s_cᵀ(C_k − γI)⁺ Σ s.
+Otherwise this is an estimate.
 Extra compute: one forward pass of each sample, one linear system per client, and no training.
 """
 
@@ -37,7 +39,7 @@ class AnalyticHead(ClosedFormHead):
     """γ, which makes each client's linear system solvable. The result does not depend on it."""
 
     sends = "least-squares head and Gram matrix of the features, once"
-    reveals: ClassVar[Reveals] = "label presence, prototypes, feature covariance"
+    reveals: ClassVar[Reveals] = "label counts, prototypes, feature covariance"
 
     def __post_init__(self) -> None:
         expect(self.gamma > 0, "gamma", self.gamma, "a number > 0")

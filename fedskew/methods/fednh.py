@@ -101,9 +101,10 @@ class SmoothedPrototypes(ServerRule):
         if name is None:
             return updates.mean(), state
         counts = updates.uplink["class_counts"].to(sent[name]).unsqueeze(-1)
+        present = counts.sum(dim=0) > 0
         mean = normalize((counts * updates.uplink["class_directions"]).sum(dim=0), dim=-1)
         moved = normalize(self.rho * sent[name] + (1 - self.rho) * mean, dim=-1)
-        return {**updates.mean(), name: moved.to(sent[name])}, state
+        return {**updates.mean(), name: torch.where(present, moved.to(sent[name]), sent[name])}, state
 
 
 register(

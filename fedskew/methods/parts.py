@@ -66,7 +66,6 @@ Reveals = Literal[
     "label counts",
     "label presence, prototypes",
     "label counts, prototypes",
-    "label presence, prototypes, feature covariance",
     "label counts, prototypes, feature covariance",
     "all labels",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ import torch
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.methods import make_method
+from fedskew.methods.afl import AnalyticHead
+from fedskew.methods.parts import Client, Outputs, Seen, Trained
 from fedskew.models import Classifier, DataShape, make_model
 
 Array = npt.NDArray[np.float64]
@@ -141,6 +144,21 @@ def test_bf16_is_replaced_by_float32(method: str, model: Classifier) -> None:
     )
     assert coarse.config.precision == "float32"
     assert coarse.evaluation == exact.evaluation
+
+
+def test_what_afls_clients_send_reveals_label_counts() -> None:
+    """So AFL must declare them. The vector v has zᵀv = 1 for every sample, because the features are independent."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.tensor([0, 0, 0, 2, 2, 3])
+    z = torch.randn(6, 8, dtype=torch.float64, generator=generator)
+    method, client = AnalyticHead(gamma=0.5), Client(torch.bincount(y, minlength=4), {})
+    opening = method.opening(Seen(Outputs(z[:, :4], z), y, torch.zeros(6)), client)
+    sent = method.uplink(Trained({}, torch.ones(()), 0.1, 0.0, {}), replace(client, opening=opening))
+    sums = sent["regularised_gram"] @ sent["own_head"]
+    gram = sent["regularised_gram"] - 0.5 * torch.eye(8, dtype=torch.float64)
+    v = torch.linalg.pinv(gram, hermitian=True, rtol=1e-10) @ sums.sum(dim=1)
+    torch.testing.assert_close(sums.T @ v, client.label_counts.double(), rtol=0, atol=1e-8)
+    assert "label counts" in AnalyticHead.reveals
 
 
 def test_mistakes_are_one_line() -> None:

@@ -109,7 +109,7 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
         "label_distance": "label skew",
         "class_counts": "label counts, prototypes",
         "gram": "label counts, prototypes, feature covariance",
-        "regularised_gram": "label presence, prototypes, feature covariance",
+        "regularised_gram": "label counts, prototypes, feature covariance",
     }
     sent = next((told[key] for key in uplinks if key in told), "nothing")
     learned = "all labels" if pooled else "label counts" if surveyed else sent

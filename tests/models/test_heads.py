@@ -166,6 +166,17 @@ def test_fednh_moves_prototypes_towards_the_class_means() -> None:
     np.testing.assert_allclose(moved[1], sent[1].numpy(), rtol=0, atol=1e-12, err_msg="no participant has the class")
 
 
+def test_fednh_keeps_the_prototype_of_an_absent_class_even_without_smoothing() -> None:
+    sent = torch.eye(2, 3, dtype=torch.float64)
+    uplink = {
+        "class_counts": torch.tensor([[3, 0]]),
+        "class_directions": torch.tensor([[[0.0, 0, 1], [0, 0, 0]]]).double(),
+    }
+    updates = Updates({"head.directions": sent.unsqueeze(0)}, torch.ones(1, dtype=torch.float64), uplink, 0.1, 1.0)
+    moved = SmoothedPrototypes(rho=0.0).aggregate({"head.directions": sent}, updates, {})[0]["head.directions"]
+    assert moved.tolist() == [[0, 0, 1], [0, 1, 0]]
+
+
 def test_fednhs_clients_do_not_train_the_prototypes(fed: fs.Federation) -> None:
     run = fs.run(fed, "fednh", "dnn", method_params={"rho": 1.0}, weight_decay=0.01, **SETTINGS)
     start, end = make_model("dnn", DIGITS, 0, "cosine").state_dict(), run.model.state_dict()
