@@ -84,9 +84,15 @@ def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: 
 def private_change(
     trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
 ) -> Tensors:
-    """Return the trained parameters, with their change from `start` clipped, and with noise in every entry."""
+    """Return the trained parameters, with their change from `start` clipped, and with noise in every entry.
+
+    A change with a number that is not finite counts as no change. It has no norm to clip by, and a server can cause it:
+    if it sends -inf as one bias, all other entries stay finite.
+    """
     change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
+    if not math.isfinite(norm):
+        change, norm = {name: torch.zeros_like(c) for name, c in change.items()}, 0.0
     scale = min(1.0, clip / norm) if norm > 0 else 1.0
     return {
         name: (start[name].double() + scale * c + deviation * torch.randn(c.shape, generator=noise, dtype=c.dtype)).to(

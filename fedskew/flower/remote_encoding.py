@@ -19,6 +19,8 @@ _MAX_CATEGORIES = 10_000
 """The most categories of a column that a site may report."""
 _LONGEST_CATEGORY = 1_000
 """The most characters of a category."""
+_LARGEST_MOMENT = 1e150
+"""The largest mean and deviation that a site may report. If their squares overflowed, one site could end the run."""
 _NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
 _CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
 
@@ -83,9 +85,13 @@ def _read_column(found: Any, column: ColumnEncoding, most_samples: int) -> Colum
     counts, moments = [found["count"], found["missing"]], [found["mean"], found["correction"], found["squares"]]
     if not all(map(is_count, counts)) or sum(counts) > most_samples:
         raise Garbled(f"its counts of column {column.name!r} are impossible")
-    if not all(isinstance(value, float) and math.isfinite(value) for value in moments) or found["squares"] < 0:
+    if not all(isinstance(value, float) and math.isfinite(value) for value in moments) or not _are_possible(*moments):
         raise Garbled(f"its moments of column {column.name!r} are impossible")
     return NumberSums(**found)
+
+
+def _are_possible(mean: float, correction: float, squares: float) -> bool:
+    return max(abs(mean), abs(correction)) <= _LARGEST_MOMENT and 0 <= squares <= _LARGEST_MOMENT**2
 
 
 def _read_categories(found: Facts) -> CategorySums:

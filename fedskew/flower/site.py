@@ -177,9 +177,10 @@ class Site:
             "round": model_round,
             "start": digest(payload),
             "visits": int(result.visits[0]),
-            "finite": bool(np.isfinite(loss)),
+            # With local noise, the update is finite in any case, and whether the loss is depends on the data.
+            "finite": facts["noise"] is not None or bool(np.isfinite(loss)),
         }
-        if facts["share_loss"] and reply["finite"]:
+        if facts["share_loss"] and np.isfinite(loss):
             reply["loss"] = loss
         if test_results is not None:
             reply["tests"] = test_results

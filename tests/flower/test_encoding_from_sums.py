@@ -235,6 +235,8 @@ def test_too_few_sums_end_the_run_with_the_reasons(folder: Path, tmp_path: Path)
         (0, {"count": 10**8}, "its counts of column 'age' are impossible"),
         (0, {"mean": float("nan")}, "its moments of column 'age' are impossible"),
         (1, {"squares": -1.0}, "its moments of column 'serial' are impossible"),
+        (0, {"mean": 1e200}, "its moments of column 'age' are impossible"),
+        (1, {"squares": 1e307}, "its moments of column 'serial' are impossible"),
         (1, {"name": "age"}, "its sums of column 'serial' have another form"),
         (2, {"rows": [1, 2]}, "its sums of column 'lactate' have another form"),
         (3, {"categories": [["a"]]}, "its categories of column 'ward' are impossible"),

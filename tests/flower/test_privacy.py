@@ -162,6 +162,30 @@ def test_local_noise_is_there_before_anything_leaves(data: Path, split: Federati
     assert result.history[1].privacy["epsilon"] == epsilon(1, 10.0, 1e-5, sensitivity=2.0)
 
 
+def test_a_model_with_an_infinity_does_not_make_a_site_skip_the_clip(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """-inf as the bias of one class makes the norm of the change NaN, while all other gradients are finite."""
+    asked: list[Facts] = []
+
+    def keep(site: str, request: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        asked.extend([request] if (site, request["kind"]) == ("site-0", "train") else [])
+        return facts, answer
+
+    own = {"privacy": "local", "clip": 1e-4, "noise": 10.0, **SECRET}
+    here = case(tmp_path, split, data, settings("fedavg", rounds=1), keep, **own)
+    model = run_federation(here.grid, here.context).model.state_dict()
+    bias = list(model)[-1]
+    model[bias][0] = -math.inf
+    payload = to_bytes({f"sent:params/{name}": t for name, t in model.items()})
+    reply, answer = here.grid._sites[1000][1].answer(asked[0], payload)
+    trained = {name.partition("/")[2]: t for name, t in from_bytes(answer).items()}
+    moved = torch.cat([(trained[name] - t).flatten() for name, t in model.items() if name != bias])
+    assert float(moved.std()) == pytest.approx(1e-3, rel=0.05)
+    assert float(moved.abs().max()) < 1e-2
+    assert reply["finite"], "whether the loss is finite would reveal without noise whether the site has that class"
+
+
 @pytest.mark.parametrize(
     ("method", "changed", "line"),
     [
