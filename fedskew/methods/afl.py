@@ -13,7 +13,7 @@ two features are the same, C − KγI has no inverse. The pseudo-inverse then gi
 
 Sent to the server: W_k and C_k, once. C_k W_k has the sums s_c of the features per class. If the features of
 the client's samples are linearly independent, as with few samples, its label counts follow: n_c = s_cᵀ(C_k − γI)⁺ Σ s.
-Otherwise this is an estimate.
+Otherwise this is an estimate. The unchanged model travels along.
 Extra compute: one forward pass of each sample, one linear system per client, and no training.
 """
 

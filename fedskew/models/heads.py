@@ -1,6 +1,6 @@
 """Heads besides the linear one. Logits are cosine similarities to trained directions, or to those of a simplex.
 
-    cosine   z_c = s·cos(h, w_c), with trained directions w, which start as a simplex
+    cosine   z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
     etf      z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
 
 s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): every two of them have the same
@@ -28,7 +28,8 @@ class CosineHead(nn.Module):
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
         wide = features >= classes  # otherwise, no simplex of so many directions fits
-        self.directions = nn.Parameter(simplex_frame(classes, features) if wide else torch.randn(classes, features))
+        start = simplex_frame(classes, features) if wide else functional.normalize(torch.randn(classes, features))
+        self.directions = nn.Parameter(start)
         self.scale = nn.Parameter(torch.full((1,), SCALE))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -140,6 +140,12 @@ def test_fedgelas_loss_scales_logits_by_the_label_shares() -> None:
     assert float(FedGELA().loss(Outputs(logits), y, Client(counts, {}))) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("features", [5, 20])
+def test_a_cosine_heads_directions_start_with_norm_1(features: int) -> None:
+    """FedNH's server averages them with class means of norm 1, so their length matters."""
+    torch.testing.assert_close(CosineHead(features, 10).directions.norm(dim=1), torch.ones(10))
+
+
 def test_fednh_moves_prototypes_towards_the_class_means() -> None:
     rule, generator = SmoothedPrototypes(rho=0.7), torch.Generator().manual_seed(3)
     counts = torch.tensor([[4, 0, 1], [2, 0, 6]])
