@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from types import FrameType
+
+_INTERRUPTED = 130
+"""The same as `fedskew.cli.commands.INTERRUPTED`, which is not imported yet."""
 
 
 def main() -> int:
-    """Run the command line. Ctrl-C ends it quietly even while the commands are still being imported."""
+    """Run the command line. Ctrl-C ends it quietly, even while modules are still being imported."""
+    was_interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal was_interrupted
+        was_interrupted = True
+        signal.default_int_handler(number, frame)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # not if the parent process chose to ignore Ctrl-C
+        signal.signal(signal.SIGINT, interrupt)
     try:
         from fedskew.cli import main as run
+
+        return run()
     except KeyboardInterrupt:
-        return 130  # fedskew.cli.commands.INTERRUPTED
-    return run()
+        return _INTERRUPTED
+    except Exception:
+        if was_interrupted:  # an import that is interrupted can fail in another way: numpy's raises an AttributeError
+            return _INTERRUPTED
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 if __name__ == "__main__":

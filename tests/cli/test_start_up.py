@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -75,3 +76,21 @@ def test_ctrl_c_while_a_command_loads_ends_it_quietly(monkeypatch: pytest.Monkey
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupt(), *sys.meta_path])
     assert main() == INTERRUPTED
+
+
+def test_ctrl_c_that_an_import_turns_into_another_error_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_after(interrupt: bool) -> None:
+        try:
+            if interrupt:
+                signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        raise AttributeError("module 'numpy' has no attribute 'ma'")
+
+    handler = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(True))
+    assert main() == INTERRUPTED
+    monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(False))
+    with pytest.raises(AttributeError, match="ma"):
+        main()
+    assert signal.getsignal(signal.SIGINT) is handler
