@@ -163,3 +163,10 @@ def test_the_table_for_a_paper(cli):
     assert not Path("report.html").exists()
     assert "did you mean 'markdown'" in cli(*TINY, "--format", "markdwn").err
     assert "expected one of them" in cli(*TINY, "--format", "csv", "--json").err
+
+
+def test_a_notice_of_several_runs_is_printed_once(cli, monkeypatch):
+    monkeypatch.setattr("fedskew.experiment.preparation.choose_precision", lambda *_: "bf16")  # as on a GPU
+    outcome = cli("compare", "--methods", "fedavg,fedprox", "--rounds", "1", "--clients", "4", "--local-epochs", "1")
+    assert outcome.status == 0
+    assert outcome.err.count("number format: bf16, the default on this GPU") == 1

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.flower.chained_log import REPAIRED, ChainedLog, LogDamaged, head_path, read_chain
+from fedskew.flower.chained_log import REPAIRED, ChainedLog, LogDamaged, _hash, _line, head_path, read_chain
 
 
 def make_log(folder: Path, entries: int = 5) -> Path:
@@ -46,6 +46,16 @@ def _swap(lines: list[str]) -> None:
 
 def _spoil(lines: list[str]) -> None:
     lines[2] = "spoiled"
+
+
+def test_a_line_that_was_rewritten_with_its_hash_is_found_by_the_next_one(tmp_path: Path) -> None:
+    def forge(lines: list[str]) -> None:
+        entry = json.loads(lines[2]) | {"value": 9}
+        lines[2] = _line(entry | {"hash": _hash(entry)}).decode().rstrip("\n")
+
+    path = make_log(tmp_path)
+    rewrite(path, forge)
+    assert "line 4 does not follow line 3" in str(read_chain(path).problem)
 
 
 @pytest.mark.parametrize(
