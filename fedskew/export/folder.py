@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from fedskew.data import load
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.storage.files import reporting_os_errors, write_file, write_tensors
-from fedskew.export.card import has_named_columns, method_entries, model_card
+from fedskew.export.card import model_card
+from fedskew.export.card_disclosures import method_entries
+from fedskew.export.card_usage import has_named_columns
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.site_model import site_result
 from fedskew.export.source import model_source

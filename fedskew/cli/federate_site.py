@@ -1,0 +1,152 @@
+"""`fedskew federate site` and `approve`: the commands that a site runs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedskew.cli.commands import option
+from fedskew.errors import UserError
+
+if TYPE_CHECKING:
+    from fedskew.data.federation import Federation
+    from fedskew.flower.site_config import SiteConfig
+
+
+def site(
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
+    check: Annotated[
+        str | None, option("--check", "APP", "check the data against this app (its folder or pyproject.toml)")
+    ] = None,
+    superlink: Annotated[str | None, option("--superlink", "HOST:PORT", "connect to this server")] = None,
+    keys: Annotated[
+        str | None,
+        option("--keys", "DIR", "folder with the site's ca.pem and node.key, as written by `federate certs`"),
+    ] = None,
+) -> None:
+    """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
+
+    Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
+    are also checked.
+    """
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.site_config import load_site
+
+    if superlink is not None and check is None:
+        raise UserError("--superlink needs --check; expected the federation's app, or its pyproject.toml")
+    if superlink is not None and keys is None:
+        raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
+    config = load_site(file)
+    contract = None if check is None else read_app(check)[1]
+    federation = config.federation(contract)
+    _show_data(config.name, federation)
+    if check is not None:
+        _check_against_app(check, config, federation)
+    if superlink is not None and keys is not None:
+        _connect(Path(file), superlink, Path(keys))
+
+
+def _show_data(name: str, federation: Federation) -> None:
+    from fedskew.cli.terminal import stdout
+
+    counts = federation.label_counts[0].tolist()
+    by_class = ", ".join(f"{label} {count}" for label, count in zip(federation.dataset.classes, counts, strict=True))
+    stdout().print(f"{name}: {federation.sizes[0]} training samples ({by_class})", soft_wrap=True, markup=False)
+
+
+def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> None:
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.app_review import require_approval
+    from fedskew.flower.disclosure import disclosures, settings_warnings
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.policy import LOCAL_TESTS
+    from fedskew.flower.request_checks import DETAILS
+    from fedskew.flower.site_ledger import SiteLedger, planned_release
+
+    settings, contract, config = read_app(app)
+    if site.name not in settings.sites:
+        raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    site.policy.require_run(config)
+    site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
+    contract.admit(federation.dataset)
+    for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
+        notice(f"warning: {line}")
+    for line in disclosures(settings, contract, config):
+        stdout().print(line, soft_wrap=True, markup=False)
+    budget = SiteLedger(site.state_folder, site.policy).describe_plan(planned_release(settings), config.rounds)
+    if budget is not None:
+        stdout().print(budget, soft_wrap=True, markup=False)
+    if contract.column_sums:
+        _show_column_sums(site, federation)
+    if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
+        notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
+    if settings.local_tests and not site.policy.allows(LOCAL_TESTS):
+        notice(
+            "this site's policy does not allow local tests, so the server will not learn its accuracy after local "
+            f"training; to report it, add policy: {{reveals: [{LOCAL_TESTS}]}}"
+        )
+    for warning in settings_warnings(settings, contract, config):
+        notice(f"warning: {warning}")
+    if not require_approval(Path(app), site.folder):
+        notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
+
+
+def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
+    """Show the sums that the site will send, or say that its policy does not allow them."""
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.policy import COLUMN_SUMS
+    from fedskew.flower.site import sum_site_columns
+
+    if not site.policy.allows(COLUMN_SUMS):
+        notice(
+            "this site's policy does not allow column sums, so the encoding will be fitted without its data; to send "
+            f"them, add policy: {{reveals: [{COLUMN_SUMS}]}}"
+        )
+        return
+    for sums in sum_site_columns(federation, site.policy):
+        stdout().print(f"column sums of {sums.describe()}", soft_wrap=True, markup=False)
+
+
+def _connect(file: Path, superlink: str, folder: Path) -> None:
+    from fedskew.cli.terminal import notice
+    from fedskew.flower import supernode
+    from fedskew.flower.credentials import NodeKeys
+    from fedskew.flower.processes import free_ports
+
+    keys = NodeKeys(folder)
+    supernode.require_keys(keys)
+    expires = supernode.require_trusted_server(superlink, keys)
+    if warning := supernode.expiry_warning(superlink, expires):
+        notice(warning)
+    threading.Thread(target=supernode.watch_certificate, args=(superlink, keys, notice), daemon=True).start()
+    command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
+    notice(" ".join(command))
+    supernode.run_supernode(command, keys)
+
+
+def approve(
+    app: Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")],
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
+    name: Annotated[str | None, option("--by", "NAME", "who approves the app (default: your user name)")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="approve without asking")] = False,
+) -> None:
+    """Show what an app does, and approve it for a site.
+
+    A site with approvals runs only approved apps, and refuses requests whose settings were not approved.
+    """
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.app_review import describe_app, make_approval
+    from fedskew.flower.approved_apps import add_approval
+    from fedskew.flower.site_config import load_site
+
+    site = load_site(file)
+    approval = make_approval(Path(app), site.name, name)
+    for line in describe_app(Path(app), approval):
+        stdout().print(line, soft_wrap=True, markup=False)
+    if not yes and not typer.confirm(f"Approve this app for {site.name}?"):
+        raise UserError("the app was not approved")
+    path = add_approval(site.folder, approval)
+    notice(f"approved by {approval.approved_by}; {site.name} runs only the apps in {path}")

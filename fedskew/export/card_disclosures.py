@@ -1,0 +1,93 @@
+"""The model card's section on privacy: what clients send, what the server learned, and what the model may reveal."""
+
+from __future__ import annotations
+
+from fedskew.errors import UserError
+from fedskew.export.markdown import escape
+from fedskew.methods import Entry
+from fedskew.methods.catalogue import UPDATES_REVEAL
+from fedskew.methods.class_weights import entries_with_weights, sent_by_clients
+from fedskew.results import Result
+
+_SIMULATED = "The run was simulated: nothing left the machine. Across machines, the method reveals the following. "
+
+
+def method_entries(run: Result) -> list[Entry]:
+    """The catalogue entries of the method's parts and class weights. A user's own method has none."""
+    try:
+        return entries_with_weights(run.config.method, run.config.class_weights)
+    except UserError:
+        return []
+
+
+def describe_learned_labels(run: Result) -> str:
+    """Say what the server learned about the labels of the sites."""
+    learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
+    sentences = [f"The method needs {learned} of each site, so the server learned that."] if learned else []
+    if _tests_by_class(run):
+        sentences.append(
+            "The sites reported their test results by class, which reveal the label counts of their test parts."
+        )
+    return " ".join(sentences) or "The label counts stayed at the sites. The server did not receive them."
+
+
+def describe_disclosures(run: Result) -> str:
+    """Say what a client sends in each round, and what can be learned from that and from the model."""
+    entries = method_entries(run)
+    if not entries:
+        return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
+    sends = sent_by_clients(entries)
+    revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
+    return (
+        f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
+        f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "
+        f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
+    )
+
+
+def _reported_sums(run: Result) -> str:
+    """Say which sites sent sums for the encoding. Empty if the encoding was agreed, and for a simulation."""
+    senders = (run.federation or {}).get("column_sums", ())
+    if not senders:
+        return ""
+    return (
+        f"The encoding of the table was fitted to sums that {', '.join(map(escape, senders))} sent once. For a column "
+        "of numbers, these are the count of values and gaps, the mean and the sum of squared deviations. For a column "
+        "of categories, these are the values that occur often enough, and whether there are gaps. "
+    )
+
+
+def _reported_tests(run: Result) -> str:
+    """Say which test results the sites reported. Empty for a simulation."""
+    if not run.history[-1].sites:
+        return ""
+    if not _tests_by_class(run):
+        return f"The sites reported the accuracy of their tests. {_reported_local_tests(run)}"
+    return (
+        "The sites reported their test results by class, which reveal the label counts of their test parts. "
+        f"{_reported_local_tests(run)}"
+    )
+
+
+def _reported_local_tests(run: Result) -> str:
+    names = [name for name, found in run.client_tests.items() if "after" in found]
+    if not names:
+        return ""
+    return f"These sites also reported the accuracy before and after local training: {', '.join(map(escape, names))}. "
+
+
+def _tests_by_class(run: Result) -> bool:
+    return any("confusion" in results for results in (run.history[-1].sites or {}).values())
+
+
+def _private(run: Result) -> str:
+    if run.privacy is None:
+        return f"Training was not differentially private. {UPDATES_REVEAL}, including users of this model."
+    kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
+    whom = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
+    return (
+        f"Training was differentially private towards {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
+        "that took part in every round, compared with a run in which its data are replaced by any others. Which sites "
+        "took part is public. The guarantee covers the models, but not sample counts, losses or test results. Other "
+        "runs on the same data weaken it."
+    )

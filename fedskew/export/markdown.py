@@ -1,0 +1,23 @@
+"""Write parts of Markdown pages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def percent(value: float | None) -> str:
+    """Write a share as a percentage, or a dash if it is unknown."""
+    return "–" if value is None or math.isnan(value) else f"{100 * value:.1f} %"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Write a table."""
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def escape(text: str) -> str:
+    """Escape a name for Markdown: one line, with escaped bars."""
+    return " ".join(text.replace("|", "\\|").split())
