@@ -22,8 +22,8 @@ from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
 
 _WORTH_COMPILING = 400_000
-"""Compiling pays off if a run has at least this many steps times layers. It takes half a minute. It saves less than
-0.1 ms per step and layer, because the costly operations already have their own kernels."""
+"""Compiling pays off if a run's steps times its layers are at least this many. It takes half a minute. It saves less
+than 0.1 ms per step and layer, because the costly operations already have their own kernels."""
 _WORTH_STACKING = 4
 """If a worker process has at least this many clients, it trains them faster stacked than one after another."""
 _LARGE_ATTENTION = 1e6
@@ -40,7 +40,7 @@ ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 def choose_devices(name: str) -> tuple[torch.device, ...]:
     """Return the devices of a run.
 
-    `auto` is a GPU if there is one, and `cuda:all` is every GPU. Several devices are separated by commas.
+    `auto` is a GPU if there is one, or else the CPU. `cuda:all` is every GPU. Several devices are separated by commas.
     """
     available = torch.cuda.device_count()
     if name == "auto":

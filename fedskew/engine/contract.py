@@ -40,7 +40,7 @@ OPENING = "opening"
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The user's settings for local training."""
+    """The settings of local training in one round."""
 
     epochs: int
     batch_size: int
@@ -68,7 +68,7 @@ class Assignment:
     """Indices of the client's samples in the training data."""
     label_counts: npt.NDArray[np.int64]
     state: Tensors
-    """The client's state from its last round."""
+    """The client's state from its last round, or its initial state."""
     start: ModelState | None = None
     """The model that the client starts from, in host memory. None means the model that the server sends."""
 
@@ -146,7 +146,11 @@ class RoundWork:
         return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays
 
     def companion(self, name: str, state: Tensors) -> ModelState:
-        """Return the frozen model that the objective knows as `name`. It has the client's personal tensors."""
+        """Return the frozen model that the objective knows as `name`.
+
+        The teacher and a model from the client's state have the client's personal tensors. A model from an earlier
+        stage does not.
+        """
         if name == "teacher":
             return self._with_personal(self.sent, state)
         if name.startswith("state/"):
@@ -171,7 +175,7 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
-        """Plan the batches of each client. If they train, a last batch of fewer than `smallest` samples is dropped.
+        """Plan the batches of each client. With epochs, a last batch of fewer than `smallest` samples is dropped.
 
         Full batches have `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches
         need the training data, because they depend on the labels.
@@ -233,9 +237,10 @@ def _replace_tensors(model: ModelState, others: Tensors) -> ModelState:
 
 
 def train_clients(engine: Engine, work: RoundWork) -> RoundResult:
-    """Train the round's clients. If the method has a personal part, the result has only the shared tensors as models.
+    """Train the round's clients.
 
-    The personal tensors are then in `states`, with the prefix `PERSONAL`.
+    If the method has a personal part, the returned models have only the shared tensors. The personal tensors are then
+    in `states`, with the prefix `PERSONAL`.
     """
     if work.personal is None:
         return engine.train(work)

@@ -1,7 +1,8 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
-A pass sees every sample once, without augmentation, with the model in eval mode. A hook computes the statistics of one
-client's batch. Their sums over the batches are the same in every engine.
+A pass sees every sample once, without augmentation, with the model in eval mode. As in training, a last batch that is
+too small is left out. A hook computes the statistics of one client's batch. Their sums over the batches are the same in
+every engine, up to rounding.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fedskew.randomness import fold
 from fedskew.task import task_for
 
 _CLIENTS_AT_A_TIME = 16
-"""How many clients run their opening pass together. They are enough to keep a device busy."""
+"""How many clients run a stacked opening pass together. This is enough to keep a device busy."""
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class LocalOptimiser(ABC):
     ) -> None:
         """Change parameters and state in place.
 
-        On a GPU, `lr` is a tensor, because a captured step reads its current value at each replay. `use_kernel` allows
-        the kernel, which a compiler cannot fuse with other operations.
+        The stacked engine on a GPU passes `lr` as a tensor, because a captured step reads its current value at each
+        replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:

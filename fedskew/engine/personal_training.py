@@ -20,7 +20,7 @@ from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, wi
 
 
 def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState) -> Tensors:
-    """Return the personal tensors of a client that never took part, in host memory, as they are in its state."""
+    """Return the personal part of a client's state before its first round, in host memory."""
     tensors = {**initial.params, **initial.buffers}
     own = tensors if part.own_solver() is not None else {name: t for name, t in tensors.items() if name in stays}
     return pack(PERSONAL, {name: t.cpu() for name, t in own.items()})
@@ -78,7 +78,7 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
 def phase_work(
     work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], keeps_model: bool = False
 ) -> RoundWork:
-    """Return the work of one phase. `carried` has all clients' tensors that earlier phases changed.
+    """Return the work of one phase. `carried` has the stacked tensors of all clients after the earlier phases.
 
     `keeps_model` means that each client also has a second model, which takes no part in the phases.
     """

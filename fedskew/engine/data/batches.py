@@ -131,7 +131,7 @@ class BatchPlan:
         """Draw as many positions as there are samples, from every present class equally often.
 
         If the number of samples is not a multiple of the number of classes, random classes get one position more. A
-        class with too few samples repeats all of them equally often, and the rest are drawn without replacement.
+        class with fewer samples than positions repeats its samples in turn, in random order.
         """
         seed, key = self.key.seed, (*self._key_parts, epoch)
         classes = np.unique(labels)
@@ -170,8 +170,8 @@ def plan_batches(
     """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
-    the samples' `labels`, the batches are balanced: an epoch has the same number of batches, and every class occurs
-    equally often in it, give or take one sample.
+    the samples' `labels`, the batches are balanced: an epoch has the same number of batches, and each of the client's
+    classes occurs about equally often in it.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

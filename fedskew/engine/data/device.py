@@ -1,7 +1,8 @@
 """Tensors on a device: a dataset that stays on it, and copies that neither host nor device waits for.
 
-A dataset is stored raw. Its batches are gathered, augmented and normalised one by one. A copy from or to ordinary host
-memory makes the host wait until the device has finished its earlier work. A copy from or to pinned memory does not.
+A dataset is stored raw. Its batches are gathered, augmented and normalised when they are needed. A copy from or to
+ordinary host memory makes the host wait until the device has finished its earlier work. A copy from or to pinned memory
+does not.
 """
 
 from __future__ import annotations

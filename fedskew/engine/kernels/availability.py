@@ -25,11 +25,11 @@ def supported(x: Tensor, weight: Tensor) -> bool:
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that autocast would use for a convolution."""
+    """Return the dtype in which a layer computes: autocast's, or that of `x` if autocast is off."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 
 def tf32_allowed() -> bool:
-    """Return whether a float32 convolution may use TF32. The setting is that of cuDNN."""
+    """Return whether a float32 convolution may use TF32. PyTorch's setting for cuDNN decides."""
     return bool(torch.backends.cudnn.allow_tf32)

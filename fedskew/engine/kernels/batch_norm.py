@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients over their valid rows, with the activation that follows it.
 
-Memory limits its speed: both the forward and the backward pass read the images twice. Between the two passes, only the
-images and their statistics are kept. The operations take and return contiguous images [K, B, H, W, C]. Sums are
-computed in two stages of a fixed order, so that results have the same bits each time.
+Memory bandwidth limits its speed: both the forward and the backward pass read the images twice. The forward pass keeps
+only the images and their statistics for the backward pass. The operations take and return contiguous images
+[K, B, H, W, C]. Sums are computed in two stages of a fixed order, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ _MAX_SPLITS = 128
 
 
 def _channel_block(clients: int, channels: int) -> int:
-    """Return the widest of three blocks with at most a quarter of padding, or a narrower one for few clients.
+    """Return the widest block, of 128 or 64 channels, with at most a quarter of padding, or else 32.
 
-    There are few widths, because each is compiled separately.
+    Few clients get narrower blocks, so that there are enough programs. There are only three widths, because each is
+    compiled separately.
     """
     block_channels = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
     while block_channels > 32 and clients * blocks(channels, block_channels) * _MAX_SPLITS < 2 * _MULTIPROCESSORS:
@@ -72,8 +73,8 @@ def _channel_block(clients: int, channels: int) -> int:
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
     """Return a tiling with two 16-byte loads in flight per thread. Backwards, one loads the result's gradient.
 
-    There are as many programs as can run at once with their registers: four per multiprocessor forwards and three
-    backwards. Each program has at least two blocks of rows.
+    The goal is as many programs as can run at once with their registers: four per multiprocessor forwards and three
+    backwards. There are fewer if a program would get less than two blocks of rows.
     """
     block_channels = _channel_block(clients, channels)
     threads = 8 * 32  # 8 warps of 32 threads

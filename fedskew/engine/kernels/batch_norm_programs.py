@@ -7,9 +7,10 @@ over the images are split the same way. In the second pass, each program first c
 its channels, which saves a launch. The second pass reads the rows in reverse order, because the last values of the
 first pass are still in the cache.
 
-Parameters in capitals are compiled in. Sizes are not, because every layer would then need a compilation. C is `groups`
-times ALIGNED. ALIGNED is the number of values that one load may take. `do_not_specialize` keeps Triton from compiling
-again for sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
+Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
+`groups` times ALIGNED. ALIGNED is the number of values that one load may take. `do_not_specialize` keeps Triton from
+compiling again for sizes that are 1 or multiples of 16. `do_not_specialize_on_alignment` does so for weights that are
+not aligned to 16 bytes.
 """
 
 import triton
@@ -80,7 +81,7 @@ def _all_sums(partial, splits, client, channel, known, C):
 
 @triton.jit
 def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
-    """Count the valid rows of the client."""
+    """Return the number of the client's valid rows, or 1 if there are none."""
     found = samples
     if HAS_VALID:
         found = samples * 0

@@ -9,7 +9,7 @@ from fedskew.engine.kernels.geometry import blocks, power_of_two
 from fedskew.engine.kernels.operations import operation
 
 _PROGRAMS = 1056
-"""Eight per multiprocessor of an H200, which has 132."""
+"""The number of programs to aim for: eight per multiprocessor of an H200, which has 132."""
 
 
 def channel_sums(images: Tensor) -> Tensor:

@@ -76,12 +76,13 @@ _MULTIPROCESSORS = 132
 
 
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
-    """Return the tiling of the forward pass and the input's gradient, for `columns` of results and `channels` per tap.
+    """Return the tiling of the forward pass and of the input's gradient.
 
-    Blocks are as wide as the result, so that the images are read once. A block of the reduction lies inside one tap if
-    the channels allow it. Otherwise it holds all taps if whole pixels of four channels can be loaded. In all other
-    cases it has 32 entries, some of them padding. Exact float32 needs small blocks, because a program holds each block
-    in two parts.
+    The result has `columns` channels, and each tap has `channels`. Blocks are as wide as the result, up to 128 columns,
+    so that the images are read as few times as possible. A block of the reduction lies inside one tap if 16 divides the
+    number of channels. Otherwise, 16-bit pixels of four channels are loaded whole, and a block holds up to 128 entries.
+    In all other cases it has 32 entries. Exact float32 needs small blocks, because a program holds each block in two
+    parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
@@ -98,8 +99,8 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
     """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
 
-    Channels that do not fill a vector are loaded one by one. A block then has fewer pixels, because registers would
-    spill otherwise. Float32 blocks are smaller, because they are multiplied in parts.
+    If the channels do not fill whole vectors, they are loaded one by one. A block then has fewer pixels, because
+    registers would spill otherwise. Float32 blocks have fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32
     depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)
@@ -113,7 +114,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
 
 
 def _even_splits(programs: int) -> int:
-    """Return how often to split each program. The multiprocessors should get equal numbers, from two to four."""
+    """Return the number of splits that keeps the multiprocessors busy. Each should get two, three or four programs."""
     choices = [max(1, each * _MULTIPROCESSORS // programs) for each in (2, 3, 4)]
 
     def busy_share(splits: int) -> float:

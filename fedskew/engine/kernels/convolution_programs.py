@@ -1,11 +1,12 @@
 # mypy: ignore-errors
 """The Triton programs of a dense convolution. Each computes one block of a client's result.
 
-All memory is contiguous: images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and
-gradients of the weights [splits, K, taps·C, O]. Parameters in capitals are compiled in. Sizes are not, because every
-layer would then need a compilation. The `fixed` programs are an exception, for layers whose short loops make it
-worthwhile. C is `groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the
-numbers of values that one load may take. SHIFTS means that all image sizes are powers of two.
+Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and gradients of the weights
+[splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order. Parameters in
+capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The `fixed` programs
+are an exception, for layers whose short loops make it worthwhile. C is `groups` times ALIGNED, and O is `out_groups`
+times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the numbers of values that one load may take. SHIFTS means that all image
+sizes are powers of two.
 """
 
 from types import FunctionType
@@ -133,9 +134,9 @@ def input_gradient_program(
 ):
     """Compute [PIXELS, CHANNELS] of the gradient, reduced over taps and output channels.
 
-    With a stride, only some taps reach an input pixel. They depend on its row and column modulo the stride, which is
-    its phase. A program processes the pixels of one phase, so that no tap is computed for nothing. WHOLE means that no
-    block of output channels is padded.
+    With a stride, only some taps reach an input pixel. Which ones depends on the pixel's phase: its row and column
+    modulo the stride. A program processes the pixels of one phase, and only the taps that reach them. WHOLE means that
+    no block of output channels is padded. `weight_out`, `weight_tap` and `weight_in` are the strides of the weights.
     """
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(2) // SW

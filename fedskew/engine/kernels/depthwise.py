@@ -1,4 +1,4 @@
-"""Depthwise convolution of stacked clients. Memory limits its speed, so blocks lie along the channels.
+"""Depthwise convolution of stacked clients. Memory bandwidth limits its speed, so blocks span contiguous channels.
 
 The operations take and return contiguous images [K, B, H, W, C], and take weights [K, kh, kw, C].
 """
@@ -36,7 +36,7 @@ class Tiling:
     """How a kernel is divided into programs."""
 
     pixels: int
-    """The number of pixels per block. They lie within one row if rows are processed one by one."""
+    """The number of pixels per block. If rows are processed one by one, they are columns of one or more samples."""
     channels: int
     warps: int = 4
     splits: int = 1
@@ -49,7 +49,7 @@ class Tiling:
 # -- block sizes, by shape ---------------------------------------------------------------------------------
 
 _PROGRAMS = 1056
-"""Minimum number of programs for the gradient of the weights: eight per multiprocessor of an H200, which has 132."""
+"""The number of programs to aim for in the gradient of the weights: eight for each of an H200's 132 multiprocessors."""
 
 
 def _channel_block(channels: int) -> int:

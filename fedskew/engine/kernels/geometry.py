@@ -55,7 +55,7 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """Return the geometry of the images' gradient. At stride 1, this is a convolution with the flipped window."""
+        """Return the geometry of the images' gradient at stride 1. It is a convolution with the flipped window."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 
@@ -95,7 +95,7 @@ def power_of_two(minimum: int, maximum: int, number: int) -> int:
 
 
 def alignment(channels: int) -> int:
-    """Return the largest power of two up to 8 that divides the channels. A load takes up to 8 values of 16 bits."""
+    """Return the largest power of two up to 8 that divides the channels. One load takes at most 8 values of 16 bits."""
     return math.gcd(channels, 8)
 
 

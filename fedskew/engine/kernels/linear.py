@@ -1,4 +1,4 @@
-"""Linear layers of stacked clients. Their gradients have the layout and the number format of the parameters.
+"""Linear layers of stacked clients. The parameters' gradients have the parameters' layout and number format.
 
 PyTorch's gradient of a product with transposed weights is itself transposed, and under autocast it has 16 bits.
 Correcting either would take a pass over memory. The largest layers of small networks are linear, so these passes would
@@ -55,7 +55,7 @@ class _StackedLinear(torch.autograd.Function):
 
 
 def _product_in(dtype: torch.dtype, a: Tensor, b: Tensor) -> Tensor:
-    """Return the matrix products in this dtype. On a CPU or with an old PyTorch, they are first rounded as `a` is."""
+    """Return the matrix products in this dtype. A CPU or an old PyTorch first rounds them to the dtype of `a`."""
     if a.dtype != dtype and a.device.type == "cuda" and hasattr(torch.ops.aten.bmm, "dtype"):
         return torch.bmm(a, b, out_dtype=dtype)
     return torch.bmm(a, b).to(dtype)

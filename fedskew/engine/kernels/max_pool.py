@@ -1,7 +1,7 @@
-"""Max-pooling of images whose channels are last in memory, with the ReLU before it.
+"""Max-pooling of images in channels-last memory, together with a ReLU before it.
 
-Memory limits its speed. PyTorch's kernels read and write more: the ReLU is a separate pass, and the positions of the
-largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.
+Memory bandwidth limits its speed. PyTorch's kernels read and write more: the ReLU is a separate pass, and the positions
+of the largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def convolution_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute [PIXELS, CHANNELS] of all rows of the result. With a `flipped` window, it is the images' gradient."""
+    """Compute [PIXELS, CHANNELS] of each row of the result. `flipped` flips the window, for the images' gradient."""
     client = tl.program_id(1).to(tl.int64)
     C = groups * ALIGNED
     channel_blocks = (C + CHANNELS - 1) // CHANNELS

@@ -21,7 +21,7 @@ class InputLayout:
         self._suitable: bool | None = None
 
     def arrange(self, x: Tensor) -> Tensor:
-        """Return the same inputs, with channels last in memory if this suits network, device and threads."""
+        """Return the same inputs, with channels last in memory if this suits the network and the device."""
         if x.dim() != 4 or x.device.type != "cpu" or x.dtype != torch.float32 or torch.get_num_threads() != 1:
             return x
         if self._suitable is None:
@@ -37,7 +37,7 @@ class InputLayout:
         state = self._network.state()
         if not any(isinstance(layer, nn.Conv2d) for layer in self._network.module(state).modules()):
             return False
-        samples = self._data.inputs(torch.linspace(0, len(self._data) - 1, 8).long())
+        samples = self._data.some_inputs()
         try:
             usual, other = (self._outputs(x) for x in (samples, channels_last(samples)))
         except RuntimeError:

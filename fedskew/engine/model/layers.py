@@ -1,4 +1,4 @@
-"""Replacements of layers, as the engines use them for one client.
+"""Layers that replace PyTorch's dropout and BatchNorm, for one client.
 
 PyTorch's dropout draws from a global generator, so every engine uses a keyed dropout instead. PyTorch's BatchNorm would
 include the padding of short batches, so padded batches use a BatchNorm that counts valid rows only.

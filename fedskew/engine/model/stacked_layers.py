@@ -2,7 +2,7 @@
 
 A stacked layer processes the values of all clients at once. A value has the shape [K, B, …], one batch per client, in
 any memory order. After a grouped convolution, the clients' channels lie side by side, [B, K·C, H, W]. After the GPU
-kernels (`kernels`), the channels come last. A layer keeps the order of its input.
+kernels (`kernels`), the channels come last. The other layers keep the order of their input.
 """
 
 from __future__ import annotations

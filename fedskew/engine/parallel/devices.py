@@ -1,6 +1,7 @@
 """Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
-Every client's result is the same as on one device, up to rounding.
+Every client's result is the same as on one device, up to rounding. The exception is a model that draws from torch's
+global CPU generator, because the threads share it.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ Reply = tuple[Facts, Tensors]
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, at most OMP_NUM_THREADS."""
+    """Return the number of cores that this process may use, at most OMP_NUM_THREADS. It is 1 outside Linux."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores

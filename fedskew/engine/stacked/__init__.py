@@ -1,1 +1,1 @@
-"""All clients of a round as one tensor program."""
+"""Trains many clients at a time, as one tensor program."""

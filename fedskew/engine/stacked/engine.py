@@ -376,7 +376,7 @@ class StackedEngine(Engine):
 
 
 def _kind(work: RoundWork) -> str:
-    """Return a key for the kind of work. Work of one kind differs only in its clients and in the values of tensors."""
+    """Return a key for the kind of work. Its clients, learning rate, epochs and values of tensors do not matter."""
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
     fixed = sorted(work.stays & work.sent.buffers.keys()), len(work.sent.params)

@@ -1,7 +1,7 @@
-"""Ways to run a step over static memory: as a CUDA graph, and compiled.
+"""Ways to run a step in static memory: as a CUDA graph, and compiled.
 
-On a GPU, a small network's step takes a hundred launches of a few microseconds each. A graph launches all of them at
-once. Compiling also fuses neighbouring operations into one pass over memory.
+On a GPU, a small network's step takes about a hundred launches of a few microseconds each. A graph launches all of them
+at once. Compiling also fuses neighbouring operations into one pass over memory.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
     """Capture the step as one CUDA graph, and return a function that replays it.
 
-    Graphs with the same pool share temporary memory. Graphs of one purpose must not run at the same time. The step
-    runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset what
-    these runs wrote.
+    Graphs with the same pool or the same purpose share temporary memory, so they must not run at the same time. The
+    step runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset
+    what these runs wrote.
     """
     device = next(iter(memory["params"].values())).device
     with _ONE_CAPTURE_AT_A_TIME, torch.cuda.device(device), torch.no_grad():
@@ -76,9 +76,9 @@ def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = 
 
 
 def _expect_no_copies_from_the_host(recorded: torch.fx.GraphModule, device: torch.device) -> None:
-    """Raise an error if the step makes tensors from Python numbers.
+    """Raise an error if a step on a GPU makes arrays from Python numbers.
 
-    Such tensors are in host memory. A replayed graph would copy from where they were during the capture, although that
+    Such arrays are in host memory. A replayed graph would copy from where they were during the capture, although that
     memory may have been freed.
     """
     made = [value for value in vars(recorded).values() if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""A `Program` whose staging and steps are CUDA graphs. They may be compiled, and they run in parallel."""
+"""A `Program` whose staging and steps are CUDA graphs, which may be compiled. Staging and steps run in parallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pools:
 
 
 class GraphProgram(Program):
-    """Staging and step as CUDA graphs."""
+    """Staging and step as CUDA graphs. What cannot be captured is launched one operation at a time."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from fedskew.randomness import fold
 
 @dataclass(frozen=True)
 class Batches:
-    """One batch per client, and what else the objective uses. The first axis of every tensor is that of the clients."""
+    """One batch per client, and what else the objective uses. The first axis of every tensor is the client."""
 
     x: Tensor
     y: Tensor
@@ -59,7 +59,7 @@ def compute_step(
 ) -> StepResult:
     """Compute each client's direction on its batch: its gradient, or what the solver makes of it.
 
-    `samples` are any inputs. `Network.mixes_rows` uses them to test whether frozen models need one batch per client.
+    `samples` are a few inputs. `Network.mixes_rows` uses them to test whether frozen models need one batch per client.
     """
     frozen = _FrozenModels(network, work, batches, samples).outputs()
     return _Descent(network, work, batches, frozen, buffers).at(params)
@@ -111,7 +111,7 @@ class _FrozenModels:
         return {kind: t.view(*self._batches.x.shape[:2], *t.shape[2:]) for kind, t in outputs.items()}
 
     def _stack(self, tensors: Tensors, one_client: Tensors) -> Tensors:
-        """Repeat the tensors that all clients share. They have no axis of clients, as `one_client` shows."""
+        """Repeat the tensors that all clients share. These have no more axes than the same tensor of `one_client`."""
         clients = len(self._batches.x)
         return {n: t if t.dim() > one_client[n].dim() else t.expand(clients, *t.shape) for n, t in tensors.items()}
 
@@ -238,7 +238,7 @@ class _AllClients(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class SlotStep:
-    """One local step of all slots, in fixed memory. A slot is a place in the stack for one client after another."""
+    """One local step of all slots, in fixed memory. A slot holds one client after another."""
 
     network: Network
     work: RoundWork

@@ -1,8 +1,8 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
-A slot is memory for one client. Clients have unequal numbers of steps. The *longest* client, which has the most steps,
-decides how long a round takes. Meanwhile, the other clients take turns in the remaining slots, so that few slots are
-idle. If a round has more clients than fit in memory, there are fewer slots.
+A slot is memory for one client. Clients have unequal numbers of steps. A round takes at least as many steps as its
+*longest* client. Meanwhile, the other clients take turns in the remaining slots, so that few slots are idle. If a round
+has more clients than fit in memory, there are fewer slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedskew.methods.parts import Tensors, unpack
 from fedskew.methods.personal import PERSONAL
 
 SLACK = 1.05
-"""The factor by which a round may be longer than its longest client in order to need fewer slots."""
+"""A round may take up to this many times the steps of its longest client, if it then needs fewer slots."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
 
 
 def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> int:
-    """Return the smallest number of slots that hardly lengthens the round.
+    """Return the smallest number of slots with which the round is not much longer than its longest client.
 
     Only a few slot counts are possible, and with `coarse` even fewer, because a step is captured or compiled
     separately for each.
@@ -302,7 +302,7 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states from the slots, or copy them to the device again if clients shared a slot."""
+        """Return the clients' states: from the slots if each client had its own, or else copied to the device again."""
         state = self._layouts.state
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))

@@ -34,7 +34,7 @@ class Trial:
         self._few = replace(largest, samples=largest.samples[:3])  # the largest client, with a few of its samples
 
     def tally_dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtypes of the objective's tally. Raise an error if step or closing pass cannot be stacked."""
+        """Return the dtypes of the objective's tally. Raise an error if the step or closing pass cannot be stacked."""
         found = self._compute_step(1, self._few.samples, len(self._few.samples))
         self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
@@ -53,7 +53,7 @@ class Trial:
             raise wrong_tally(work.objective, {name: t[0] for name, t in found.tally.items()})
 
     def _closing_sums(self, params: Tensors) -> Tensors:
-        """Return the sums of one client's closing pass. Empty if there is no such pass."""
+        """Return the sums of one client's closing pass, or nothing if the work has no such pass."""
         work = self._work
         if not work.needs_pass("closing"):
             return {}
