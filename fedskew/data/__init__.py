@@ -1,8 +1,9 @@
 """Datasets, partitions and federations."""
 
-from fedskew.data.catalogue import DATASETS, DatasetEntry, load
+from fedskew.data.catalogue import DATASETS, DatasetEntry
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.federation import Federation, federation
+from fedskew.data.loading import load
 from fedskew.data.partitions import (
     IID,
     Balanced,

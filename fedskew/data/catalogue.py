@@ -1,20 +1,14 @@
-"""The catalogue of named datasets, and `load`, which loads them and users' own data."""
+"""The catalogue of named datasets."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from fedskew.data.dataset import Dataset, Kind, check_options, keep_classes, option_names
-from fedskew.data.own.forms import load_own
-from fedskew.data.own.objects import in_memory_error, load_object
+from fedskew.data.dataset import Dataset, Kind, option_names
 from fedskew.data.published.cifar import CIFAR10, CIFAR10_LAYOUT, CIFAR100, CIFAR100_LAYOUT, load_cifar
 from fedskew.data.published.digits import (
     SVHN_LAYOUT,
@@ -27,7 +21,7 @@ from fedskew.data.published.digits import (
 )
 from fedskew.data.published.domains import DIGITS, load_domains
 from fedskew.data.published.download import RemoteFile
-from fedskew.data.published.file_search import Published, ensure_files, find_files
+from fedskew.data.published.file_search import Published, find_files
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.published.medmnist import MEDMNIST, load_medmnist
@@ -42,7 +36,6 @@ from fedskew.data.published.natural_sites import (
 )
 from fedskew.data.published.text import AG_NEWS_LAYOUT, NEWSGROUPS_LAYOUTS, load_20newsgroups, load_ag_news
 from fedskew.data.synthetic import CLASSES, SAMPLES, TEST_SHARE, load_synthetic
-from fedskew.errors import UserError, expect, unknown
 
 
 @dataclass(frozen=True)
@@ -71,85 +64,6 @@ class DatasetEntry:
         return option_names(self.loader)
 
 
-def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
-    """Load a dataset by name, or your own data by path or as a Python object.
-
-    An object is a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset of pairs
-    (input, label), a Hugging Face Dataset or DatasetDict, or a scikit-learn Bunch. `test` is a test set of the same
-    form. Without it, a share of each class is held out (`test_fraction`). `hf:owner/name` is a dataset of the Hugging
-    Face hub.
-
-    The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
-    cache. If they are missing, they are downloaded into the cache, unless they can only be made with their publisher's
-    scripts.
-
-    `keep` leaves only these classes, numbered in this order. It is not for Python objects.
-
-    Some named datasets have `options` (`fedskew datasets`). These are the options of your own data:
-        test=None: a test part of the same form, for Python objects
-        test_fraction=0.2: the share of each class held out if there is no test part
-        classes=None: the names of all classes, in order, if the data may lack some
-        name=None: the name of the data, for Python objects
-        label=None: the label column of a table. The default is label, labels, class, target or y
-        columns=None: the input columns of a table, or the names of an array's features. The default is all
-        drop=None: columns to leave out, such as a patient ID
-        categorical=None: columns of categories that look like numbers, or have more than 100 values
-        missing=None: further values that stand for a gap, such as -999
-        site=None: the column that says where a row is from. It is not an input
-        encoding=None: a file that says how columns become inputs, instead of fitting this on the training part
-        rename=None: old and new names of columns
-        delimiter=None, decimal=".": the character between the cells of a CSV file, and the decimal mark
-        text=None: the text column, if there are several columns
-        length, vocabulary: the number of words kept from each text, and the size of the vocabulary
-        image_size=None: resize all images to 32 (square) or "32x48" (height × width)
-        layout=None: "nchw" or "nhwc", if the shape of an array of images is ambiguous
-    """
-    if "in_memory" in options:
-        raise in_memory_error(options)
-    if isinstance(data, Dataset):
-        if options:
-            raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; load the data with it")
-        return data
-    if not isinstance(data, str | PathLike):
-        return load_object(data, options)
-    given = {"name": str(data), **{key: _plain(value) for key, value in options.items() if value is not None}}
-    kept = options.pop("keep", None)
-    dataset = _load_named(str(data), data_dir, options)
-    return replace(dataset if kept is None else _keep_named(dataset, kept), source=given)
-
-
-def _plain(value: object) -> object:
-    """Return the value of an option as a configuration holds it."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, PathLike) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[str, Any]) -> Dataset:
-    entry = DATASETS.get(name.lower())
-    if entry is not None:
-        check_options(entry.loader, options, entry.name)
-        if entry.components:
-            return entry.loader(partial(load, data_dir=data_dir), **options)
-        if entry.published is None:
-            return entry.loader(**options)
-        return entry.loader(ensure_files(entry.published, data_dir), **options)
-    if name.startswith("hf:"):
-        from fedskew.data.own.hub import load_hub
-
-        return load_hub(name, options)
-    path = Path(name).expanduser()
-    if _exists(path):
-        return load_own(path, options)
-    if path.suffix or len(path.parts) > 1:
-        raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
-    raise unknown("dataset or path", name, DATASETS)
-
-
 def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
     """Return where the dataset's files are (a folder, or a phrase) and their total size in bytes.
 
@@ -166,30 +80,6 @@ def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> 
     if not files:
         return None, None
     return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
-
-
-def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
-    """Return the dataset with only the classes of these names."""
-    if dataset.task.name != "single-label":
-        raise UserError(f"option keep was given, but {dataset.name!r} has several labels per sample; expected none")
-    names = [str(name) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]
-    for name in names:
-        if name not in dataset.classes:
-            raise unknown(f"class of {dataset.name}:", name, dataset.classes)
-    expect(len(set(names)) == len(names), "keep", kept, "each class once")
-    return keep_classes(dataset, [dataset.classes.index(name) for name in names])
-
-
-def is_named(data: object) -> bool:
-    """Return whether this is the name of a dataset in the catalogue, not a user's own data."""
-    return isinstance(data, str) and data.lower() in DATASETS
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # for example, the name is too long
-        return False
 
 
 def _idx_files(urls: tuple[str, ...], md5: tuple[str, ...]) -> tuple[RemoteFile, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.catalogue import is_named, load
 from fedskew.data.dataset import Dataset
+from fedskew.data.loading import is_named, load
 from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, split_hash
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.data import Dataset, Federation, Partition, federation, load, make_partition
-from fedskew.data.catalogue import is_named
+from fedskew.data.loading import is_named
 from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, choose_precision, estimated_seconds
 from fedskew.errors import UserError, expect, unknown

@@ -18,7 +18,7 @@ up to the weighted loss on all data. See `task.weigh`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedskew.losses import balanced_label_weights, balanced_weights
 from fedskew.methods.catalogue import Entry, find
-from fedskew.methods.parts import Client, Mode, Objective, Outputs, Part, Reveals, Tensors, Trained, Updates
+from fedskew.methods.parts import Client, Objective, Part, Reveals, Tensors, Trained, Updates
 from fedskew.methods.personal import Personal
 from fedskew.methods.stages import Schedule
 
@@ -156,34 +156,6 @@ def revealed_labels(entries: Sequence[Entry]) -> str:
 def entries_name(entries: Sequence[Entry]) -> str:
     """Return the names of the entries, joined by +."""
     return "+".join(entry.name for entry in entries)
-
-
-@dataclass(frozen=True)
-class ClassWeighted(Objective):
-    """An objective whose cross entropy has class weights. Both are `members`, so engines call their other hooks."""
-
-    objective: Objective
-    class_weights: ClassWeights
-
-    @property
-    def members(self) -> tuple[Part, ...]:
-        return (*self.objective.members, self.class_weights)
-
-    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        weights = self.class_weights.weights(out.logits, client)
-        return self.objective.loss(out, y, replace(client, class_weights=weights))
-
-    def companions(self) -> dict[str, Mode]:
-        return self.objective.companions()
-
-    def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:
-        return self.objective.perturbed(features, y, client, key)
-
-    def tally(self, out: Outputs, y: Tensor) -> Tensors:
-        return self.objective.tally(out, y)
-
-    def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:
-        return self.objective.extra_forwards(visits, tally)
 
 
 def filled(values: tuple[float, ...], like: Tensor) -> Tensor:

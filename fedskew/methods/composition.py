@@ -16,12 +16,13 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedskew.errors import UserError, did_you_mean, unknown_parameter
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
-from fedskew.methods.class_weights import ClassWeighted, ClassWeights
+from fedskew.methods.class_weights import ClassWeights
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.personal import Personal
-from fedskew.methods.regularisers import Regularised, Regulariser
+from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
+from fedskew.methods.wrapped_objectives import ClassWeighted, Regularised
 
 
 @dataclass(frozen=True)
