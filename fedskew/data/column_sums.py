@@ -1,16 +1,17 @@
 """Sums over the rows of a table, from which several sites together fit one encoding without showing their rows.
 
 A site reports, for a column of numbers, how many values and gaps it has, their mean, and the sum of their squared
-deviations. For a column of categories it reports the values that occur, and whether there are gaps. Groups of fewer
-than `smallest_group` rows are not listed:
+deviations. For a column of categories it reports the values that occur, and whether there are gaps. A group of fewer
+than `smallest_group` rows is not reported:
 
-- a category of fewer rows is left out, so it will be an unknown value
+- a category with fewer rows is left out, so it will be an unknown value
 - fewer gaps count as values equal to the mean, and fewer values count as gaps
 - if fewer rows differ from a column's most frequent value, they count as if they had that value
+- if a column has both fewer gaps and fewer values, or only that few values of each kind, its values are not reported
 
-This is no guarantee, because the sums are exact. If a column has whole numbers, the mean can reveal how many values it
-was computed from, and mean and squares together can reveal how often a rare value occurs. If a row is added between two
-requests, the difference of the two answers is that row.
+This does not guarantee privacy, because the sums are exact. If a column has whole numbers, the mean can reveal how many
+values it was computed from, and mean and squares together can reveal how often a rare value occurs. If a row is added
+between two requests, the difference of the two answers is that row.
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983), which loses no digits if the mean is
 large compared with the deviation.

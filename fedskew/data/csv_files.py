@@ -59,6 +59,6 @@ def open_decompressed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.Buffered
 
 
 def find_delimiter(path: Path) -> str:
-    """Choose the delimiter that divides the first row into the most cells. Among equals, the first of `DELIMITERS`."""
+    """Return the delimiter that divides the first row into the most cells. A tie goes to the first in `DELIMITERS`."""
     counts = {delimiter: len(read_header(path, delimiter)) for delimiter in DELIMITERS}
     return max(DELIMITERS, key=lambda delimiter: counts[delimiter])

@@ -120,12 +120,12 @@ class Federation:
         return _indices_where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
-        """Classes that make up some, but at most 1/classes, of the client's samples."""
+        """Classes that make up some, but at most 1/classes, of the client's labels."""
         counts = self.label_counts[client]
         return _indices_where((counts > 0) & (counts * self.classes <= counts.sum()))
 
     def majority(self, client: int) -> tuple[int, ...]:
-        """Classes that make up more than 1/classes of the client's samples (the rule in FedLMD's code)."""
+        """Classes that make up more than 1/classes of the client's labels (the rule in FedLMD's code)."""
         counts = self.label_counts[client]
         return _indices_where(counts * self.classes > counts.sum())
 
@@ -170,9 +170,9 @@ class Federation:
     def draw_held_out(self, fraction: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
         """Draw a share of each client's samples of each class, as a mask over the training samples.
 
-        A client keeps at least one sample of every class that it has, so the skew stays the same. Each number of
-        samples is rounded up or down at random, so the share is right on average. Seed, client and class determine the
-        random numbers.
+        A client keeps at least one sample of every class that it has, so no class becomes vacant. Apart from that, each
+        number of samples is rounded up or down at random, so that the share is right on average. Seed, client and class
+        determine the random numbers.
         """
         labels, _ = self.dataset.groups
         held = np.zeros(len(labels), dtype=bool)

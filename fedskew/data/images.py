@@ -1,4 +1,4 @@
-"""Images as one uint8 array (n, channels, height, width): decode files, and compute the mean of each channel."""
+"""Decode images to one uint8 array (n, channels, height, width), and compute each channel's mean and deviation."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ class LabelCounts:
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
-            raise UserError(f"counts of {self.counts.shape[1]} class; expected at least 2 classes, one column each")
+            found = "one class" if self.counts.shape[1] else "no class"
+            raise UserError(f"counts of {found}; expected at least 2 classes, one column each")
         for what, names in (("clients", self.clients), ("classes", self.classes)):
             if twice := [name for name in names if names.count(name) > 1]:
                 raise UserError(f"two {what} are called {twice[0]!r}; expected different names")
@@ -117,7 +118,7 @@ def _read_rows(path: Path) -> list[_Row]:
 
 
 def _is_name(cell: str) -> bool:
-    """Return whether a cell is a name. Cells such as -3, 1.5 or an empty one are wrong counts, reported later."""
+    """Return whether a cell is a name. Numbers and empty cells are not, even if they are wrong counts such as -3."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
@@ -145,7 +146,7 @@ def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_clas
 
 
 def _is_numbering(names: Sequence[str]) -> bool:
-    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …: it then numbers the clients and has no counts."""
+    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …, and so numbers the clients instead of counting samples."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return len(names) > 1 and list(names) in (numbers[:-1], numbers[1:])
 
@@ -169,7 +170,7 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column of sums. Raise `UserError` if one has the name of a sum but is none."""
+    """Leave out a row and a column of totals. Raise `UserError` if one is named as a total but does not add up."""
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
     column = _find_total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
@@ -185,9 +186,9 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
 
 
 def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
-    """Return which row of `counts` is the sum of the others: one with a name in `_TOTALS`, or an unnamed last row.
+    """Return the row of `counts` that is the sum of the others, or None.
 
-    Return None if no row is.
+    It has a name in `_TOTALS`, or it is an unnamed last row.
     """
     for row, name in enumerate(names or ()):
         if name.lower() in _TOTALS:
@@ -239,7 +240,7 @@ def _histogram(path: Path) -> dict[str, int]:
 
 
 def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Return whether an entry is the sum of the others. Raise `UserError` if it has the name of a sum but is none."""
+    """Return whether an entry is the total. Raise `UserError` if it is named as a total but does not add up."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:

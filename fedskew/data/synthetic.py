@@ -42,10 +42,10 @@ def load_synthetic(
 ) -> Dataset:
     """Draw the samples of each class around a random centre.
 
-    `classes` is a number or a list of names. Two centres are about `separation` standard deviations apart, so the best
-    accuracy on two classes is Φ(separation / 2): 84 % for 2, 98 % for 4. `image` is the shape of an image, (height,
-    width) or (channels, height, width). Without it, a sample is a row of `features` numbers. The numbers of samples
-    per class differ by at most one.
+    `classes` is a number or a list of names. With many features, two centres are about `separation` standard deviations
+    apart. The best accuracy on a table with two classes is then about Φ(separation / 2): 84 % for 2, 98 % for 4.
+    `image` is the shape of an image, (height, width) or (channels, height, width). Without it, a sample is a row of
+    `features` numbers. The numbers of samples per class differ by at most one.
     """
     names = _class_names(classes)
     train = _whole("samples", samples, len(names))
@@ -96,7 +96,7 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
 
 
 def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
-    """Draw standard normal numbers [count, dimensions] by the Box–Muller transform, from machine-independent bits."""
+    """Draw standard normal numbers [count, dimensions] by the Box–Muller transform of keyed uniform numbers."""
     pairs = (count * dimensions + 1) // 2
     radius, angle = raw_uniforms(2 * pairs, key[0], "synthetic", *key[1:]).reshape(2, pairs)
     radius = np.sqrt(-2 * np.log1p(-radius))

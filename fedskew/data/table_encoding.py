@@ -1,8 +1,8 @@
 """Encode a table's columns as a model's inputs.
 
-Numbers are standardised. Categories become one-hot features. Gaps are filled and marked. An encoding is fitted on the
-training part, saved with the run and exported with the model. In a federation, all sites use one encoding, so that an
-input means the same everywhere.
+Numbers are standardised. Categories become one-hot features. Gaps are filled and marked. An encoding is given by the
+user or fitted on the training part. It is saved with the run and exported with the model. In a federation, all sites
+use one encoding, so that an input means the same everywhere.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ def read_encoding(source: object) -> TableEncoding:
     try:
         content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))  # YAML includes JSON
     except OSError as error:
-        raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding's file") from error
+        raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding file") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{source}: neither JSON nor YAML; expected an encoding's file") from error
+        raise UserError(f"{source}: neither JSON nor YAML; expected an encoding file") from error
     if isinstance(content, Mapping) and isinstance(content.get("inputs"), Mapping):  # the model.json of an export
         content = content["inputs"].get("encoding")
     return TableEncoding.from_json(content, str(source))
@@ -260,7 +260,7 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
         )
     values = None if categories is None else tuple(str(value) for value in categories)
     if values is not None and len(set(values)) < len(values):
-        raise UserError(f"{where}: a category of {name!r} is listed twice; expected different ones")
+        raise UserError(f"{where}: a category of {name!r} is listed twice; expected each category once")
     return ColumnEncoding(name, mean, std, values, bool(entry.get("marks_gaps", False)))
 
 

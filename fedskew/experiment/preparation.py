@@ -26,7 +26,7 @@ from fedskew.methods.personal import check_personal, personal_names, shared_tens
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 
 if TYPE_CHECKING:
-    from fedskew.models.weights import Start
+    from fedskew.models.weights import InitReport
 
 DEFAULT_CLIENTS = 20
 
@@ -39,7 +39,7 @@ class Prepared:
     federation: Federation
     method: Method
     model: nn.Module
-    start: Start | None = None
+    start: InitReport | None = None
     """The tensors that the model took from the file of weights. None if `init` names no file."""
     notices: tuple[str, ...] = ()
     """Lines for the user about choices that the configuration left open."""

@@ -1,13 +1,13 @@
 """The loss terms of the papers, as pure functions of one client's batch.
 
-A client's loss takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar, the mean over the
-batch. `gravitation`, a term of the server, takes the heads of all participants instead. In float64, the values match
-the formulas up to rounding errors, and the gradients are finite in every edge case. Python code never branches on the
-value of a tensor, so `torch.func.vmap` can map every loss over many clients.
+A client's loss takes the logits `[B, C]` or features `[B, d]` of one batch and returns a scalar. Most losses are means
+over the batch. `gravitation`, a term of the server, takes the heads of all participants instead. In float64, the values
+match the formulas up to rounding errors, and the gradients are finite in every edge case. Python code never branches on
+the value of a tensor, so `torch.func.vmap` can map every loss over many clients.
 
 A target of `IGNORE` (−100, PyTorch's convention) marks a row that pads a short batch. Every loss ignores such rows.
-`label_counts` holds the client's number of training samples per class. A class with count 0 is *vacant*. A class above
-the mean count n/C is a *majority* class (see `majority_classes`).
+`label_counts` holds the client's number of training samples per class. A class with count 0 is *vacant*. By default, a
+class above the mean count n/C is a *majority* class (see `majority_classes`).
 """
 
 from __future__ import annotations

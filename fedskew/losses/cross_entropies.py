@@ -34,7 +34,7 @@ VacantMode = Literal["exclude", "code"]
 def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """w_y·CE(z, y): FedAvg's loss for one class per sample, with a weight per class if there are `weights`.
 
-    The other cross entropies of this file use `weights` in the same way.
+    The other cross entropies of this file use `weights` in the same way, unless they say otherwise.
     """
     return TASKS["single-label"].loss(logits, targets, weights)
 
@@ -67,7 +67,7 @@ def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0, wei
 def balanced_weights(label_counts: Tensor, like: Tensor) -> Tensor:
     """Return n/(C'·n_c) for the C' classes with samples, and 0 for the others, in the dtype of `like`.
 
-    With these weights, the samples of every class together have the same total weight.
+    With these weights, every class with samples has the same total weight.
     """
     counts = label_counts.to(like.dtype)
     present = counts > 0

@@ -79,7 +79,7 @@ def label_masking_distillation(
 ) -> Tensor:
     """τ²·KL(teacher ‖ student), with the teacher over the minority classes except y and the student over all except y.
 
-    These are FedLMD's Eqs. 3–6. The term is 0 for a sample whose target is the only minority class.
+    These are FedLMD's Eqs. 3–6. The term is 0 for a sample if no class besides its target is a minority class.
     """
     others = ~target_mask(logits, targets)
     minority = others & ~majority_classes(label_counts, majority_rule)

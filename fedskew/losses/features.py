@@ -34,9 +34,9 @@ def unit_vectors(features: Tensor) -> Tensor:
 
 
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """The mean square of the off-diagonal entries of XᵀX, divided by N, for N standardised features X (FedDecorr).
+    """The mean square of the off-diagonal entries of XᵀX, divided by N (FedDecorr).
 
-    It is 0 for a batch of one. `targets` only marks padded rows.
+    X has N rows of standardised features. The term is 0 for a batch of one. `targets` only marks padded rows.
     """
     real = real_rows(targets)
     return _off_diagonal(features, real.unsqueeze(-1) & real)

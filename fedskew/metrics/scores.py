@@ -88,7 +88,7 @@ class Scores:
     sensitivity_at_specificity: float | None = None
     """Sensitivity at `target_specificity`."""
     brier: float | None = None
-    """Brier score. It is between 0 and 1 with two classes, and between 0 and 2 with more, as in scikit-learn."""
+    """Brier score. It is at most 2 with more than two classes, and otherwise at most 1, as in scikit-learn."""
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None

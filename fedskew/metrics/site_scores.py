@@ -29,7 +29,9 @@ class SiteScore:
     accuracy: float
     auroc: float | None = None
     auroc_low: float | None = None
-    """Lower end of the 95 % interval. None if the AUROC is 0, 1 or None, or if a class or the rest has one sample."""
+    """Lower end of the 95 % interval. None if the AUROC is 0, 1 or None, or if its deviation is 0 or unknown.
+
+    The deviation is unknown if a class, or the rest, has only one sample."""
     auroc_high: float | None = None
     brier: float | None = None
     calibration_error: float | None = None
@@ -46,7 +48,8 @@ class SiteScore:
 def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
     """Score the probabilities [samples, classes] of samples of the classes `true`, or with the labels `true`.
 
-    Of two classes, the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is given.
+    With two classes, the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is
+    given.
     """
     accuracy = float(correct_shares(probabilities, true).mean())
     if not np.isfinite(probabilities).all():
@@ -105,7 +108,7 @@ def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:
 
 
 def interval(auroc: float | None, deviation: float | None) -> tuple[float | None, float | None]:
-    """Return both ends of the 95 % interval of an AUROC with this standard deviation, or twice None."""
+    """Return both ends of the 95 % interval of an AUROC with this standard deviation, or None for both."""
     if auroc is None or not deviation or not 0 < auroc < 1:
         return None, None
     centre, half = math.log(auroc / (1 - auroc)), _QUANTILE * deviation / (auroc * (1 - auroc))
@@ -167,7 +170,7 @@ def _deviation(own: Ints, others: Ints) -> float | None:
 
 @dataclass(frozen=True)
 class Fairness:
-    """How unequal the sites are in a metric of which higher values are better. Every site counts once."""
+    """How unequal the sites are in a metric for which higher is better. Every site counts once."""
 
     sites: int
     mean: float

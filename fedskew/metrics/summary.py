@@ -87,7 +87,7 @@ def speed_up(baseline: Curve, method: Curve) -> float:
     """Return how much sooner the method reaches the baseline's best accuracy (FedLMD's definition).
 
     This is the baseline's first round with that accuracy, divided by the method's, or 1 if the method never reaches it.
-    Round 0, the untrained model, counts as round 1.
+    Round 0, the initial model, counts as round 1.
     """
     target = best(baseline)
     reached = first_round_reaching(method, target.accuracy)

@@ -1,4 +1,4 @@
-"""Adapts models of other libraries to fedskew's form: one tensor of samples in, logits out.
+"""Adapt models of other libraries to fedskew's form: one tensor of samples in, logits out.
 
 Such a model may take several inputs by name (token ids and an attention mask), and may return a tuple, a dictionary or
 an object such as transformers' `ModelOutput`. fedskew stores the inputs of a sample side by side in one row, so that
@@ -76,7 +76,7 @@ def select_output(returned: Any, output: Output | None) -> Any:
     return returned[name]  # type: ignore[index]
 
 
-def adapted(model: nn.Module, name: str, data: DataShape) -> nn.Module:
+def adapt(model: nn.Module, name: str, data: DataShape) -> nn.Module:
     """Return the model if it takes one tensor and returns logits. Otherwise, return an adapter around it.
 
     Raise `UserError` if the model does not accept these inputs, or if it is unclear which output is the logits.

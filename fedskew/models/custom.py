@@ -9,7 +9,7 @@ from types import ModuleType
 from torch import nn
 
 from fedskew.errors import UserError, unknown
-from fedskew.models.adapter import adapted, own_module
+from fedskew.models.adapter import adapt, own_module
 from fedskew.models.base import DataShape, Factory
 from fedskew.user_code import describe, import_user_module, importing_from_current_folder
 
@@ -24,7 +24,7 @@ def custom_factory(name: str) -> Factory:
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
             _check_trainable(model, name)
-            return adapted(model, name, data)
+            return adapt(model, name, data)
 
     return factory
 
@@ -35,7 +35,7 @@ def adapted_model(model: object, data: DataShape) -> nn.Module:
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(own_module(model)).__name__
     _check_trainable(model, name)
-    return adapted(model, name, data)
+    return adapt(model, name, data)
 
 
 def _find_factory(name: str) -> Callable[..., object]:

@@ -12,7 +12,7 @@ _PADDING = 0
 
 
 def fasttext(data: DataShape) -> Classifier:
-    """Make PFLlib's text model, with the sizes of FedVLS's code. No paper specifies a text model."""
+    """Make PFLlib's text model, with the sizes of FedVLS's code. FedVLS's paper does not describe its text model."""
     encoder = nn.Sequential(MeanEmbedding(data.vocabulary, _WIDTH), nn.Linear(_WIDTH, _WIDTH))
     return Classifier(encoder, nn.Linear(_WIDTH, data.classes))
 

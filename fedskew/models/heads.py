@@ -19,7 +19,7 @@ from torch.nn import functional
 from fedskew.models.base import Classifier
 
 SCALE = 10.0
-"""The scale before training, as in FedETF's program."""
+"""The scale before training, as in FedETF's code."""
 
 
 class CosineHead(nn.Module):
@@ -27,7 +27,7 @@ class CosineHead(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        wide = features >= classes  # otherwise, no simplex of so many directions fits
+        wide = features >= classes  # otherwise, `simplex_frame` cannot make so many directions
         start = simplex_frame(classes, features) if wide else functional.normalize(torch.randn(classes, features))
         self.directions = nn.Parameter(start)
         self.scale = nn.Parameter(torch.full((1,), SCALE))

@@ -5,8 +5,9 @@ PEFT.
 
     y = W x + (α/r)·B A x        A: [r, in], B: [out, r]
 
-W is frozen. A of a convolution has its kernel size and stride, and B is a 1×1 convolution. B starts at zero, so that
-the model starts as it was. The head and the normalisation layers are trained as usual. All other parameters are frozen.
+W is frozen. A of a convolution has its kernel size and stride, and B is a 1×1 convolution. B starts at zero, so the
+adapters do not change the model's outputs at first. The head and the normalisation layers are trained as usual. All
+other parameters are frozen.
 """
 
 from __future__ import annotations
@@ -50,18 +51,18 @@ class LowRank(nn.Module):
 
 
 def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> Classifier:
-    """Return a copy of the model with adapters in its encoder, of which only these, norms and head are trained.
+    """Return a copy of the model with adapters in its encoder. Only the adapters, the norms and the head are trained.
 
-    `targets` are patterns of layers' names, such as `encoder.4*`; none means all linear and convolutional layers.
+    `targets` are patterns of layers' names, such as `encoder.4*`. If there are none, all linear layers and all
+    convolutions without groups get an adapter.
     """
     adapted = copy.deepcopy(model)
     chosen = [name for name, layer in adapted.named_modules() if _is_target(name, layer, targets)]
     if not chosen:
         layers = [name for name, layer in model.named_modules() if _is_adaptable(name, layer)]
-        raise UserError(
-            f"lora_targets {', '.join(targets) or 'are not set, and'} match no layer; expected patterns such as "
-            f"{layers[0] if layers else 'encoder.*'!r}"
-        )
+        if not layers:
+            raise UserError("train is 'lora', but the encoder has no linear or convolutional layer for an adapter")
+        raise UserError(f"lora_targets {', '.join(targets)} match no layer; expected patterns such as {layers[0]!r}")
     adapted.encoder.requires_grad_(False)
     for layer in adapted.encoder.modules():
         if isinstance(layer, _NORMS):

@@ -23,7 +23,7 @@ from fedskew.models.adapter import own_module
 
 _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _PREFIXES = ("", "module.", "model.")
-"""Prefixes that other programs put before the names: torch's DataParallel, Lightning, and fedskew's adapter."""
+"""Prefixes of the names in a file: none, torch's DataParallel (module.), Lightning and fedskew's adapter (model.)."""
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training programs store the state dict in their checkpoints."""
 _LONGEST_LIST = 12
@@ -31,7 +31,7 @@ _LONGEST_LIST = 12
 
 
 @dataclass(frozen=True)
-class Start:
+class InitReport:
     """Which tensors a model took from a file of weights, and which it did not."""
 
     file: str
@@ -69,8 +69,8 @@ def _shortened(names: tuple[str, ...], separator: str) -> str:
     return separator.join(names[:_LONGEST_LIST]) + (f" and {more} more" if more > 0 else "")
 
 
-def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[nn.Module, Start]:
-    """Return a copy of the model with the tensors of the file that fit, and what was taken.
+def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[nn.Module, InitReport]:
+    """Return a copy of the model with the tensors of the file that fit, and a report of what was taken.
 
     Raise `UserError` if nothing fits, or if the file does not have the digest `sha256`.
     """
@@ -91,7 +91,7 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
         for name in taken:
             targets[name].copy_(tensors[name])
     left = {name: reason for name, reason in reasons.items() if reason is not None}
-    return started, Start(file, digest, taken, left, tuple(sorted(tensors.keys() - targets.keys())))
+    return started, InitReport(file, digest, taken, left, tuple(sorted(tensors.keys() - targets.keys())))
 
 
 def _read(file: str) -> bytes:
@@ -137,7 +137,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Remove the one of `_PREFIXES` from the names with which most of them match those of the model."""
+    """Keep the tensors whose names have one of `_PREFIXES`, the one that matches the model best, and remove it."""
     renamed = [
         {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
     ]

@@ -99,7 +99,7 @@ def test_digits_are_those_of_scikit_learn() -> None:
 
 def test_digits_without_scikit_learn_are_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.data.published.digits.find_spec", lambda _: None)
-    with pytest.raises(UserError, match=r"digits are a file of scikit-learn, which is missing; run pip install"):
+    with pytest.raises(UserError, match=r"digits is a file of scikit-learn, which was not found; run pip install"):
         load("digits")
 
 

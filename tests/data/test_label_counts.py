@@ -105,7 +105,7 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
         ("a,b\n1\n", "1 columns; expected 2"),
         ("a,b\n", "no clients"),
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
-        ("client,a\n0,1\n", "counts of 1 class; expected at least 2 classes"),
+        ("client,a\n0,1\n", "counts of one class; expected at least 2 classes"),
         ("", "is empty"),
         ("client,a,a\nx,1,2\n", "two classes are called 'a'"),
         ("client,a,b\nx,1,2\nx,3,4\n", "two clients are called 'x'"),

@@ -114,7 +114,7 @@ def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence
 
 
 def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | None) -> tuple[Kind, list[Array]]:
-    """Convert numbers to a table or to uint8 images (n, channels, height, width). All arrays must be of one form."""
+    """Convert numbers to a table or to uint8 images (n, channels, height, width). All arrays must be of one kind."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype.kind not in "biuf":
             raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
@@ -147,7 +147,7 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 
 
 def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Convert pixels to uint8. Whole numbers range to 255. Floats range to 1, or to 255 if any of them exceeds 1."""
+    """Convert pixels to uint8. Whole numbers are 0 to 255. Floats are 0 to 1, or 0 to 255 if any of them exceeds 1."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue

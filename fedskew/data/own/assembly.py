@@ -47,7 +47,7 @@ def assemble(
     site: str | None = None,
     encoding: TableEncoding | None = None,
 ) -> Dataset:
-    """Assemble a dataset from one part, holding out a test set, or from two parts: train and test.
+    """Assemble a dataset from a training and a test part. If there is only one part, hold out a test set from it.
 
     `site` is the name of the column with the samples' sites. `encoding` turns a table into inputs. Without it, an
     encoding is fitted on the training part.

@@ -1,4 +1,4 @@
-"""Reads a column of a user's table as numbers or categories, and refuses columns that cannot be inputs."""
+"""Read a column of a user's table as numbers or categories, and refuse columns that cannot be inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from fedskew.errors import UserError
 Array = npt.NDArray[np.generic]
 
 GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
-"""Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap."""
+"""Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap.
+
+The option `missing` adds other texts in both cases."""
 MOST_CATEGORIES = 100
 """A column with more distinct texts than this is refused, unless the option `categorical` names it."""
 FEW_ROWS = 20
@@ -29,7 +31,7 @@ _DATE = re.compile(
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
-"""A column with at most this many distinct texts may hold categories, such as 1st and 2nd, not numbers with a unit."""
+"""A column with at most this many distinct texts may hold categories such as 1st and 2nd, not numbers with a unit."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -153,15 +155,17 @@ class ColumnReader:
         if expected == "category" or (expected is None and self._is_categorical(name, column)):
             return self._categories(column)
         if isinstance(column, np.ndarray):
-            return self._check_finite(name, column.astype(np.float64))
+            return self._clean_numbers(name, column.astype(np.float64))
         numbers = self._numbers(name, column, expected)
         if numbers is not None:
-            return self._check_finite(name, numbers)
+            return self._clean_numbers(name, numbers)
         strings = self._texts(column)
         if expected is None:
             self._refuse_unfit_texts(name, strings)
         else:
-            raise UserError(f"{self.where}: column {name!r} holds strings; expected numbers as in the training data")
+            raise UserError(
+                f"{self.where}: column {name!r} holds strings; expected numbers, as in the training table or encoding"
+            )
         return strings
 
     def read_text_or_numbers(self, name: str, column: Column) -> Array | Strings:
@@ -191,7 +195,8 @@ class ColumnReader:
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
         """Return the column as numbers, or None if it holds categories.
 
-        Raise `UserError` if some cells, but fewer than half, are not numbers.
+        Raise `UserError` if some cells, but fewer than half, are not numbers. If numbers are `expected`, raise it as
+        soon as some cells are numbers and others are not.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
@@ -209,7 +214,7 @@ class ColumnReader:
             )
         return _booleans(strings)
 
-    def _check_finite(self, name: str, numbers: Numbers) -> Numbers:
+    def _clean_numbers(self, name: str, numbers: Numbers) -> Numbers:
         """Turn the user's markers of gaps into NaN, and refuse infinite values."""
         for marker in (read_number(text) for text in self.missing):
             if marker is not None:
@@ -223,7 +228,7 @@ class ColumnReader:
         return numbers
 
     def _refuse_unfit_texts(self, name: str, column: Strings) -> None:
-        """Refuse texts that are not categories: dates, numbers with a comma, identifiers and free text."""
+        """Refuse texts that are not categories: dates, numbers with a comma or a unit, identifiers and free text."""
         rows = int((column.codes >= 0).sum())
         if not rows:
             return

@@ -1,4 +1,4 @@
-"""Data whose samples have several inputs by name, such as the token ids and the attention mask of a tokenizer.
+"""Data whose samples have several named inputs, such as the token ids and the attention mask of a tokenizer.
 
 The inputs of a sample are stored side by side in one row. `Dataset.fields` records their names and shapes, from which
 the model's adapter (`models/adapter.py`) restores them.
@@ -134,7 +134,7 @@ def _vocabulary_size(named: Sequence[Fields], vocabulary: int | None) -> int:
     """Return the number of tokens. All token ids must be smaller."""
     smallest = min(int(array.min(initial=0)) for part in named for array in part.values())
     if smallest < 0:
-        raise UserError(f"x holds the token id {smallest}; expected whole numbers of at least 0")
+        raise UserError(f"x holds the number {smallest}; expected token ids and other whole numbers of at least 0")
     ids = [part["input_ids"] if "input_ids" in part else next(iter(part.values())) for part in named]
     needed = 1 + max(int(array.max(initial=0)) for array in ids)
     if vocabulary is not None and vocabulary < needed:

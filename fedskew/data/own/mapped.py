@@ -1,4 +1,4 @@
-"""Folders of `.npy` arrays, which stay on disk. Rows are read when a client trains on them.
+"""Folders of `.npy` arrays, which stay on disk. Rows are read when they are needed.
 
 Use this format for data that does not fit in memory. The arrays must already have the types and shapes that models
 read, because nothing is converted.

@@ -51,7 +51,8 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
     if pairs and is_frame(train[0]):
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
-        loader, content = load_tables, [frame_table(x, name, y) for (x, y), name in zip(parts, sources, strict=False)]
+        frames = zip(parts, sources, strict=False)
+        loader, content = load_tables, [frame_table(x, source, y) for (x, y), source in frames]
         rest["label"] = next(reversed(content[0].columns))
     elif is_frame(train) or _is_hugging_face(train):
         loader, content = load_tables, [_table(part, source) for part, source in zip(parts, sources, strict=False)]
@@ -186,7 +187,7 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """Read the rows of a Hugging Face Dataset. A selection has fewer rows than the table that it stores."""
+    """Read the rows of a Hugging Face Dataset. `[:]` reads only the selected rows of the table that it stores."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 

@@ -47,7 +47,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
 
 @dataclass(frozen=True)
 class _LineNames:
-    """Names the line of the file in which a row begins. It reads the file again, but only for an error message."""
+    """Names the line of the file in which a row ends. It reads the file again, but only for an error message."""
 
     path: Path
     delimiter: str
@@ -65,7 +65,7 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 
 
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
-    """Read the header and the cells of each column by pyarrow.
+    """Read the header and the cells of each column with pyarrow.
 
     Return None if pyarrow is not installed or does not find the same columns in every row.
     """

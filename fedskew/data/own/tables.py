@@ -239,7 +239,9 @@ def _join_labels(table: Table, names: Sequence[str]) -> Table:
     joined = np.stack([_label_values(table, name) for name in names], axis=1)
     others = {name: column for name, column in table.columns.items() if name not in names}
     if _JOINED_LABELS in others:
-        raise UserError(f"{table.where}: column {_JOINED_LABELS!r} is not a label; expected another name for it")
+        raise UserError(
+            f"{table.where}: column {_JOINED_LABELS!r} is not among the label columns; expected another name for it"
+        )
     return replace(table, columns={**others, _JOINED_LABELS: joined})
 
 

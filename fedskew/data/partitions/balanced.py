@@ -62,9 +62,9 @@ class OneClass(CountedPartition):
                 f"without a client; use at least {labels.classes} clients"
             )
         owned = np.arange(self.clients)[:, None] % labels.classes == np.arange(labels.classes)
-        balanced = np.full(labels.classes, labels.class_sizes.min())
-        self.require_samples(owned.sum(axis=0), balanced, labels)
-        return share_equally(balanced, owned)
+        most_owners = np.full(labels.classes, owned.sum(axis=0).max())
+        self.require_samples(most_owners, labels.class_sizes, labels)
+        return share_equally(np.full(labels.classes, labels.class_sizes.min()), owned)
 
 
 @register

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.partitions.rule import Arrangement, IntArray, Labels, Partition, group_by_client, register
-from fedskew.errors import UserError
+from fedskew.errors import UserError, shorten
 
 
 @register
@@ -43,7 +43,7 @@ class Column(Partition):
         present = np.unique(site)
         names = tuple(dataset.sites[number] for number in present)
         absent = [name for number, name in enumerate(dataset.sites) if number not in set(present.tolist())]
-        notes = (f"not clients, because they have no training samples: {', '.join(absent[:5])}",) if absent else ()
+        notes = (f"not clients, because they have no training samples: {shorten(absent)}",) if absent else ()
         return Arrangement(dataset, names, notes)
 
     def draw(self, labels: Labels, seed: int) -> Sequence[IntArray]:  # noqa: ARG002 - the data determine the split

@@ -1,4 +1,4 @@
-"""A split by a user's CSV file, which has the number of samples per client and class."""
+"""A split with the label counts in a user's CSV file or folder of histograms."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 class Counts(CountedPartition):
     """The counts in a CSV file, with one row per client and one column per class.
 
-    If the data has too few samples, all counts are scaled down. A header row with the class names and a first column
-    with client names are optional. If any column has the name of a class, all columns must have one, in any order.
-    Otherwise the first column is the first class, and so on. Classes without a column are left out. If there are more
-    columns than classes, several columns share a class. Samples beyond the counts are not used.
+    `path` may also be a folder with one histogram per client. If the data has too few samples, all counts are scaled
+    down. A header row with the class names and a first column with client names are optional. If any column has the
+    name of a class, all columns must have one, in any order. Otherwise the first column is the first class, and so on.
+    Classes without a column are left out. If there are more columns than classes, several columns share a class.
+    Samples beyond the counts are not used.
     """
 
     name: ClassVar[str] = "counts"
@@ -60,7 +61,9 @@ class Counts(CountedPartition):
         from fedskew.data.label_counts import read_counts
 
         if not Path(self.path).exists():
-            raise UserError(f"cannot read {self.path}: No such file; expected a CSV file of counts")
+            raise UserError(
+                f"cannot read {self.path}: No such file; expected a CSV file of counts, or a folder of histograms"
+            )
         try:
             return read_counts(self.path, classes)
         except UserError as error:

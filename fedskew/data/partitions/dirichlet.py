@@ -22,8 +22,7 @@ from fedskew.randomness import generator, integer_key
 BLOCK_VALUES = 1 << 14
 """How many random shares are drawn at once per class. They fit in the processor's cache."""
 MAX_VALUES = 300_000_000
-"""Give up after this many random shares. For 100 clients and 10 classes, these are 300,000 draws, or about 15 seconds.
-"""
+"""Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256
 """The number of draws after which `MAX_TOO_SMALL` applies."""
 MAX_TOO_SMALL = 10
@@ -41,10 +40,10 @@ class Dirichlet(CountedPartition):
     This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench. Classes are divided in order. A client that already has
     an even share of all samples gets no more, and the others' shares are renormalised. The remainder after rounding
     goes to the last client, which therefore often has single samples of many classes. The draw is repeated until every
-    client has `min_size` samples.
+    client has at least `min_size` samples.
 
-    For 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn, many draws at
-    a time. Samples are assigned only once, for the accepted draw.
+    For CIFAR-10 with 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn,
+    many draws at a time. Samples are assigned only once, for the accepted draw.
     """
 
     name: ClassVar[str] = "dirichlet"
@@ -98,7 +97,7 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
     """Draw the logarithms of gamma variates. The variates divided by their sum are a Dirichlet draw.
 
     A gamma variate G(a) is G(a+1)·U^(1/a), and −log U is exponential. Logarithms do not underflow, however small the
-    shape. So a class still has positive shares if the cap removes the large ones.
+    shape. So the small weights of a class can still be compared if the cap removes the large ones.
     """
     boosted = np.log(rng.standard_gamma(shape + 1, size))
     log_variates: npt.NDArray[np.float64] = boosted - rng.standard_exponential(size) / shape

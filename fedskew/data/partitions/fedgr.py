@@ -1,7 +1,7 @@
 """FedGR's three partitions: imbalance of labels, of quantities, and of both.
 
-The paper's code for them is not published. Labels are assigned as in FedRepo, on which the paper builds, with two
-exceptions. No client draws a label twice, and no part of a client's data is held out for a local test.
+The paper's code for them is not published. They follow FedRepo, on which the paper builds, with two exceptions: no
+client draws a label twice, and no part of a client's data is held out for a local test.
 """
 
 from __future__ import annotations

@@ -205,13 +205,15 @@ class Partition(ABC):
         if labels_per_client > labels.classes:
             raise self.error(f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes")
 
-    def require_samples(self, needed: IntArray, available: IntArray, labels: Labels) -> None:
-        """Raise `UserError` if a class has fewer samples than clients that share it."""
+    def require_samples(
+        self, needed: IntArray, available: IntArray, labels: Labels, shared_by: str = "clients"
+    ) -> None:
+        """Raise `UserError` if a class has fewer samples than clients, or shards, that share it."""
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
             raise self.error(
-                f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} clients; "
+                f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} {shared_by}; "
                 "expected at least one each; use fewer clients"
             )
 

@@ -1,4 +1,4 @@
-"""Equal shards of single classes (FedLMD, FedNTD)."""
+"""Shards of single classes (FedLMD, FedNTD)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedskew.randomness import permutation
 @register
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Each client gets `shards` shards of equal size, each from one class.
+    """Each client gets `shards` shards, each from one class.
 
-    Every class is cut, in file order, into `clients * shards / classes` shards. The first shards may have one more
-    sample. The shards are shuffled and dealt out, so a client may get two shards of the same class.
+    Every class is cut, in file order, into `clients * shards / classes` equal shards. The first shards of a class may
+    have one more sample. The shards are shuffled and dealt out, so a client may get two shards of the same class.
     """
 
     name: ClassVar[str] = "shards"
@@ -53,5 +53,5 @@ class Shards(Partition):
                 f"clients × shards = {self.clients * self.shards} shards do not divide evenly among the "
                 f"{labels.classes} classes; use a multiple of {step} clients, such as {fitting}"
             )
-        self.require_samples(np.full(labels.classes, per_class), labels.class_sizes, labels)
+        self.require_samples(np.full(labels.classes, per_class), labels.class_sizes, labels, "shards")
         return per_class

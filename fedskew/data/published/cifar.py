@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the publisher's binary version. The version for Python is a pickle, which is unsafe."""
+"""CIFAR-10 and CIFAR-100 in the publisher's binary version. The Python version is a pickle, which is unsafe to load."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ def _digits_file() -> Path:
     package = find_spec("sklearn")
     file = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package else None
     if file is None or not file.is_file():
-        raise UserError("digits are a file of scikit-learn, which is missing; run pip install scikit-learn")
+        raise UserError(
+            "the dataset digits is a file of scikit-learn, which was not found; run pip install scikit-learn"
+        )
     return file
 
 

@@ -18,7 +18,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 
 @dataclass(frozen=True)
-class Family:
+class IdxDataset:
     """A dataset in idx format. All such datasets have the same file names, so the first test labels identify them."""
 
     name: str
@@ -28,8 +28,8 @@ class Family:
     first_test_labels: tuple[int, ...]
 
 
-MNIST = Family("mnist", tuple("0123456789"), (0.1307,), (0.3081,), (7, 2, 1, 0, 4, 1, 4, 9, 5, 9))
-FASHION = Family(
+MNIST = IdxDataset("mnist", tuple("0123456789"), (0.1307,), (0.3081,), (7, 2, 1, 0, 4, 1, 4, 9, 5, 9))
+FASHION = IdxDataset(
     "fashion-mnist",
     (
         "T-shirt/top",
@@ -49,17 +49,17 @@ FASHION = Family(
 )
 
 
-def load_idx(family: Family, files: list[Path], *, test_fraction: float | None = None) -> Dataset:
+def load_idx(dataset: IdxDataset, files: list[Path], *, test_fraction: float | None = None) -> Dataset:
     """Load a dataset from its four files.
 
     `test_fraction` merges both parts and holds out a new stratified test set, as FedVLS did for MNIST with 0.25.
     """
     train = _samples(files[0], files[1])
     test = _samples(files[2], files[3])
-    _check_family(family, test, files[3])
+    _check_identity(dataset, test, files[3])
     if test_fraction is not None:
-        train, test = _split_again(train, test, test_fraction, family.name)
-    return Dataset(family.name, "image", family.classes, train, test, family.mean, family.std)
+        train, test = _split_again(train, test, test_fraction, dataset.name)
+    return Dataset(dataset.name, "image", dataset.classes, train, test, dataset.mean, dataset.std)
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -89,11 +89,11 @@ def _samples(images: Path, labels: Path) -> Samples:
     return Samples(x[:, None], y)
 
 
-def _check_family(family: Family, test: Samples, path: Path) -> None:
+def _check_identity(dataset: IdxDataset, test: Samples, path: Path) -> None:
     first = tuple(test.y[:10].tolist())
     for other in (MNIST, FASHION):
-        if other is not family and first == other.first_test_labels:
-            raise UserError(f"{path}: this is {other.name}; expected {family.name}; keep them in separate folders")
+        if other is not dataset and first == other.first_test_labels:
+            raise UserError(f"{path}: this is {other.name}; expected {dataset.name}; keep them in separate folders")
 
 
 def _split_again(train: Samples, test: Samples, fraction: float, name: str) -> tuple[Samples, Samples]:

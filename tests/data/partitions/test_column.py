@@ -65,7 +65,7 @@ def test_a_site_with_only_test_samples_is_no_client() -> None:
     test = frame(hospital="far away")
     fed = fs.federation(frame(), fs.Column("hospital"), label="ill", test=test)
     assert fed.client_names == ("north", "ward 2", "ward 10")
-    assert fed.notes == ("not clients, because they have no training samples: far away",)
+    assert fed.notes == ("not clients, because they have no training samples: 'far away'",)
 
 
 @pytest.mark.parametrize(

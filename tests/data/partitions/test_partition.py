@@ -230,7 +230,7 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
         (Dirichlet(301), "at most 300 clients"),
         (Dirichlet(250, beta=0.01), "use fewer clients, a larger beta or a smaller min_size"),
         (Shards(7, 2), "use a multiple of 5 clients, such as 5"),
-        (Shards(1500, 2), "expected at least one each"),
+        (Shards(1500, 2), "samples to share among 300 shards; expected at least one each"),
         (Quantity(10, 11), "but there are 10 classes"),
         (Quantity(3, 2), "use at least 5 clients"),
         (Quantity(9, 2), "use 5 clients"),
@@ -247,6 +247,12 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
 def test_a_split_that_cannot_exist_is_refused_with_the_reason(rule: Partition, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         rule.split(SHUFFLED, 10, 0)
+
+
+def test_one_class_names_the_class_that_is_too_small() -> None:
+    labels = np.repeat(np.arange(3), [50, 2, 60])
+    with pytest.raises(UserError, match="class '1' has 2 samples to share among 3 clients"):
+        OneClass(9).split(labels, 3, 0)
 
 
 @pytest.mark.parametrize(
