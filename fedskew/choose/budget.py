@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 MAX_PER_METHOD = 2
-"""The most candidates of one method from the second rung on, so that one method cannot fill a rung."""
+"""The maximum number of candidates per method from the second rung on, so that one method cannot fill a rung."""
 PLANNED_SHARE = 0.85
 """Plans use only this share of a time budget, because rounds differ in length."""
 
@@ -116,7 +116,7 @@ class Costs:
         return fmean(self.per_round.values())
 
     def race_cost(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:
-        """Return the cost of the whole race, including the final."""
+        """Estimate the cost of the whole race, including the final."""
         field = make_field(methods, lr, plan.settings)
         first, *later = rung_ends(rounds)
         total = plan.splits * sum(self.trial_cost(candidate, first) for candidate in field)
@@ -136,7 +136,7 @@ class Costs:
 
 def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
     """Return the most thorough plan that fits into the budget. Raise `UserError` if none fits."""
-    cost_per_unit = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers  # workers spend seconds at once
+    cost_per_unit = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers  # workers spend time in parallel
     needed = 0.0
     for plan in PLANS:
         needed = costs.race_cost(plan, methods, lr, rounds) / cost_per_unit

@@ -1,4 +1,4 @@
-"""Show the progress of a race: a live table in a notebook or a terminal, lines elsewhere."""
+"""Show the progress of a race: a live table in a notebook or a terminal, and lines elsewhere if requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedskew.results.race import RaceRecord, Standing
 
 SECONDS_BETWEEN_LINES = 15.0
 _MAX_LISTED = 3
-"""The most candidates in a line of a log."""
+"""The maximum number of candidates in a line of a log."""
 
 
 class RaceProgress(RaceWatcher):

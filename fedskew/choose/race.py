@@ -37,7 +37,7 @@ from fedskew.experiment.config import Config
 from fedskew.results.race import RaceRecord, Rung, Standing, save_race
 
 MAX_SPLITS = 3
-"""The most splits that a rung uses. The seeds of the final are larger than those of the rungs."""
+"""The maximum number of splits in a rung. The seeds of the final are larger than those of the rungs."""
 
 
 @dataclass
@@ -177,7 +177,7 @@ def scored_rounds(config: Config, rounds: int) -> int:
 
 
 def keep_best(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
-    """Return the best `size` candidates, at most two per method, and always two of FedAvg.
+    """Return the best `size` candidates, at most two per method. Two of FedAvg are always kept, even beyond `size`.
 
     If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate,
     because high rates lead after few rounds and often fall behind later.

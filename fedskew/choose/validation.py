@@ -10,7 +10,7 @@ from fedskew.errors import UserError
 FRACTION = 0.2
 """The largest share of the training data that is held out."""
 MAX_SAMPLES = 5000
-"""The most validation samples. More of them would cost more time than the reduction in noise is worth."""
+"""The maximum number of validation samples. More would cost more time than the reduction in noise is worth."""
 _PURPOSE = "validation"
 
 
@@ -37,7 +37,7 @@ _CACHE_SIZE = 12
 
 
 def validation_federation(federation: Federation, seed: int, fraction: float) -> Federation:
-    """Return the result of `hold_out` for the federation, which is computed once per process."""
+    """Return the result of `hold_out` for the federation. The process keeps its last results."""
     key = (federation.hash, seed, fraction)
     if key not in _cache:
         while len(_cache) >= _CACHE_SIZE:

@@ -31,7 +31,7 @@ class Callback:
         """Called with a line that the user should see."""
 
     def on_end(self, result: Result) -> None:
-        """Called after the last round."""
+        """Called after the last round. It is called at once if the run was already finished."""
 
 
 class EarlyStopping(Callback):

@@ -26,7 +26,7 @@ Setting = str | Mapping[str, float] | None
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:
-    """Replace a path by the weights in that file. Weights are returned in the order of the classes.
+    """Replace a path by the weights in that file. Return weights in the order of the classes, and words unchanged.
 
     Raise `UserError` unless every class has one weight.
     """
@@ -66,17 +66,15 @@ def _make_weights(setting: str | Mapping[str, float], dataset: Dataset) -> Class
 
 def _refuse_unfit(method: Method, setting: object) -> None:
     """Raise `UserError` if the method cannot use these weights."""
-    shown = setting if isinstance(setting, str) else "given"
+    given = f"class_weights is {setting!r}" if isinstance(setting, str) else "class_weights is set"
     if not takes_weights(method.objective):
         raise UserError(
-            f"class_weights is {shown!r}, but the loss of method {method.name!r} does not take class weights; expected "
-            "a method that trains on a cross entropy, such as fedavg, or your own objective that declares "
-            "takes_class_weights"
+            f"{given}, but the loss of method {method.name!r} does not take class weights; expected a method that "
+            "trains on a cross entropy, such as fedavg, or your own objective that declares takes_class_weights"
         )
     if method.params.get("weights"):
         raise UserError(
-            f"class_weights is {shown!r}, but method {method.name!r} already has the parameter weights; expected one "
-            "of them"
+            f"{given}, but method {method.name!r} already has the parameter weights; expected one of the two"
         )
     if setting == "counts" and any(stage.cohort == "alone" for stage in method.stages(1, 1, {})):
         raise UserError(

@@ -1,4 +1,4 @@
-"""Run several methods. With the same seed, all methods get the same split, initial model, clients and batches."""
+"""Run several methods. With equal settings and seeds, all get the same split, initial model, clients and batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[
     """Prepare every method with every seed, so that errors show before any run starts.
 
     The data and the split come from `base`. Everything else, such as the method and its settings, comes from
-    `methods`, which has one configuration per method. Its configurations must name the same data and split.
+    `methods`, which has one configuration per method. They must name the same data and split as `base`.
     """
     runs = []
     for seed in seeds:

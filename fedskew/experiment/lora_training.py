@@ -1,4 +1,4 @@
-"""Train low-rank adapters (`train: lora`): only adapters, normalisation layers and head travel.
+"""Train low-rank adapters (`train: lora`). Only the adapters, the normalisation layers and the head are exchanged.
 
 The server and the clients work on a model with adapters. The final model has none: they are added to its weights.
 """

@@ -42,7 +42,7 @@ class Prepared:
     start: InitReport | None = None
     """The tensors that the model took from the file of weights. None if `init` names no file."""
     notices: tuple[str, ...] = ()
-    """Lines for the user about choices that the configuration left open."""
+    """Lines for the user about choices that `prepare` made."""
 
     @property
     def sample(self) -> Tensor:
@@ -84,9 +84,10 @@ def prepare(
     method: str | Method | Part | None = None,
     model: nn.Module | None = None,
 ) -> Prepared:
-    """Resolve every choice that `config` leaves open.
+    """Resolve the choices that `config` leaves open, and check them.
 
-    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names.
+    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. Only
+    the engine of a long run on a CPU stays `auto`: see `choose_engine`.
     """
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
@@ -158,7 +159,7 @@ def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn
 
 
 def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str:
-    """Return the head that the configuration or the method names. A linear head is `auto`, as in earlier runs."""
+    """Return the head that the configuration or the method names. A linear head is recorded as `auto`."""
     needed = next((m.head for m in method.members if isinstance(m, Objective) and m.head), "")
     head = config.head if config.head != "auto" or model is not None else needed or "auto"
     if needed and model is None and head != needed:
@@ -169,7 +170,10 @@ def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str
 
 
 def _precision(config: Config, method: Method, device: torch.device) -> str:
-    """Choose the number format. Logits of heads in closed form are often closer to each other than bf16 resolves."""
+    """Choose the number format. A method that computes its head in closed form gets float32 in place of bf16.
+
+    The logits of such a head are often closer to each other than bf16 resolves.
+    """
     chosen = choose_precision(config.precision, device)
     trains = not isinstance(method.objective, Schedule) or method.objective.trains_clients
     return chosen if trains or chosen != "bf16" else "float32"

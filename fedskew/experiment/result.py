@@ -37,7 +37,7 @@ STATUS = "finished"
 
 
 def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
-    """Say which sites contributed to a federation's model."""
+    """Describe which sites contributed to a federation's model, and in how many rounds."""
     fewer = {name: number for name, number in site_rounds.items() if number < rounds}
     if not fewer:
         return f"all {len(site_rounds)} sites in every round"
@@ -249,9 +249,12 @@ class Result:
 
     @property
     def client_tests(self) -> dict[str, dict[str, float]]:
-        """Accuracies on the own test samples of each client or site after the last evaluated round, by name: `accuracy`
-        of the new global model, of a participant's model `before` and `after` local training, and, if the method has a
-        personal part, of the client's `personal` model."""
+        """Accuracies on the test samples of each client or site, by its name, from the last evaluation on them.
+
+        `accuracy` is that of the new global model, or of the client's own model if there is no global one. `before` and
+        `after` are those of a participant's model before and after local training. `personal` is that of the client's
+        own model, if the method has a personal part.
+        """
         tested = [row.client_tests for row in self.evaluated if row.client_tests]
         found: dict[str, dict[str, float]] = {}
         for kind, values in tested[-1].items() if tested else ():

@@ -199,7 +199,7 @@ def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoin
 def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, checkpoint: Checkpoint) -> None:
     if checkpoint.meta["split"] != prepared.federation.hash:
         raise UserError(
-            f"the data or its split has changed since {folder.path} was started; restore it, or choose another --out"
+            f"the data or the split has changed since {folder.path} was started; restore it, or choose another --out"
         )
     models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
     expected = server.network.state().params
@@ -219,6 +219,6 @@ def _use_threads(server: Server, recorder: Recorder, threads: int) -> None:
     """Use as many threads as the run started with, because their number affects the last bits of sums."""
     current = torch.get_num_threads()
     if server.device.type == "cpu" and threads != current:
-        line = f"the run continues with {threads} CPU threads, the number it started with, instead of {current}"
-        recorder.notify([line])
+        number = f"{threads} CPU thread{'s' * (threads != 1)}"
+        recorder.notify([f"the run continues with {number}, the number it started with, instead of {current}"])
         torch.set_num_threads(threads)

@@ -12,7 +12,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 
 
 def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Compare these runs. Refuse unfinished runs, two runs with one seed, and runs with different classes or seeds."""
+    """Compare these runs. Refuse unfinished runs, repeated seeds of a method, and different classes or seeds."""
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
@@ -21,9 +21,7 @@ def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) ->
     if len(comparison.runs) < len(runs):
         kept = comparison.runs
         extra = next(run for run in runs if run not in kept)
-        raise UserError(
-            f"method {extra.method!r} has two runs with the same seed {extra.seed}; expected one run per seed"
-        )
+        raise UserError(f"method {extra.method!r} has two runs with seed {extra.seed}; expected one run per seed")
     first = comparison.methods[0]
     expected = [run.seed for run in first.runs]
     for method in comparison.methods:

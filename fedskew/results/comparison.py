@@ -123,7 +123,7 @@ class MethodRuns:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """Methods on the same federations, with the same data, splits and settings, and with several seeds."""
+    """Methods on the same federations, with one run per method and seed."""
 
     label: str
     methods: tuple[MethodRuns, ...]
@@ -158,12 +158,12 @@ class Comparison:
 
     @property
     def label_counts(self) -> npt.NDArray[np.int64] | None:
-        """Number of samples, [clients, classes], with the first seed. None if no run has label counts."""
+        """Number of samples, [clients, classes], from the first run that has them. None if no run has them."""
         return next((run.label_counts for run in self.runs if run.label_counts is not None), None)
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """The names of the first seed's clients, or else their numbers, for tables."""
+        """The clients' names, or else their numbers, from the run of `label_counts`. Empty if no run has them."""
         return next((run.client_labels for run in self.runs if run.label_counts is not None), ())
 
     @property
@@ -322,7 +322,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
 
 
 def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[Comparison]:
-    """Make one comparison per setting. A setting is everything in the configuration except the method and the seed."""
+    """Make one comparison per setting. A setting is the configuration without the method and without `IGNORED_KEYS`."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
         grouped.setdefault(key_of(_setting_and_method(run.config)[0]), []).append(run)

@@ -53,7 +53,7 @@ class LoadedRuns:
 
 
 def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
-    """Read all runs in these folders. Raise a UserError only if none can be read."""
+    """Read all runs in these folders. Raise a UserError if a folder has no run, or if no run can be read."""
     runs: list[Result] = []
     unreadable: list[str] = []
     for folder in find_runs(paths):

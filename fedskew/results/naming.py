@@ -12,7 +12,7 @@ from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
 
 IGNORED_KEYS = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
-"""Keys that may differ between the runs of one setting."""
+"""Keys that may differ between the runs of one setting: the seed, and keys that do not change what is measured."""
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Standing:
     scores: Mapping[int, float]
     """Validation score by seed. Each seed has another split."""
     kept: bool
-    """Whether the candidate goes on to the next rung."""
+    """Whether the candidate goes on to the next rung, or to the final after the last rung."""
 
     @property
     def mean(self) -> float:

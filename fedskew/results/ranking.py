@@ -32,7 +32,7 @@ class RankingMetric:
     """The largest possible difference of two values."""
 
     def value(self, run: Result) -> float:
-        """The run's value after its last round. NaN if it has none."""
+        """The run's value at its last evaluation. NaN if it was not recorded."""
         if self.measure is None:
             return _number(getattr(run.scores, self.score or "", None))
         return _number(getattr(run.evaluation, self.measure))

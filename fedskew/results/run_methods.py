@@ -54,7 +54,8 @@ def compare(
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
-    config: a `Config`, whose values the settings override. Its data, method and seed are ignored.
+    config: a `Config`, whose values the settings override. Its data, method and seed are ignored, and its partition too
+        if `data` is a federation.
     out: a folder for the runs. A repeated call continues an interrupted comparison there.
     callbacks: objects that watch all runs, such as `EarlyStopping(patience=10)`.
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,

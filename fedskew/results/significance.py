@@ -19,8 +19,10 @@ POWER = 0.8
 MIN_SEEDS = 3
 """With fewer seeds nothing is tested. An interval from two differences would be mean ± 9 standard deviations."""
 MAX_SEEDS = 30
-"""The most seeds that are ever recommended."""
-INTERVAL_NOTE = "A difference is significant at 5 %, corrected by Holm's method, exactly if its interval excludes 0."
+"""The maximum number of seeds that is recommended."""
+INTERVAL_NOTE = (
+    "A difference is significant at 5 %, corrected by Holm's method, if and only if its interval excludes 0."
+)
 """A note for tables of intervals. With several comparisons, some intervals are wider than a plain 95 % interval."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
@@ -37,8 +39,8 @@ class Difference:
     spread: float | None = None
     """Sample standard deviation of the differences. None with fewer than three seeds."""
     low: float | None = None
-    """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0
-    exactly if the difference is significant. None if nothing was tested, or if all differences are equal."""
+    """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0 if
+    and only if the difference is significant. None if nothing was tested, or if all differences are equal."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value. `holm` corrects it. None if nothing was tested, or if all differences are equal but not 0."""

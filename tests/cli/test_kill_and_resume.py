@@ -163,8 +163,7 @@ def test_a_run_continues_with_the_threads_it_began_with(tmp_path):
         watch = Notices()
         run(fed, "fedavg", callbacks=[watch], **settings)
         assert watch.threads == began
-        assert watch.lines == [
-            f"the run continues with {began} CPU threads, the number it started with, instead of {began + 1}"
-        ]
+        number = "1 CPU thread" if began == 1 else f"{began} CPU threads"
+        assert watch.lines == [f"the run continues with {number}, the number it started with, instead of {began + 1}"]
     finally:
         torch.set_num_threads(began)

@@ -11,8 +11,8 @@ written beside its name:
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
 
-The catalogues of datasets, partitions, models and methods check that such names and parameters exist. Everything else
-is checked here.
+Types and ranges are checked here. The catalogues of datasets, partitions, models and methods check that names and
+parameters exist. `preparation` checks that the choices fit each other.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class Config:
     precision: str = _option(
         "auto",
         choice("auto", "float32", "float64", "tf32", "bf16"),
-        "number format: float32, float64, tf32, bf16, or auto for bf16 on a GPU and float32 on a CPU",
+        "number format: float32, float64, tf32, bf16, or auto for bf16 on GPUs that support it and float32 elsewhere",
     )
     compile: str = _option(
         "auto",
@@ -356,7 +356,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
 
 
 _LONGEST_SETTINGS = 60
-"""The most characters of a method's settings in the name of a folder. File systems allow 255 for the whole name."""
+"""The maximum length of a method's settings in a folder's name. File systems allow 255 characters for a whole name."""
 
 
 def changed_method_params(config: Config) -> dict[str, Any]:

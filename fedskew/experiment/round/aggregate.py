@@ -1,7 +1,7 @@
 """Aggregate the updates of a round's clients into the next global model.
 
 A client with numbers that are not finite has diverged, and its update is discarded. If the server's step with the other
-updates is not finite, the round changes nothing.
+updates is not finite, the round changes neither the model nor the clients' states.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Aggregated:
     after: RunState
     """The run's state after the round."""
     report: TrainingReport
-    """`report.finite` tells which clients' updates the model contains."""
+    """`report.finite` shows which clients' updates the model contains."""
 
 
 class Aggregator:

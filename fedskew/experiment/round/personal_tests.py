@@ -1,7 +1,8 @@
 """Evaluate methods with a personal part: the clients' own models, and the global model if there is one.
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
-out samples (`client_test`), each client's own model is also tested on them.
+out samples (`client_test`), each client's own model is also tested on them. A method that fine-tunes these models does
+so only at the end of a stage, because it takes long.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class PersonalTests:
         return kept
 
     def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
-        """Join the trained tensors of a participant with those that it did not send, before the server's step."""
+        """Return a participant's trained model: the tensors that it sends, with the others as it has them."""
         sent = plan.start.model
         others = sent if self.personal.has_global_model else self._kept_models(after, sent)(client)
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})

@@ -1,4 +1,4 @@
-"""Plan a round: which clients take part, from which model, on which samples, and what else they receive."""
+"""Plan a round: its clients, the model that they start from, the samples that they train on, and what else they get."""
 
 from __future__ import annotations
 

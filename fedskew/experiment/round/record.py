@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RoundRow:
-    """What happened in one round. Row 0 has only the evaluation of the initial model and its duration."""
+    """What happened in one round. Row 0 has only the evaluation of the initial model."""
 
     round: int
     """Number of the round, counted over all stages."""

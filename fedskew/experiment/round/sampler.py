@@ -28,7 +28,7 @@ class Participants:
     samples: tuple[IntArray, ...]
     """Training samples of each participant in this round."""
     population: int
-    """Number of clients from which the participants were drawn."""
+    """Number of clients in the federation, or in the stage if it names its clients."""
 
     @property
     def sizes(self) -> IntArray:
@@ -37,7 +37,11 @@ class Participants:
 
 
 class ClientSampler:
-    """Draws the clients of each round. The draw does not depend on the method, so all methods get the same clients."""
+    """Draws the clients of each round.
+
+    The draw depends only on the seed, the model's name and its round, unless a stage restricts the clients. So most
+    methods get the same clients.
+    """
 
     def __init__(self, federation: Federation, config: Config) -> None:
         self._federation, self._config = federation, config
@@ -73,7 +77,8 @@ class ClientSampler:
             per_round = None if per_round is None else max(1, round(per_round * in_stage.sum() / len(eligible)))
             eligible = eligible[in_stage]
         if not len(eligible):
-            raise UserError(f"stage {stage.name!r} has no client with samples of classes {stage.labels}")
+            restricted = "" if stage.labels is None else f" of classes {', '.join(map(str, stage.labels))}"
+            raise UserError(f"stage {stage.name!r} has no client with samples{restricted}")
         number = min(per_round or len(eligible), len(eligible))
         key = (self._config.seed, "clients", model_number(stage.model), model_round)
         return np.sort(eligible[sample(number, len(eligible), *key)])

@@ -1,8 +1,8 @@
 """The state between rounds: models, the position in the schedule, and what clients keep.
 
-A stateful method keeps one state per client, such as control variates or the previous model. All states together would
-not fit on a device, and most are not needed in a round. So a state is read when its client is sampled, from the host's
-memory (here) or from the run's folder (`storage.checkpoints`).
+A stateful method keeps one state per client, such as control variates or the previous model. All states together may
+not fit on a device, and a round needs only those of its clients. So a state is read when its client is sampled, from
+the host's memory (here) or from the run's folder (`storage.checkpoints`).
 """
 
 from __future__ import annotations

@@ -83,7 +83,10 @@ def describe_inputs(dataset: Dataset) -> dict[str, Any]:
 def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -> dict[str, Any]:
     """The description of a model's inputs, as recorded in a run's folder."""
     if federation is None or "inputs" not in federation:
-        raise UserError(f"{folder} was written by an earlier version, which did not record the inputs; repeat the run")
+        raise UserError(
+            f"{folder} does not record the model's inputs, because about.json is missing, damaged or from an earlier "
+            "version; repeat the run"
+        )
     inputs: dict[str, Any] = federation["inputs"]
     return inputs
 

@@ -36,7 +36,7 @@ from fedskew.methods.parts import Tensors
 
 _KEPT_CHECKPOINTS = 2
 _FORMAT = 2
-"""The version of the checkpoint's format. Files of another version are refused, so that no trained round is lost."""
+"""The version of the checkpoint's format. A file of another version stops the run, so that it does not start over."""
 _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
@@ -214,7 +214,7 @@ class Checkpoints:
             self._thread = None
 
     def load_newest(self, run: str, logged: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
-        """Load the newest usable checkpoint of this run, and warn of each newer one that is skipped.
+        """Load the newest usable checkpoint of this run, and warn about each newer one that is skipped.
 
         `logged` are the rounds with a row in rounds.jsonl. A checkpoint of any other round is skipped.
         """

@@ -4,9 +4,9 @@ A file is written under a temporary name, forced to disk, and renamed. So the ol
 or stays as it is. The temporary name is fixed, so that the next attempt overwrites an unfinished file. A lock keeps
 other writers out of a folder.
 
-Tensors are stored in safetensors files with a digest, which detects a changed byte within a tensor. The safetensors
-library reads the files, but this module writes them. The library's writer uses a memory map, and on a full disk that
-ends the process with a signal instead of an error.
+Tensors are stored in safetensors files with a digest of their content, which detects damage. The safetensors library
+reads the files, but this module writes them. The library's writer uses a memory map, and on a full disk that ends the
+process with a signal instead of an error.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ from fedskew.experiment.storage.files import (
 
 FORMAT = 1
 """The version of the folder's format, in about.json. New keys and files keep it. It grows if an older fedskew would
-misread the folder. Folders of fedskew 0.1.0 have format 1 and do not say so. Checkpoints have a format of their own."""
+misread the folder. Folders of fedskew 0.1.0 have format 1 and do not record it. Checkpoints have their own format."""
 
 
 class RoundsFile:
@@ -101,7 +101,8 @@ class RoundsFile:
             row = _parse(line)
             if row is None or (good and row.round <= good[-1][0].round):
                 dropped = len(complete_lines) - len(good)
-                return good, f"{self.path} is damaged in line {len(good) + 1}; its last {dropped} rows are ignored"
+                ignored = "row is" if dropped == 1 else f"{dropped} rows are"
+                return good, f"{self.path} is damaged in line {len(good) + 1}; its last {ignored} ignored"
             good.append((row, line))
         return good, None
 
@@ -278,7 +279,8 @@ class RunFolder:
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Load the final model, and the metadata saved with it."""
         if not self.model_path.is_file():
-            raise UserError(f"{self.path} has no model.safetensors, because its run did not finish")
+            reason = "it was deleted after its run finished" if self.finished else "its run did not finish"
+            raise UserError(f"{self.path} has no model.safetensors: {reason}")
         try:
             with reporting_os_errors("read", self.model_path):
                 return read_tensors(self.model_path)
@@ -322,11 +324,11 @@ class RunFolder:
         if free < needed:
             raise UserError(
                 f"{self.path} has {free / 1e6:.0f} MB of free disk; expected at least {needed / 1e6:.0f} MB "
-                "for the run's checkpoints; free some or choose another --out"
+                "for the run's checkpoints; free some space or choose another --out"
             )
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder that has other files than those of a run."""
+        """Refuse a folder with files but without config.yaml. Files that precede config.yaml in a run are allowed."""
         with reporting_os_errors("read", self.path):
             if not self.path.exists():
                 return
