@@ -1,7 +1,7 @@
 """Examine an installation for `fedskew doctor`: versions, devices, extras, data folders, ports and certificates.
 
-A check is `ok`, `note` for what is merely absent or will need attention, or `broken` for what a user needs and cannot
-use. Only the keys folder and the ports that the user names are needed for a federation.
+A check is `ok`, `note` (something is absent or will need attention) or `broken` (something that the user needs cannot
+be used). The user needs a port only if the command names it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Requirement:
     bounds: str
     """Such as `>=1.41,<1.42`."""
     extra: str
-    """The extra that needs the package, or nothing if fedskew itself does."""
+    """The extra that needs the package. Empty if fedskew itself needs it."""
 
 
 def _check_versions() -> Iterator[Check]:
@@ -119,11 +119,11 @@ def _read_project(file: Path) -> list[str]:
 
 
 def _parse_requirement(line: str) -> _Requirement:
-    wanted, _, condition = line.partition(";")
-    name = re.match(r"[\w.-]+", wanted.strip())
+    specifier, _, condition = line.partition(";")
+    name = re.match(r"[\w.-]+", specifier.strip())
     extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", condition)
-    package = name[0] if name else wanted.strip()
-    bounds = re.sub(r"\[.*?\]|[\s()]", "", wanted.strip()[len(package) :])
+    package = name[0] if name else specifier.strip()
+    bounds = re.sub(r"\[.*?\]|[\s()]", "", specifier.strip()[len(package) :])
     return _Requirement(package, bounds, extra[1] if extra else "")
 
 
@@ -209,7 +209,7 @@ def _check_writable(name: str, folder: Path) -> Check:
     nearest = next(path for path in (folder, *folder.parents) if path.exists())
     if nearest.is_dir() and os.access(nearest, os.W_OK):
         return Check(name, "ok", str(folder))
-    return Check(name, "broken", f"{folder} cannot be written; set XDG_CACHE_HOME to a folder that can")
+    return Check(name, "broken", f"{folder} is not writable; set XDG_CACHE_HOME to a writable folder")
 
 
 # -- federation --------------------------------------------------------------------------------------------

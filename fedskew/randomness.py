@@ -56,8 +56,8 @@ def _order(bits: np.ndarray) -> np.ndarray:
 def sample(m: int, n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     """Draw m of range(n) without replacement, in random order.
 
-    The result is the first m of `permutation`. If n is large and m is small, the numbers are drawn directly instead, at
-    a cost that does not depend on n.
+    If n is small or m is large, the result is the first m of `permutation`. Otherwise the numbers are drawn directly,
+    at a cost that does not depend on n.
     """
     if n < _SMALL or 8 * m > n:
         return permutation(n, seed, purpose, *key)[:m]

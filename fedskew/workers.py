@@ -1,4 +1,4 @@
-"""Worker processes that answer requests, one at a time, as lines of JSON.
+"""Worker processes. Each answers one request at a time. Requests and answers are lines of JSON.
 
 A worker is started as `python -m fedskew.workers package.module:function`. It is never a fork, because a process that
 has used a GPU cannot be forked. A crash ends only one worker. A worker imports the function once, so data and compiled
@@ -213,7 +213,7 @@ class WorkerProcess:
         self.stream.close()
 
     def kill(self) -> None:
-        """End the worker at once. Its run on disk can be resumed."""
+        """End the worker at once."""
         self._process.kill()
         self._process.wait()
         self.stream.close()

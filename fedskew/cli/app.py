@@ -67,7 +67,7 @@ def _fedskew(
 _PANELS = {
     "Start here": (demo, diagnose, choose, run, export, doctor),
     "Compare": (compare, sweep),
-    "Look": (report, partition, catalogues),
+    "Inspect": (report, partition, catalogues),
     "Lab": (reproduce, pretrain, bench),
     "Federation": (federate,),
 }
@@ -114,6 +114,6 @@ def _usage_message(error: Any) -> str:
     if hasattr(error, "possibilities") and context is not None:
         options = [name for parameter in context.command.params for name in parameter.opts]
         hint = nearest(error.option_name, options)
-        advice = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists them"
+        advice = f"did you mean {hint!r}?" if hint else f"{context.command_path} --help lists the options"
         return f"unknown option {error.option_name!r}; {advice}"
     return " ".join(str(error.format_message()).split())

@@ -45,15 +45,15 @@ def _command(
     only: Annotated[
         str | None,
         option("--only", "A,B", "measure only steps, rounds, federation, participants, start-up, whole-runs (GPU), "
-               "or scale, which writes 7 GB to a temporary folder (default: all but scale)"),
+               "or scale, which writes 7 GB (for a GPU, 13 GB) to a temporary folder (default: all but scale)"),
     ] = None,
     scale_clients: Annotated[
         str | None, option("--scale-clients", "N", "clients of the federation for scale (default: 1000000)")
     ] = None,
     budget: Annotated[
         str | None,
-        option("--budget", "SECONDS", "start no new measurement after this time; the most important come first "
-               "(default: 600, or 420 on a GPU)"),
+        option("--budget", "SECONDS", "start no new measurement except scale after this time; the most important come "
+               "first (default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
     out: Annotated[str | None, option("--out", "FILE", "also write the JSON to this file")] = None,
@@ -84,8 +84,8 @@ def _command(
     if interrupted:
         from fedskew.cli.terminal import notice
 
-        measured = benchmark.results.measurements
-        notice("stopped; " + ("the remaining measurements were skipped" if measured else "nothing was measured"))
+        done = benchmark.results.measurements or benchmark.results.commands
+        notice("stopped; " + ("the remaining measurements were skipped" if done else "nothing was measured"))
         raise typer.Exit(INTERRUPTED)
 
 

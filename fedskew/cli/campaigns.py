@@ -61,7 +61,7 @@ def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
 
 
 def conclude(campaign: Campaign) -> None:
-    """Count the runs that the time limit stopped, list those that failed, and exit with status 1 if there are any."""
+    """Count the runs that the time limit stopped, and list those that failed. If any failed, exit with status 1."""
     if campaign.stopped:
         count = len(campaign.stopped)
         unfinished = "1 run is unfinished" if count == 1 else f"{count} runs are unfinished"

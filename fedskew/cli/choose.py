@@ -55,8 +55,8 @@ def _command(
     """Race methods on a federation and recommend one, with its lead over FedAvg, its costs and what it reveals.
 
     Methods, their settings and learning rates are compared on validation
-    data, held out of the training data. The test set is never used. Repeat
-    the command to continue a race that was interrupted.
+    data, held out from the training data. The test set is never used.
+    Repeat the command to continue a race that was interrupted.
     """
     from fedskew.choose.choice import choose
     from fedskew.cli.campaigns import parse_count

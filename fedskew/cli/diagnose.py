@@ -149,7 +149,7 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
     for table in tables:
         console.print(_rich_table(table))
     if others := len(diagnosis.printed) - len(refuted.rows):
-        console.print(f"{others} other gains printed in papers were confirmed, were smaller, or were not rerun; "
+        console.print(f"Other gains printed in papers ({others}) were confirmed, were smaller, or were not rerun; "
                       "-o FILE.html and --json list them.",
                       soft_wrap=True)  # fmt: skip
     start = f"Start with {diagnosis.method}." if diagnosis.candidates else "No near setting was rerun."

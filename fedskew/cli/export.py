@@ -29,7 +29,7 @@ def _command(
         option(
             "--site",
             "NAME",
-            "the model of this client, or of the site whose site.yaml this is, for methods with models of their own",
+            "export the model of this client, or of the site with this site.yaml, if the method gives each its own",
         ),
     ] = None,
     as_json: Json = False,

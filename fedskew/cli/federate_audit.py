@@ -55,7 +55,8 @@ def _verify(
         print_json({"log": str(log), "entries": len(chain.entries), "repaired": chain.repairs, "head": chain.head})
         return
     repaired = f" {chain.repairs} incomplete, from killed processes;" if chain.repairs else ""
-    line = f"{log} is intact: {len(chain.entries)} entries;{repaired} last hash {chain.head}"
+    entries = f"{len(chain.entries)} entr{'y' if len(chain.entries) == 1 else 'ies'}"
+    line = f"{log} is intact: {entries};{repaired} last hash {chain.head}"
     stdout().print(line, soft_wrap=True, markup=False)
 
 

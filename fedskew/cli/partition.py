@@ -80,7 +80,8 @@ def _show(federation: Federation, max_clients: int | None) -> None:
         console.print(f"only the first {max_clients} clients are listed; --all lists all", style="dim")
     summary = _summary(federation)
     console.print(
-        f"{summary['clients']} clients, {summary['samples']} samples used, {summary['unused']} unused; "
+        f"{summary['clients']} client{'s' * (summary['clients'] != 1)}, {summary['samples']} samples used, "
+        f"{summary['unused']} unused; "
         f"sizes from {summary['smallest']} to {summary['largest']}, median {summary['median']:g}; "
         f"on average {summary['mean_vacant']:.1f} classes absent per client; split hash {summary['hash'][:12]}"
     )

@@ -69,7 +69,7 @@ def _report(
         console.print(line, markup=False, soft_wrap=True)
     for line in report.problems:
         notice(line)
-    saved = f"; {len(report.figures)} figures in {figures}" if figures else ""
+    saved = f"; {len(report.figures)} figure files in {figures}" if figures else ""
     size = target.stat().st_size / 1e6
     console.print(f"report written to {target} ({size:.1f} MB){saved}", markup=False, soft_wrap=True)
 
@@ -135,7 +135,7 @@ def _live(
     wait: Annotated[bool, typer.Option("--wait", help="wait for runs that have not started")] = False,
     rank_by: RankBy = None,
 ) -> None:  # fmt: skip
-    """Serve a report on 127.0.0.1 that updates while runs progress. Stop it with ^C."""
+    """Serve a report on 127.0.0.1 that updates while runs progress. Stop it with Ctrl-C."""
     import threading
 
     from fedskew.cli.terminal import stdout
@@ -150,7 +150,7 @@ def _live(
     except OSError as error:
         raise UserError(f"cannot serve on port {port}: {error.strerror or error}; choose another --port") from error
     server.start()
-    stdout().print(f"live report: {server.url} (stop with ^C)", markup=False, soft_wrap=True)
+    stdout().print(f"live report: {server.url} (stop with Ctrl-C)", markup=False, soft_wrap=True)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

@@ -308,7 +308,7 @@ def _live_report(folders: Sequence[Path], rank_by: str) -> Iterator[None]:
 
 
 def print_comparison(comparison: Comparison, as_json: bool, format: str | None = None) -> None:
-    """Print the tables and the verdict of a comparison, or one JSON object, or one table in this format."""
+    """Print the tables and the verdict of a comparison, or the comparison as JSON, or one table in this format."""
     if as_json:
         print_json(comparison.to_json())
         return

@@ -24,7 +24,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
-from fedskew.errors import UserError, unknown
+from fedskew.errors import unknown
 
 if TYPE_CHECKING:
     from fedskew.lab.sweep.campaign import Campaign
@@ -72,7 +72,10 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every combination of a grid's values. Repeat the command to resume. Finished runs are not repeated."""
+    """Run every combination of a grid's values, or search for the best. Repeat the command to resume.
+
+    Finished runs are not repeated.
+    """
     from fedskew.cli.campaigns import conclude, job_values, parse_count, parse_seconds, run_campaign
     from fedskew.experiment.storage.about import command
     from fedskew.experiment.storage.files import reporting_os_errors
@@ -85,10 +88,6 @@ def _command(
     metric = find_metric(rank_by or DEFAULT_METRIC)
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
-    if search and metric.name != DEFAULT_METRIC:
-        raise UserError(
-            f"--rank-by is {metric.name!r} with --search; expected {DEFAULT_METRIC!r}, by which trials are selected"
-        )
     values = job_values(settings)
     requested = read_search(grid, values, seeds, metric) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem

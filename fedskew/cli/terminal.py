@@ -43,5 +43,5 @@ def notice(line: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON object on stdout."""
+    """Print a value as JSON on stdout."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=True) + "\n")

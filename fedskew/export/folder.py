@@ -44,7 +44,7 @@ class Exported:
     files: tuple[str, ...]
     """Names of the files in the folder."""
     onnx_difference: float | None
-    """Largest difference between the logits of ONNX Runtime and PyTorch, relative to the largest logit."""
+    """Largest difference between the logits of ONNX Runtime and PyTorch, relative to max(1, largest logit)."""
     notices: tuple[str, ...]
 
 
@@ -58,8 +58,8 @@ def export_run(
 ) -> Exported:
     """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`.
 
-    With `site`, export the model of that client or site, for methods with models of their own. `kept` is the state of a
-    site of a federation across machines.
+    With `site`, export the model of that client or site, if the method gives each of them its own model. `kept` is the
+    site's state in a federation across machines.
     """
     for name in formats:
         if name not in FORMATS:

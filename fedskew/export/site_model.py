@@ -1,4 +1,4 @@
-"""The model of one client or site: the final shared tensors, with those that never left it."""
+"""The model of one client or site: the final shared tensors, and those that the site keeps to itself."""
 
 from __future__ import annotations
 
@@ -48,19 +48,26 @@ def _require_own_models(run: Result, method: Method) -> None:
         raise UserError(f"method {run.method!r} has one model for all sites; expected no --site")
     if method.personal is not None and method.personal.fine_tuning() is not None:
         raise UserError(
-            f"with method {run.method!r}, a site fine-tunes the global model on its own data; expected no --site, and "
-            "then the fine-tuning there"
+            f"with method {run.method!r}, each site fine-tunes the global model on its own data; export the global "
+            "model without --site, and fine-tune it there"
         )
 
 
 def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
     if run.sites:
         raise UserError(
-            f"the own tensors of {site!r} never left it; expected the path of its site.yaml as --site, at that site"
+            f"a part of the model of {site!r} never left it; run this command at the site, with the path of its "
+            "site.yaml as --site"
         )
     assert run.folder is not None
+    states = run.folder / "clients"
+    if not states.exists():
+        raise UserError(
+            f"{run.folder} has no states of clients, because a sweep deletes them after a run; expected a run of "
+            "fedskew run or fedskew compare"
+        )
     client = run.client_labels.index(site)
-    kept = ClientFiles(run.folder / "clients").read_newest("global", client, config_hash(run.config))
+    kept = ClientFiles(states).read_newest("global", client, config_hash(run.config))
     if kept is None:
         raise UserError(f"client {site!r} took part in no round, so it has no model; expected another one")
     return kept

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".png", ".svg", ".pdf")
 MAX_NUMBERS = 20
-"""With more classes than this, the cells of the heat map show no numbers."""
+"""With more classes than this, the heat map shows neither numbers nor class names."""
 
 
 def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:

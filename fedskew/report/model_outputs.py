@@ -32,7 +32,7 @@ SAMPLES = 2000
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """A model's outputs for some test samples, about equally many of each class."""
+    """A model's outputs for test samples, which are taken from each class in turn."""
 
     labels: npt.NDArray[np.int64]
     features: Floats
@@ -56,14 +56,17 @@ class ModelOutputs:
 
     @cached_property
     def pca(self) -> Floats:
-        """The first `PLOTTED_SAMPLES` features, projected on their two principal components."""
+        """The features of the first `PLOTTED_SAMPLES` samples, projected on their first two principal components."""
         from sklearn.decomposition import PCA
 
         return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:PLOTTED_SAMPLES]), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
-        """The first `PLOTTED_SAMPLES` features, embedded by t-SNE, which preserves neighbourhoods but not distances."""
+        """The features of the first `PLOTTED_SAMPLES` samples, embedded by t-SNE.
+
+        t-SNE preserves neighbourhoods but not distances.
+        """
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 

@@ -1,4 +1,4 @@
-"""The overview of several settings: all of them in one table, and accuracy over each key that varies."""
+"""The overview of several settings: all of them in one table, and accuracy over each numeric key that varies."""
 
 from __future__ import annotations
 

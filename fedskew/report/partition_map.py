@@ -65,7 +65,7 @@ class CountsMap:
         grid = _Grid.arrange(self.counts, self.clients, self.classes)
         shades = ASCII_SHADES if options.ascii_only else SHADES
         yield from grid.render(options.max_width, shades)
-        legend = "counts" if grid.writes_counts(options.max_width) else _legend(grid.largest, shades)
+        legend = "numbers are samples" if grid.writes_counts(options.max_width) else _legend(grid.largest, shades)
         yield Text(f"blank: none; {legend}{self.note}", style="dim")
 
 

@@ -1,4 +1,4 @@
-"""The tables of a race for terminals."""
+"""The tables of a race, for the terminal."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     for row in _balance_rows(result):
         table.add_row(*row)
     if result.diverged:
-        table.add_row("diverged", Text(str(result.diverged), style="red"), "updates were not finite and were discarded")
+        table.add_row("diverged", Text(str(result.diverged), style="red"), "non-finite client updates, discarded")
     seconds_per_round = result.seconds / max(1, result.rounds)
     table.add_row(
         "training time", f"{result.seconds:.1f} s", f"{seconds_per_round:.2f} s per round, {result.engine} engine"
@@ -152,7 +152,10 @@ def comparison_table(comparison: Comparison) -> Table:
         bounds = ", reference bounds aside" if any(m.is_reference_bound for m in methods) else ""
         notes.append(f"* {comparison.metric.best_word} {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
-        notes.append(f"{diverged} client updates were discarded because they were not finite")
+        updates = "client update was discarded because it was" if diverged == 1 else (
+            "client updates were discarded because they were"
+        )  # fmt: skip
+        notes.append(f"{diverged} {updates} not finite")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"
     return table
 

@@ -250,7 +250,7 @@ def _cost(best: MethodRuns, baseline: MethodRuns | None) -> list[str]:
             ratios.append(f"{cost / baseline_cost:.2f} times the {what} of {baseline.label}")
     if ratios:
         return [f"{best.label} costs {' and '.join(ratios)}."]
-    return [f"{best.label} costs no more than {baseline.label}."] if is_known else []
+    return [f"{best.label} costs about as much as {baseline.label}."] if is_known else []
 
 
 def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:

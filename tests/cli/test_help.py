@@ -16,8 +16,8 @@ from fedskew.cli.app import app
 def test_commands_are_in_five_groups(cli):
     text = cli("--help").out
     headings = re.findall(r"^╭─ (.*?) ─", text, re.MULTILINE)
-    assert headings == ["Options", "Start here", "Compare", "Look", "Lab", "Federation"]
-    assert text.index("│ demo") < text.index("Compare") < text.index("│ compare") < text.index("Look")
+    assert headings == ["Options", "Start here", "Compare", "Inspect", "Lab", "Federation"]
+    assert text.index("│ demo") < text.index("Compare") < text.index("│ compare") < text.index("Inspect")
 
 
 def test_every_command_is_in_a_group(cli):

@@ -128,3 +128,13 @@ def test_a_sweep_of_an_older_version_has_no_auroc(cli, grid: Path) -> None:
     assert "has no AUROC: " in outcome.err
     assert "is from an earlier version of fedskew; rank by macro-f1" in outcome.err
     assert cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rank-by", "macro-f1").status == 0
+
+
+def test_a_search_selects_by_the_metric_requested(cli, grid: Path) -> None:
+    pytest.importorskip("optuna")
+    grid.write_text(GRID.partition("grid:")[0].replace("rounds: 2", "rounds: 1") + "search: {lr: [0.05, 0.1]}\n")
+    chosen = ("--rank-by", "macro-f1", "--trials", "1", "--workers", "1")
+    found = cli("sweep", "grid.yaml", "--search", "optuna", *chosen, "--json").json
+    assert found["rank_by"] == "macro-f1"
+    assert found["validation_macro_f1"] > 0
+    assert len(found["test_macro_f1"]) == 1

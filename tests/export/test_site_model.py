@@ -1,8 +1,9 @@
-"""The model of one client or site, exported: the shared tensors, with those that never left it."""
+"""The model of one client or site, exported: the shared tensors, and those that the site keeps to itself."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,10 @@ def test_what_is_refused(fedper: Result, tmp_path: Path) -> None:
     shared = finished("fedavg", tmp_path / "fedavg")
     with pytest.raises(UserError, match="one model for all sites; expected no --site"):
         export_run(str(shared.folder), tmp_path / "a", site="1")
+    swept = tmp_path / "swept"
+    shutil.copytree(folder, swept, ignore=shutil.ignore_patterns("clients"))
+    with pytest.raises(UserError, match="has no states of clients, because a sweep deletes them"):
+        export_run(swept, tmp_path / "a", site="1")
     tuned = finished("fedbabu", tmp_path / "fedbabu")
     with pytest.raises(UserError, match="fine-tunes the global model on its own data"):
         export_run(str(tuned.folder), tmp_path / "a", site="1")
@@ -106,4 +111,4 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
     assert not torch.equal(found["head.weight"], shared["head.weight"])
     capsys.readouterr()
     assert main(["export", str(run.folder), "-o", str(tmp_path / "other"), "--site", "site-1"]) == 2
-    assert "never left it; expected the path of its site.yaml" in capsys.readouterr().err
+    assert "never left it; run this command at the site, with the path of its site.yaml" in capsys.readouterr().err

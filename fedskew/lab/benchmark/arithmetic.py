@@ -1,4 +1,4 @@
-"""Number formats for the loop and the limit, with the fastest kernels that PyTorch has."""
+"""Arithmetic of the loop and the limit: number formats, and the fastest kernels that PyTorch has."""
 
 from __future__ import annotations
 

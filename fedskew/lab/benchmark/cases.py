@@ -21,7 +21,7 @@ LARGEST_DATASET = 50_000
 """The most rows in a dataset. Federations with more samples use rows more than once. A case that sets
 `federation_clients` always has this many rows, so that federations of different sizes share one dataset."""
 _BLOCK_ROWS = 100
-"""Number of consecutive rows with the same pattern. Clients hold consecutive rows, so each has few classes."""
+"""Number of consecutive rows with the same pattern. Clients hold consecutive rows, so most of them lack classes."""
 
 
 @dataclass(frozen=True)

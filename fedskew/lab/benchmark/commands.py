@@ -18,7 +18,7 @@ from fedskew.errors import UserError
 
 Until = Literal["first line", "end"]
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Variables that set the folders of compiled kernels."""
+"""Environment variables that set the cache folders of compiled kernels."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CommandTime:
     until: Until
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
-    """CPU time, which does not include that of other programs."""
+    """CPU time of the command. It depends less on other programs than `seconds`."""
     bound: float | None = None
 
     @property
@@ -88,7 +88,7 @@ def time_commands(
 ) -> list[CommandTime]:
     """Time the commands in turn, several times.
 
-    With `warm_up`, each command runs once before, to fill the caches of Python and the disk.
+    With `warm_up`, each command first runs once untimed, to fill the caches of Python and the disk.
     """
     times: dict[Command, list[tuple[float, float]]] = {command: [] for command in commands}
     for repetition in range(-1 if warm_up else 0, repetitions):

@@ -63,8 +63,8 @@ class FedskewEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Return a function that only trains locally, without aggregation and evaluation, and its samples per call.
 
-        It does one step of all clients. If the engine has no separate steps, or too little memory for all clients, it
-        trains the epochs of a round.
+        On the stacked engine, it does one step of the clients that are stacked at once. On other engines, or if memory
+        was too small for these clients, it trains the epochs of a round.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)
@@ -81,7 +81,8 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return one step of the clients that are stacked at once (on a CPU, perhaps not all), and its samples."""
+        """Return one step of the clients that are stacked at once, and its samples. On a CPU, these may be some of the
+        clients only."""
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0
@@ -94,7 +95,7 @@ class FedskewEngine:
         self._server.close()
 
     def make_work(self) -> RoundWork:
-        """Make the local training of all participants, from the current model."""
+        """Make a round's work: every participant trains from the current model."""
         federation, current, config = self._case.federation(), self._state.models["global"], self._config
         assert isinstance(self._method.objective, Objective)
         state = collect(self._method, lambda part: part.client_state(current.model.params))

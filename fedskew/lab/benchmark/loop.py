@@ -23,7 +23,7 @@ from fedskew.methods.parts import weigh_updates, weighted_mean
 from fedskew.randomness import fold
 
 STEPS = 10
-"""Steps per call of `LoopSteps`. All are of one client, because the time per step does not depend on the others."""
+"""Steps per call of `LoopSteps`. One client does all of them, because clients do not affect each other's speed."""
 
 
 class Trainer:

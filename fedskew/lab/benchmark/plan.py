@@ -1,4 +1,4 @@
-"""The measurements of a benchmark, most important first. Those that exceed the time budget are skipped."""
+"""The measurements of a benchmark, most important first. When the time is up, the rest are skipped."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Plan:
     scale: Scale
     length: TimingLength
     budget: float
-    """Seconds after which no new measurement starts."""
+    """Seconds after which no new group or contender starts. `SCALE`, which is last, runs in any case."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
@@ -102,13 +102,14 @@ def quick_plan(device: str) -> Plan:
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders, whose speed is compared with each other, or commands to time."""
+    """Contenders to compare with each other, or commands to time."""
 
     title: str
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
     fill_caches: tuple[Command, ...] = ()
-    """Commands to run before. With them, each of `commands` is measured once, because they take long."""
+    """Commands that run first, to fill caches. If there are any, each of `commands` is timed once, because they take
+    long."""
     interleaved: bool = True
     """Whether contenders are timed alternately. Large ones are timed one after another, because together they would not
     fit on the device."""
@@ -147,13 +148,13 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
 
 
 def _steps(plan: Plan, case: Case) -> Group:
-    """Measure local steps only, in every number format."""
+    """Measure local steps only, in several number formats."""
     candidates = _fast_candidates(plan, case.model)
     cases = [
         replace(case, precision=precision, augmented=False, compiled=precision in candidates)
         for precision in plan.precisions
     ]
-    # Compiling a large model takes minutes, so only its fastest formats are measured.
+    # Compiling a large model takes minutes, so engines train it in its fastest formats only.
     engine_cases = [each for each in cases if each.compiled or case.model not in LARGE]
     contenders = [_bare(each, engine, engine) for each in engine_cases for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in cases for tuned in (False, True)]
@@ -210,7 +211,7 @@ def _scaling_case(plan: Plan) -> Case:
 
 
 def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
-    """The precisions that may be fastest. Others are not compiled, because each takes up to a minute."""
+    """The precisions that may be fastest. Others are not compiled, because that takes too long."""
     candidates = ("bf16",) if model in LARGE else ("bf16", "tf32")
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 

@@ -34,7 +34,7 @@ class Benchmark:
         self.results.failures, self.results.notices = self._timer.failures, self._timer.notices
 
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
-        """Run all groups. `save` is called after each group, so that little is lost if the process is killed."""
+        """Run the groups until the time is up. `save` is called after each, so that a killed process loses little."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():

@@ -1,6 +1,6 @@
 """Measure a run on a federation of very many clients, whose data stay on disk: seconds per phase and peak memory.
 
-The run has a new process, because the peak memory of a process includes everything that it did before.
+The run uses a new process, because the peak memory of a process includes everything that it did before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
 """The most bytes of host memory that a run of a million clients may use."""
 _BLOCK = 1_000_000
-"""Rows that are drawn and written together."""
+"""Rows that are written together."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ScaleCase:
 def scale_case(device: str, clients: int) -> ScaleCase:
     """Make the case for a device: a small dense network on a CPU, and a convolutional network on a GPU.
 
-    One client in 1,000 takes part in each round, but at least 10 do.
+    One client in 1,000 takes part in each round, but at least 10 do, or all if there are fewer.
     """
     participants = min(clients, max(10, clients // 1_000))
     if device.startswith("cuda"):
@@ -74,12 +74,12 @@ def scale_case(device: str, clients: int) -> ScaleCase:
 
 @dataclass(frozen=True)
 class ScaleMeasurement:
-    """The time and memory of a run, from the import of fedskew to the run's last file."""
+    """The time and memory of a run, from the start of its process to its last file."""
 
     case: ScaleCase
     engine: str
     phases: Mapping[str, float]
-    """Seconds of each of `PHASES`. All rounds are one phase."""
+    """Seconds of each of `PHASES`. `import` includes the start of the process. All rounds are one phase."""
     round_seconds: tuple[float, ...]
     cpu_seconds: Mapping[str, float]
     """Processor time of each of `PHASES`. On a busy machine, `phases` are longer."""

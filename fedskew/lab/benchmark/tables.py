@@ -118,8 +118,8 @@ def _contenders(results: Results) -> Table:
 def _rounds(results: Results) -> Table:
     """List the whole rounds of every contender, and bare steps.
 
-    The rows of fedskew also have its speed relative to bare steps and to the loop, and the method's time per sample
-    relative to FedAvg.
+    Rows of fedskew's FedAvg also have its speed relative to bare steps and to the loop. Rows of its other methods have
+    their time per sample relative to FedAvg.
     """
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []

@@ -65,8 +65,8 @@ class RoundsRow:
 def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]:
     """Make one row per model, number of clients and method.
 
-    On a GPU, the loop is the faster of the plain and the tuned one. On a CPU, it is the plain one, and fedskew is
-    represented by the engine that `auto` chooses.
+    On a GPU, the loop is the faster of the plain and the tuned one. On a CPU, it is the plain one. The engine that
+    `auto` chooses represents fedskew. If `auto` was not measured, the fastest engine does.
     """
     loops = (LOOP, TUNED_LOOP) if kind == "cuda" else (LOOP,)
     steps = _at("steps", measurements)
@@ -192,7 +192,7 @@ class Target:
 
 
 def targets(results: Results) -> list[Target]:
-    """The targets that can be checked, because both measurements exist."""
+    """The targets whose measurements exist."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
     return [*_steps(results), *rounds, *_growth(results), *_commands(results), *_scale(results)]
 

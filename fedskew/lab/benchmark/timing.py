@@ -1,4 +1,4 @@
-"""Time contenders, such as an engine and the plain loop, alternately, so that a busy machine slows all of them down."""
+"""Time contenders, such as an engine and the plain loop, in turns, so that a busy machine slows them down equally."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Ready:
     samples: Callable[[], int]
     """Samples trained on per call. Only known after the first call."""
     name: Callable[[], str]
-    """`loop`, `limit` or the engine's name. Only known after the first call, when `auto` has chosen."""
+    """The contender's name in the results. Only known after the first call, when `auto` has chosen an engine."""
     close: Callable[[], None] = lambda: None
     threads: int | None = None
     """CPU threads. None for PyTorch's default."""

@@ -44,11 +44,11 @@ COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUND
 SWEEP = COMPARE.replace("compare", "sweep")
 
 FIRST_ROUND = 8.0
-"""The most seconds of a run of one round after the imports, if no kernel was compiled on this machine before."""
+"""The most seconds that a run of one round may take after the imports, if no compiled kernel is in the caches."""
 SECOND_TIME = 3.0
-"""The most seconds of a run of one round after the imports, if the same command has run before."""
+"""The most seconds that a run of one round may take after the imports, if the same command has run before."""
 WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
-"""The most seconds of a run in bf16, and of a comparison and a sweep."""
+"""The most seconds that a run in bf16 may take, and a comparison or a sweep."""
 
 
 @dataclass(frozen=True)

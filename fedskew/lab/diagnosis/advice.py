@@ -1,4 +1,4 @@
-"""Methods that were rerun in settings near a federation: their gains, what they reveal and cost, and printed gains."""
+"""Methods to try: their gains in reruns near a federation, what they reveal and cost, and the gains papers print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diagnosis of a federation: its skew, similar settings, and methods to try. It can be words, tables or a page."""
+"""The diagnosis of a federation (skew, similar settings, methods to try) as sentences, as tables or as a page."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Diagnosis:
         elif skew.class_ratio > UNEQUAL:
             yield (
                 f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
-                "accuracy hides the small ones. Look at macro F1, too."
+                "accuracy hides the small ones. Also look at macro F1."
             )
         held_by_one = self._held_by_one()
         if held_by_one:
@@ -164,7 +164,10 @@ class Diagnosis:
         reruns = [n for n in self.neighbours if n.setting.was_rerun]
         closest = f" The nearest is {reruns[0].setting.label} (distance {reruns[0].distance:.2f})." if reruns else ""
         prints = (
-            f" Papers print {len(self.printed)} gains for near settings, but none was rerun." if self.printed else ""
+            f" Papers print {len(self.printed)} gain{'s' if len(self.printed) > 1 else ''} for near settings, but "
+            "fedskew reran none."
+            if self.printed
+            else ""
         )
         return (
             f"With {self._participants} per round, fedskew reran nothing near this federation, so it cannot say which "
@@ -175,15 +178,18 @@ class Diagnosis:
         best = self.candidates[0] if self.candidates else None
         if best is None or best.gain <= 0:
             return "No method beat FedAvg there."
+        fewest = fewest_settings(self.candidates)
         chosen = next((c for c in self.candidates if c.method == self.method), None)
         if chosen is None:
+            leading = next(c for c in self.candidates if c.settings >= fewest)
+            rerun_often = f" that was rerun in {fewest} or more of them" if leading is not best else ""
             return (
-                f"No method gained more than {MARGIN:g} points over FedAvg there on average (the most: {best.method}, "
-                f"{best.gain:+.1f}). Another split of the same data changes a gain by about as much."
+                f"No method{rerun_often} gained more than {MARGIN:g} points over FedAvg there on average (the most: "
+                f"{leading.method}, {leading.gain:+.1f}). Another split of the same data changes a gain by about as "
+                "much."
             )
         gains = chosen.gains
         spread = f", from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else ""
-        fewest = fewest_settings(self.candidates)
         among = f" among methods rerun in {fewest} or more of them" if chosen is not best else ""
         return (
             f"{chosen.method} gained most over FedAvg{among}: {chosen.gain:+.1f} points on average over "
@@ -222,7 +228,7 @@ class Diagnosis:
         rows: list[list[Cell]] = [
             [n.setting.label, n.distance, "near" if n.is_near else "far",
              "rerun" if n.setting.was_rerun else "printed only",
-             ", ".join(sorted({source for s in n.setting.scores for source in s.source.split("; ")}))]
+             ", ".join(sorted({source for score in n.setting.scores for source in score.sources}))]
             for n in shown
         ]  # fmt: skip
         columns = ["setting", "distance", "", "evidence", "numbers from"]
@@ -247,7 +253,7 @@ class Diagnosis:
             for c in self.candidates if method in (None, c.method) for setting, score in c.evidence
         ]  # fmt: skip
         columns = ["setting", "source", "method", "accuracy %", "FedAvg %", "gain", "seeds"]
-        return Table("evidence", "The reruns behind this" + (f": {method}" if method else ""), columns, rows)
+        return Table("evidence", "Reruns in near settings" + (f": {method}" if method else ""), columns, rows)
 
     def printed_table(self, outcomes: Collection[RerunOutcome] = ()) -> Table:
         """List the gains that papers print for near settings. With `outcomes`, list only those with such an outcome."""
@@ -307,7 +313,7 @@ def diagnosis_document(diagnosis: Diagnosis, title: str, config: str) -> Documen
     sections = [
         Section("map", "The federation",
                 figures=[Figure("map", "Samples by client and class", [chart], wide=True),
-                         Figure("kinds", "Classes of each client that are majority, minority, vacant", [bars])]),
+                         Figure("kinds", "Majority, minority and vacant classes per client", [bars])]),
         Section("measures", "Measures of skew", tables=[diagnosis.measures(), diagnosis.clients()]),
         Section("settings", "Similar settings", tables=[diagnosis.settings()]),
         Section("methods", "What helped there",

@@ -48,7 +48,7 @@ def _add(scores: list[Score], score: Score) -> None:
     """Add a score. A number that is printed in several tables, or rerun with the same result, counts once."""
     for i, known in enumerate(scores):
         if replace(known, source=score.source) == score:
-            sources = dict.fromkeys((*known.source.split(", "), score.source))
+            sources = dict.fromkeys((*known.sources, score.source))
             scores[i] = known if score.is_rerun else replace(known, source=", ".join(sources))
             return
     scores.append(score)
@@ -68,7 +68,7 @@ def _printed() -> Iterator[tuple[KnownSetting, Score]]:
 
 
 def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[KnownSetting, Score]]:
-    """Yield the score of each method in a table's column. A column without FedAvg has none."""
+    """Yield the score of each method in a table's column. Yield nothing if the column lacks FedAvg."""
     means = {cell.method: cell.printed.mean for cell in cells if cell.printed and cell.printed.mean is not None}
     baseline = means.get("FedAvg")
     if baseline is None:

@@ -71,7 +71,7 @@ Runs = dict[int, tuple[float, float]]
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
     """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise alike.
 
-    Such runs differ only in the keys of `MAY_DIFFER` and in the seed.
+    Such runs differ only in the keys of `MAY_DIFFER`, in the seed, and in other keys that `flat` leaves out.
     """
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:
@@ -150,7 +150,7 @@ def shipped_reruns() -> tuple[Rerun, ...]:
 
 
 def to_csv(reruns: Sequence[Rerun]) -> str:
-    """Write these reruns as the text of `reruns.csv`, sorted."""
+    """Return the text of `reruns.csv` for these reruns, sorted."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(COLUMNS)

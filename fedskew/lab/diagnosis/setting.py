@@ -18,7 +18,7 @@ SEEDS = (0, 1)
 """Seeds of the splits over which a setting's measures are averaged."""
 
 LABELS_TO_SPLIT = 50_000
-"""To measure the skew of a known setting, its rule splits this many labels, equally many of each class."""
+"""To measure the skew of a known setting, its rule splits about this many labels, equally many of each class."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Score:
     baseline: float
     """FedAvg's accuracy from the same source."""
     source: str
-    """The table of a paper, or the protocol of a rerun."""
+    """The tables of papers, separated by commas, or the protocol of a rerun."""
     seeds: int | None = None
     """Number of seeds of a rerun. None for papers."""
     best_gain: float | None = None
@@ -46,6 +46,10 @@ class Score:
     @property
     def is_rerun(self) -> bool:
         return self.seeds is not None
+
+    @property
+    def sources(self) -> list[str]:
+        return [self.source] if self.is_rerun else self.source.split(", ")
 
 
 @dataclass(frozen=True)

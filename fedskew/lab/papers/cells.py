@@ -160,7 +160,10 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellC
 
 @lru_cache(maxsize=100_000)
 def _config(values: str) -> Config:
-    """Make a configuration from JSON, with ten checkpoints by default. It is cached, as tables share many runs."""
+    """Make a configuration from JSON, with at least ten checkpoints by default, if it has as many rounds.
+
+    Configurations are cached, because tables share many runs.
+    """
     dotted = json.loads(values)
     rounds = int(dotted.get("rounds", Config.rounds))
     return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})

@@ -39,9 +39,9 @@ _SHAPES = {
     "20newsgroups": (200,),
 }
 _VOCABULARY = 98_635
-"""The number of words in AG News."""
+"""The number of words in AG News. The estimate uses it for every text dataset."""
 _ASSUMED_CLIENTS = 10
-"""The number of clients in the estimate, if the configuration does not have it."""
+"""The number of clients in the estimate, if the configuration does not set it."""
 _SECONDS_PER_MODEL = 0.1
 """Seconds of timing per model."""
 _MIN_STEPS = 3
@@ -161,7 +161,7 @@ def list_plan(plan: Sequence[Selection], device: str) -> list[Line]:
 
 
 def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
-    """List one line per run, with the cells that it fills."""
+    """List one line per setting and method, with the paper's numbers."""
     lines = []
     for (setting, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.setting)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]

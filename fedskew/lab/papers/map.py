@@ -58,10 +58,10 @@ def federation_results(records: Records, seeds: Sequence[int]) -> list[Federatio
     cells = table_cells(PAPER, TABLE)
     by_seed = [columns([collect_rerun(cell, [seed], records, CellChoice()) for cell in cells]) for seed in seeds]
     found = []
-    for column in dict.fromkeys(column for of_seed in by_seed for column in of_seed):
+    for column in dict.fromkeys(column for reruns in by_seed for column in reruns):
         dataset, split, condition, _ = column
         share = int(conditions(condition)["participants"]) / clients
-        accuracy = _accuracy([_complete_runs(of_seed[column]) for of_seed in by_seed])
+        accuracy = _accuracy([_complete_runs(reruns[column]) for reruns in by_seed])
         found.append(FederationResult(dataset, float(split.partition(":")[2]), share, accuracy))
     methods = {method for federation in found for method in federation.accuracy}
     return [federation for federation in found if federation.accuracy.keys() == methods and len(methods) > 1]

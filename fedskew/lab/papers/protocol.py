@@ -18,7 +18,7 @@ PUBLISHED = files("fedskew.lab.papers") / "published"
 
 @dataclass(frozen=True)
 class Number:
-    """A number as printed in the paper. `mean` is None if the number is missing or illegible."""
+    """A number as printed in the paper. `mean` is None if the paper prints no legible number."""
 
     table: str
     dataset: str
@@ -78,7 +78,7 @@ class TableSpec:
     also: tuple[str, ...]
     """Methods to run that the paper's table does not have."""
     rounds: int | None
-    """The largest number of rounds, if the table compares several numbers. One run serves all of them."""
+    """The largest number of rounds, if the table compares several numbers of rounds. One run serves all of them."""
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None

@@ -44,7 +44,7 @@ class CellRerun:
 
     @property
     def difference(self) -> float | None:
-        """Rerun minus paper. None if they are not comparable.
+        """Rerun minus paper. None if one of them is missing, or if they are not comparable.
 
         They are not comparable if a run was stopped, if a run never reached the target, or if the metric compares with
         FedAvg and a run has fewer rounds than the paper's.
@@ -97,6 +97,7 @@ def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Ce
     """Collect the results of a cell from the records."""
     rules = protocol(cell.paper)
     rounds = paper_rounds(cell, rules)
+    client = int((rules.tables[cell.table].update or {}).get("client", 0))
     if why_not_runnable(cell):
         return CellRerun(cell, (), (), rounds)
     values: list[float] = []
@@ -106,7 +107,7 @@ def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Ce
         if record is None:
             continue
         baseline = _baseline(cell, seed, records, choice)
-        value = _measure(cell)(MetricInputs(record, rounds, baseline))
+        value = _measure(cell)(MetricInputs(record, rounds, baseline, client))
         if value is not None:
             values.append(value)
             used += [record] if baseline is None else [record, baseline]
@@ -166,7 +167,7 @@ def title(column: Sequence[CellRerun]) -> str:
 
 
 def row(one: CellRerun) -> tuple[str, str, str, str, str]:
-    """Format a rerun as a row, with as many digits as the papers."""
+    """Format a rerun as a row, with two decimals."""
     printed = one.cell.printed
     paper = "–" if printed is None else _number(printed.mean, printed.std) if printed.mean is not None else "illegible"
     if printed is not None and printed.mean is None and "failed" in printed.note.lower():

@@ -1,6 +1,6 @@
 """Generate RESULTS.md from the records in results/: every table and sweep with a rerun.
 
-The comments on tables come from results/findings.yaml. Nothing else on the page is written by hand.
+The comments on tables come from results/findings.yaml, and those on sweeps from the grid files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _about(path: Path) -> str:
     """Return the comments of the grid file, without the command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "fedskew sweep" not in line]
-    return " ".join(comments) or "every combination of its values."
+    return " ".join(comments) or "Every combination of its values."
 
 
 def device_line(records: Records) -> str:

@@ -51,7 +51,7 @@ class Selection:
 
     @property
     def changed(self) -> str:
-        """The settings that differ from the paper's, without those of the machine."""
+        """The settings that differ from the paper's, without those that do not affect results, such as the device."""
         changes = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
         return ", ".join(f"{key} {value}" for key, value in changes.items())
 

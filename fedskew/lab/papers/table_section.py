@@ -24,7 +24,7 @@ def table_section(
 ) -> list[str]:
     """Write the section of a table if any of its cells was rerun.
 
-    If only one method was rerun, and another table has already shown its runs (`shown`), the section is empty.
+    It is empty if no column compares methods and other tables have already shown all of its runs (`shown`).
     """
     choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}

@@ -1,4 +1,4 @@
-"""Run the jobs that have no record yet, and save each record as soon as its run ends."""
+"""Run the jobs whose records are missing or too short, and save each record as soon as its run ends."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ class Campaign:
     record_file: Callable[[Job], RecordsFile]
     """Returns the file for a job's record."""
     known: Records
-    """Records of earlier runs, and of this campaign's runs as they end."""
+    """Records of earlier runs, and of this campaign's runs as they end. Runs on validation data are not included."""
     folder: Path
     """Folder for logs and, if `with_folders`, run folders."""
     with_folders: bool = True
     workers: int | None = None
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
-    """Runs stop this many seconds after the campaign was created. Repeating the command resumes them."""
+    """Seconds from the creation of the campaign until its runs stop, each at the end of a round. Runs with folders can
+    be resumed."""
     command: str = ""
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""

@@ -129,7 +129,7 @@ def _train_start_model(job: Job, terms: Terms) -> nn.Module:
 
 
 def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
-    """The run folder. Its name also depends on the validation data and on the start model."""
+    """The run folder. Its path also depends on the validation data and on the start model."""
     if terms.folder is None:
         return None
     subfolder = "" if job.validation is None else f"validation-{job.validation:g}"
@@ -162,6 +162,6 @@ class _Watch(Callback):
 
 
 def _delete_checkpoints(folder: Path) -> None:
-    """Delete the files that only resuming needs, because finished runs of a large sweep would fill the disk."""
+    """Delete the checkpoint and the clients' states, because those of a large sweep would fill the disk."""
     for name in ("checkpoint", "clients"):
         shutil.rmtree(folder / name, ignore_errors=True)

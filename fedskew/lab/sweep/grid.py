@@ -9,7 +9,7 @@
       clients_per_round: [2, 8, 20]
     seeds: 3
 
-Every combination is a run. The first key varies slowest. Seeds vary slowest of all, so that a stopped sweep has
+Every combination is a run. Runs are ordered by seed, then by the first key, and so on, so that a stopped sweep has
 complete grids for the first seeds.
 """
 
@@ -88,7 +88,7 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         if not isinstance(listed, list) or not listed:
             raise UserError(f"grid.{key} is {listed!r}; expected a list of values")
         if key in ("seed", "seeds"):
-            raise UserError(f"grid.{key} is not possible; expected a key beside the grid, such as seeds: 3")
+            raise UserError(f"grid.{key} is not possible; expected seeds outside the grid, such as seeds: 3")
         if key in values:
             raise UserError(f"{key} is given by a flag and in the grid; expected only one of the two")
         found[str(key)] = listed

@@ -156,9 +156,10 @@ class _RayJobs:
         self._ray.wait(list(probes), num_returns=len(probes), timeout=_PROBE_TIMEOUT)
         without_folder = [address for probe, address in probes.items() if not self._probe_result(probe)]
         if without_folder:
+            nodes_text = f"node{'s' if len(without_folder) > 1 else ''} {', '.join(without_folder)}"
             self._watcher.on_notice(
-                f"{marker.parent} is not shared with node {', '.join(without_folder)}: if a node dies, its runs start "
-                "over; choose a shared folder with --out to let them resume"
+                f"{marker.parent} is not shared with {nodes_text}: if a node dies, its runs start over; choose a "
+                "shared folder with --out to let them resume"
             )
         return not without_folder
 

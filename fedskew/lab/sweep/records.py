@@ -26,7 +26,7 @@ from fedskew.results.ranking import METRICS
 
 FORMAT = 1
 _DIGITS = 5
-"""Decimal digits of an accuracy. They suffice, because test sets have about ten thousand samples."""
+"""Decimal digits of accuracies and other scores. Test sets rarely have enough samples to need more."""
 
 
 FINAL_SCORES = {name.replace("-", "_"): metric.score for name, metric in METRICS.items() if metric.score is not None}
@@ -308,6 +308,8 @@ class RecordsFile:
 
 class Records:
     """Records by experiment. If an experiment has several, the longest is used, or the latest of equally long ones.
+
+    If the runs start from a trained model, the record with the longest training of that model is used.
 
     Only records with local evaluation (`eval_local`) serve a job that requests it.
     """

@@ -151,7 +151,10 @@ class BestPoint:
 
 
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
-    """Try points, `at_once` at a time, until the folder's journal has `trials` of them. Return the best."""
+    """Try points, `at_once` at a time, until the folder's journal has `trials` of them or a run is stopped.
+
+    Return the best point so far.
+    """
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)
     backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
@@ -198,7 +201,7 @@ def _suggest(trial: Any, key: str, values: Any) -> Any:
 
 
 def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
-    """Return the score of a trial. None if a run failed or has no finite score."""
+    """Return the score of a trial. None if a run failed or lacks the metric."""
     finished = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
     records = [record for record in finished if measured_name(metric) in record.content]
     return mean_score(records, metric) if len(records) == len(outcomes) else None

@@ -51,7 +51,7 @@ GridValues = tuple[str, ...]
 
 
 _FEDERATION = ("data", "partition", "clients_per_round")
-"""Keys that define the federation. Accuracies on different federations are not compared."""
+"""Keys of the data, the split and the participation. Runs that differ in them are not compared."""
 
 
 def grid_keys(lines: Sequence[Line]) -> list[str]:
@@ -75,7 +75,9 @@ def measured_name(metric: RankingMetric) -> str:
 
 
 def best_points(lines: Sequence[Line], metric: RankingMetric) -> set[GridValues]:
-    """Return the point with the best mean over its seeds on each federation, if at least two points compete there.
+    """Return the point with the best mean over its seeds for each federation and participation.
+
+    There is none where fewer than two points compete.
 
     Points with missing runs, and reference bounds, do not compete.
     """

@@ -35,7 +35,7 @@ class Chart(ABC):
 
 @dataclass(frozen=True)
 class Line:
-    """A curve. If it is the mean of several runs, a band shows the lowest and the highest run."""
+    """A curve. If it is the mean of several runs, a band spans their values from lowest to highest."""
 
     name: str
     x: Sequence[float]
@@ -170,7 +170,7 @@ class Cloud:
 
 @dataclass(frozen=True)
 class Points(Chart):
-    """Groups of points in the plane, such as a t-SNE. The axes have no meaning."""
+    """Groups of points in the plane, such as a t-SNE. The axes have no labels."""
 
     clouds: Sequence[Cloud]
 

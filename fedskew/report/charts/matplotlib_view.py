@@ -1,4 +1,4 @@
-"""Draw charts for papers. They fit a column, their text stays text, and series can be told apart without colour."""
+"""Draw charts for papers. They fit a column or a page, text stays text, and series differ in more than colour."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def save_figure(figure: Figure, target: Path) -> None:
     columns = min(figure.columns, len(figure.charts))
     with matplotlib.rc_context(STYLE):
         width = PAGE if columns > 1 or figure.wide else COLUMN
-        of_panels = [_height(chart) + legend_height(chart, width / columns) for chart in figure.charts]
-        heights = [max(of_panels[first : first + columns]) for first in range(0, len(of_panels), columns)]
+        panel_heights = [_height(chart) + legend_height(chart, width / columns) for chart in figure.charts]
+        heights = [max(panel_heights[first : first + columns]) for first in range(0, len(panel_heights), columns)]
         picture = Picture(figsize=(width, sum(heights)), layout="constrained")
         FigureCanvasAgg(picture)
         ratios = {"height_ratios": heights}

@@ -39,10 +39,10 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
     down, across = keys[:2]
     panels = []
     for i, name in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
-        of_method = [(values, method) for values, method in points if values["method.name"] == name]
-        rows, columns = (sorted({values[key] for values, _ in of_method if key in values}) for key in (down, across))
+        found = [(values, method) for values, method in points if values["method.name"] == name]
+        rows, columns = (sorted({values[key] for values, _ in found if key in values}) for key in (down, across))
         cells = [
-            [_mean([method for v, method in of_method if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
+            [_mean([method for v, method in found if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
             for r in rows
         ]
         rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))

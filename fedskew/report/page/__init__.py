@@ -1,1 +1,1 @@
-"""The report as one HTML file. `render` fills and joins `page.html`, `page.css` and `page.js`."""
+"""The report as one HTML file. `render` fills and joins `page.html`, `body.html`, `page.css` and `page.js`."""

@@ -1,7 +1,7 @@
 """Render a report as one self-contained HTML file.
 
-The Plotly library and the charts are compressed with gzip, which browsers can decompress. Uncompressed, the library
-alone has five megabytes.
+The Plotly library and the charts are compressed with gzip, which browsers can decompress. Without compression, the
+library alone would add about five megabytes.
 """
 
 from __future__ import annotations

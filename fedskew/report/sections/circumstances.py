@@ -15,7 +15,10 @@ def circumstances(comparison: Comparison) -> Section:
     runs = comparison.runs
     tables = [_configuration(comparison), _methods(comparison), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
-    words = ["This is the complete configuration. To repeat a run, save it as YAML and use fedskew run -c FILE."]
+    words = [
+        "The first table has the keys that the runs share. A key that may differ between them, such as the device, has "
+        "the value of the first run. To repeat a run, use fedskew run -c FOLDER/config.yaml."
+    ]
     return Section("circumstances", "What was run", words, tables=tables, missing=missing)
 
 
@@ -37,7 +40,7 @@ def _configuration(comparison: Comparison) -> Table:
             continue
         inner = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
         rows += [[name, _text(v)] for name, v in inner.items()]
-    return Table("configuration", "Configuration shared by the runs", ["key", "value"], rows)
+    return Table("configuration", "Configuration without method and seed", ["key", "value"], rows)
 
 
 def _methods(comparison: Comparison) -> Table:

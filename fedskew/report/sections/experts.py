@@ -20,9 +20,9 @@ MAX_PANELS = 6
 MAX_NAMES = 4
 """The most class names that describe an expert in a legend."""
 WORDS = (
-    "After the warm-up, PKD groups the classes that the global model confuses on training samples. It trains "
-    "an expert per group. The expert teaches samples that the global model predicts wrongly, if their class and the "
-    "predicted class are both in its group."
+    "PKD groups the classes that the global model confuses on training samples after the warm-up, unless the groups "
+    "are configured. It trains an expert per group. By default, an expert teaches the samples that are mistaken for "
+    "another class of its group."
 )
 
 

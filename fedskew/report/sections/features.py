@@ -13,7 +13,7 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
 MAX_CLASSES = 20
-"""The most classes that are drawn. More colours could not be told apart."""
+"""The most classes that are drawn. More colours would be hard to distinguish."""
 MAX_PANELS = 6
 """The most methods that are drawn."""
 

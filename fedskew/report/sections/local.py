@@ -22,8 +22,9 @@ def local(comparison: Comparison) -> Section:
     if not methods:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
     words = [
-        "Each client's model is evaluated before and after its local training. Under label skew it forgets the classes "
-        "of which the client has no samples (vacant) or few (minority). A good method for label skew retains them.",
+        "Each client's model is evaluated before and after its local training. Under label skew, local training tends "
+        "to forget the classes of which a client has no samples (vacant) or few (minority). A good method for label "
+        "skew retains them.",
         "The first two figures show means over the clients of the last evaluated round and over the seeds.",
     ]
     figures = [

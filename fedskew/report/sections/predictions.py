@@ -1,4 +1,4 @@
-"""The global model's predictions: confusion matrices, and predictions per round beside the clients' labels."""
+"""The global model's predictions: confusion matrices, and predictions per round next to the clients' labels."""
 
 from __future__ import annotations
 

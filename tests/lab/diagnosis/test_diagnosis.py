@@ -164,6 +164,24 @@ def test_a_gain_that_another_split_may_undo_is_no_reason(gain: float) -> None:
     assert ("No method gained more than 2 points" in text) == (gain > 0)
 
 
+def test_a_large_gain_in_too_few_settings_is_not_denied() -> None:
+    often = [Neighbour(KnownSetting("mnist", "iid", (), n, None, [Score("fedprox", 71, 70, "rerun", 1)]), 0.0)
+             for n in (10, 20, 30)]  # fmt: skip
+    neighbours = [*often, Neighbour(_setting(Score("fedvls", 78, 70, "rerun", 1)), 0.0)]
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    text = " ".join(Diagnosis(table, neighbours).words())
+    assert "No method that was rerun in 2 or more of them gained more than 2 points" in text
+    assert "the most: fedprox, +1.0" in text
+
+
+def test_each_source_is_listed_once(known: list[KnownSetting]) -> None:
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    rows = Diagnosis(table, [Neighbour(setting, 0.0) for setting in known]).settings().rows
+    for *_, sources in rows:
+        tables = [source for source in str(sources).split(", ") if "/" in source]
+        assert len(tables) == len(set(tables))
+
+
 def test_results_of_reruns_are_found(tmp_path: Path) -> None:
     runs = [("fedavg", 0, 0.5), ("fedavg", 1, 0.9), ("fedvls", 0, 0.625)]  # fedvls has no partner for seed 1
     for method, seed, accuracy in runs:

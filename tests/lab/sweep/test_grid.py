@@ -55,7 +55,7 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("[0.1, 0.5]", "0.1", r"grid.partition.beta is 0.1; expected a list"),
         ("partition.beta:", "partition.bet:", r"at method=fedavg, partition.bet=0.1: .*beta"),
         ("fedavg,", "fedavgg,", r"at method=fedavgg.*did you mean 'fedavg'"),
-        ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected a key beside the grid"),
+        ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected seeds outside the grid"),
         ("seeds: 2", "seeds: 0", r"seeds is 0; expected"),
     ],
 )
