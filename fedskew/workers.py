@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
+import queue
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TextIO
@@ -30,7 +30,7 @@ Report = Callable[[Message], None]
 """Sends progress to the pool. Reports in quick succession are dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
-_SECONDS_BETWEEN_CHECKS = 0.5
+_SECONDS_FOR_OUTPUT = 5.0
 _LOG_TAIL = 2000
 """Characters at the end of a log that are searched for the cause of a crash."""
 GPU_WORKERS = 4
@@ -41,7 +41,7 @@ def default_workers(device: str, requests: int) -> int:
     """Return the default number of processes for this many requests: one per core, or `GPU_WORKERS` per GPU."""
     import torch
 
-    from fedskew.engine.parallel.pool import usable_cores
+    from fedskew.platforms import usable_cores
 
     gpus = 0 if device == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
     return max(1, min(requests, GPU_WORKERS * gpus if gpus else usable_cores()))
@@ -66,7 +66,8 @@ class WorkerPool:
     def __init__(self, function: str, size: int, logs: Path) -> None:
         """`function` is `package.module:name`. It takes a request and a `Report`, and returns the answer."""
         self._function, self._size, self._logs = function, size, logs
-        self._selector = selectors.DefaultSelector()
+        self._received: queue.Queue[tuple[WorkerProcess, Message | None]] = queue.Queue()
+        """Messages of all workers. None for a worker that died."""
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, int] = {}
         """The position of each busy worker's request, by the worker's slot."""
@@ -85,16 +86,15 @@ class WorkerPool:
                 if waiting and slot not in self._busy:
                     self._busy[slot] = waiting.popleft()
                     self._worker(slot).send(requests[self._busy[slot]])
-            for key, _ in self._selector.select(timeout=1.0):
-                self._receive(key.data, watcher)
+            with contextlib.suppress(queue.Empty):
+                self._receive(*self._received.get(timeout=1.0), watcher)
         return []
 
     def close(self) -> None:
         """End all processes. Those with a request are killed."""
         self._kill_busy()
         for slot in list(self._workers):
-            self._remove(slot).dismiss()
-        self._selector.close()
+            self._workers.pop(slot).dismiss()
 
     def __enter__(self) -> Self:
         return self
@@ -105,48 +105,42 @@ class WorkerPool:
     def _worker(self, slot: int) -> WorkerProcess:
         if slot not in self._workers:
             log = self._logs / f"worker-{slot}.log"
-            worker = WorkerProcess(self._function, log, _environment(slot, self._size))
-            self._workers[slot] = worker
-            self._selector.register(worker.stream, selectors.EVENT_READ, slot)
+            environment = _environment(slot, self._size)
+            self._workers[slot] = WorkerProcess(self._function, log, environment, self._received)
         return self._workers[slot]
 
-    def _receive(self, slot: int, watcher: PoolWatcher) -> None:
-        worker = self._workers[slot]
-        try:
-            for message in worker.messages():
-                if "progress" in message:
-                    watcher.on_progress(self._busy[slot], message["progress"])
-                    continue
-                request = self._busy.pop(slot)
-                if message["broken"]:
-                    self._remove(slot).kill()
-                if "failed" in message:
-                    watcher.on_failure(request, message["failed"])
-                else:
-                    watcher.on_answer(request, message["answer"])
-        except EOFError:
-            self._remove(slot).kill()
+    def _receive(self, worker: WorkerProcess, message: Message | None, watcher: PoolWatcher) -> None:
+        slot = next((number for number, known in self._workers.items() if known is worker), None)
+        if slot is None:  # the worker was killed, and this is what it sent before
+            return
+        if message is None:
+            self._workers.pop(slot).kill()
             if slot in self._busy:
                 watcher.on_failure(self._busy.pop(slot), worker.cause_of_death())
+        elif "progress" in message:
+            watcher.on_progress(self._busy[slot], message["progress"])
+        else:
+            request = self._busy.pop(slot)
+            if message["broken"]:
+                self._workers.pop(slot).kill()
+            if "failed" in message:
+                watcher.on_failure(request, message["failed"])
+            else:
+                watcher.on_answer(request, message["answer"])
 
     def _kill_busy(self) -> list[int]:
         killed = list(self._busy.values())
         for slot in list(self._busy):
-            self._remove(slot).kill()
+            self._workers.pop(slot).kill()
         self._busy.clear()
         return killed
-
-    def _remove(self, slot: int) -> WorkerProcess:
-        worker = self._workers.pop(slot)
-        self._selector.unregister(worker.stream)
-        return worker
 
 
 def _environment(slot: int, workers: int) -> dict[str, str]:
     """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
     import torch
 
-    from fedskew.engine.parallel.pool import usable_cores
+    from fedskew.platforms import usable_cores
 
     cores = str(max(1, usable_cores() // workers))
     shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
@@ -157,10 +151,16 @@ def _environment(slot: int, workers: int) -> dict[str, str]:
 
 
 class WorkerProcess:
-    """A worker, seen from the pool. `stream` becomes readable when the worker sends a message or dies."""
+    """A worker, seen from the pool. A thread puts its messages into a queue, because Windows cannot wait for pipes."""
 
-    def __init__(self, function: str, log: Path, environment: Mapping[str, str]) -> None:
-        self._log = log
+    def __init__(
+        self,
+        function: str,
+        log: Path,
+        environment: Mapping[str, str],
+        received: queue.Queue[tuple[WorkerProcess, Message | None]],
+    ) -> None:
+        self._log, self._received = log, received
         log.parent.mkdir(parents=True, exist_ok=True)
         package = str(Path(__file__).parent.parent)
         paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
@@ -174,8 +174,9 @@ class WorkerProcess:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._requests, self.stream = self._process.stdin, self._process.stdout
-        self._unread = b""
+        self._requests, self._stream = self._process.stdin, self._process.stdout
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -189,12 +190,13 @@ class WorkerProcess:
             return
 
     def messages(self) -> Iterator[Message]:
-        """Read the new messages. Raise EOFError if the worker died."""
-        content = os.read(self.stream.fileno(), 1 << 20)
-        if not content:
-            raise EOFError
-        *lines, self._unread = (self._unread + content).split(b"\n")
-        yield from (json.loads(line) for line in lines)
+        """Read messages until the worker ends. A line without its end is from a worker that died."""
+        return (json.loads(line) for line in self._stream if line.endswith(b"\n"))
+
+    def _read(self) -> None:
+        for message in self.messages():
+            self._received.put((self, message))
+        self._received.put((self, None))
 
     def cause_of_death(self) -> str:
         code = self._process.wait()
@@ -209,16 +211,21 @@ class WorkerProcess:
             self._requests.close()
         except OSError:
             self._process.kill()
-        self._process.wait()
-        self.stream.close()
+        self._end_reading()
 
     def kill(self) -> None:
         """End the worker at once."""
         self._process.kill()
-        self._process.wait()
-        self.stream.close()
+        self._end_reading()
         with contextlib.suppress(OSError):  # unsent bytes for a process that is gone
             self._requests.close()
+
+    def _end_reading(self) -> None:
+        """Wait for the end of the process and of its output. Its children may keep the output open a little longer."""
+        self._process.wait()
+        self._reader.join(_SECONDS_FOR_OUTPUT)
+        if not self._reader.is_alive():
+            self._stream.close()
 
 
 def describe_error(error: Exception) -> str:
@@ -234,21 +241,41 @@ def main() -> None:
     """Answer requests until stdin is closed."""
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the messages
-    threading.Thread(target=_exit_after, args=(os.getppid(),), daemon=True).start()
     try:
-        _serve(sys.argv[1], sys.stdin, messages)
+        _serve(sys.argv[1], _Requests(sys.stdin.fileno()), messages)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent informs the user, and the files on disk are valid
 
 
-def _exit_after(parent: int) -> None:
-    """Exit soon after the parent process does. An orphan would keep the lock of its run folder."""
-    while os.getppid() == parent:
-        time.sleep(_SECONDS_BETWEEN_CHECKS)
-    os._exit(130)
+class _Requests:
+    """The lines of stdin, read by a thread.
+
+    If stdin is closed while a request is being answered, the parent is gone, and the process exits at once. An orphan
+    would keep the lock of its run folder.
+    """
+
+    def __init__(self, stdin: int) -> None:
+        # Not `sys.stdin`: Python aborts if a thread still reads from that when the process ends.
+        self._stream = open(stdin, encoding="utf-8", closefd=False)  # noqa: SIM115
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._is_busy = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._stream:
+            self._lines.put(line)
+        if self._is_busy:
+            os._exit(130)
+        self._lines.put(None)
+
+    def __iter__(self) -> Iterator[str]:
+        while (line := self._lines.get()) is not None:
+            self._is_busy = True
+            yield line
+            self._is_busy = False
 
 
-def _serve(function: str, requests: TextIO, messages: TextIO) -> None:
+def _serve(function: str, requests: Iterable[str], messages: TextIO) -> None:
     module, _, name = function.partition(":")
     answer = getattr(import_module(module), name)
     last_report = 0.0

@@ -25,6 +25,7 @@ from fedskew.cli.commands import (
     takes_settings,
 )
 from fedskew.errors import UserError
+from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
     from fedskew.flower.local_federation import LocalFederation
@@ -229,6 +230,7 @@ def _start_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
     from fedskew.cli.terminal import notice
     from fedskew.flower.trial import run_trial
 
+    require_posix("fedskew federate up")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `with trial` ends the processes
     logs = trial.folder / "logs"
     try:

@@ -10,6 +10,7 @@ import typer
 
 from fedskew.cli.commands import option
 from fedskew.errors import UserError
+from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
@@ -116,6 +117,7 @@ def _connect(file: Path, superlink: str, folder: Path) -> None:
     from fedskew.flower.credentials import NodeKeys
     from fedskew.flower.processes import free_ports
 
+    require_posix("the connection of a site")
     keys = NodeKeys(folder)
     supernode.require_keys(keys)
     expires = supernode.require_trusted_server(superlink, keys)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import sys
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -16,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedskew.engine.contract import Engine
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import Network
-from fedskew.engine.parallel.pool import PoolEngine, usable_cores
+from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.engine import StackedEngine
 from fedskew.errors import UserError
+from fedskew.platforms import CAN_FORK, usable_cores
 
 _WORTH_COMPILING = 400_000
 """Compiling pays off if a run's steps times its layers are at least this many. It takes half a minute. It saves less
@@ -108,8 +108,8 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
     `auto` in its configuration. `cpu_engine` resolves it at each start, because that choice depends on the machine, and
     the run may be resumed on another machine.
     """
-    if name.startswith("pool") and (device.type != "cpu" or sys.platform != "linux"):
-        raise UserError(f"engine {name!r} needs a CPU and Linux; expected plain, stacked or auto here")
+    if name.startswith("pool") and device.type != "cpu":
+        raise UserError(f"engine {name!r} needs device cpu, not {device}; expected plain, stacked or auto here")
     if name != "auto":
         return name
     if device.type != "cpu":
@@ -130,7 +130,8 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
     """
     workers = min(usable_cores(), clients)
     # If torch has a GPU, a process that has computed a gradient cannot fork another that computes gradients.
-    if sys.platform != "linux" or workers < 2 or torch.cuda.is_available():
+    # Where processes are spawned, this choice was not measured, and a user's model may not be sendable.
+    if not CAN_FORK or workers < 2 or torch.cuda.is_available():
         return single_process_engine(model, sample)
     is_stacked = clients // workers >= _WORTH_STACKING and _is_faster_stacked(model, sample)
     return "pool-stacked" if is_stacked else "pool"

@@ -81,7 +81,7 @@ class ChainedLog:
     def append_locked(self, entry: Entry) -> Entry:
         """Do the work of `append`, for a caller that holds the lock."""
         with _reporting("write", self.path):
-            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
             descriptor = os.open(self.path, flags, 0o600)
             try:
                 last, torn, is_open = self._last_entry(descriptor)
@@ -106,7 +106,7 @@ class ChainedLog:
         length = _TAIL_BYTES
         while True:
             first = max(0, size - length)
-            lines = os.pread(descriptor, size - first, first).split(b"\n")
+            lines = _read_from(descriptor, first).split(b"\n")
             is_open = lines[-1] != b""
             lines = lines[1 if first else 0 : None if is_open else -1]  # the first line may begin before `first`
             entries = [_parse(line) for line in lines]
@@ -130,18 +130,33 @@ class ChainedLog:
 
     def _write_head(self, last: Entry) -> None:
         draft = self._head_path.with_name(f".{self._head_path.name}.tmp")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(draft, flags, 0o600)
         try:
             _write_all(descriptor, json.dumps({"number": last["number"], "hash": last["hash"]}).encode() + b"\n")
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
         os.replace(draft, self._head_path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the names of the log and of its head
-        finally:
-            os.close(folder)
+        _sync_folder(self.path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Force the names of the log and of its head to disk. Windows does that by itself, and cannot open a folder."""
+    if os.name == "nt":
+        return
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read_from(descriptor: int, position: int) -> bytes:
+    """Read a file from this position to its end."""
+    os.lseek(descriptor, position, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:
+        return file.read()
 
 
 def head_path(path: Path) -> Path:

@@ -22,6 +22,7 @@ from fedskew.flower import worker
 from fedskew.flower.frames import receive_frame
 from fedskew.flower.site_config import load_site
 from fedskew.flower.socket_paths import FORK_SERVER
+from fedskew.platforms import fork
 
 
 def main(site: str) -> None:
@@ -38,7 +39,7 @@ def main(site: str) -> None:
         with connection, suppress(OSError, EOFError, ValueError):
             _, outputs, _, _ = socket.recv_fds(connection, 1, 2)
             facts, _ = receive_frame(connection)
-            if os.fork() == 0:
+            if fork() == 0:
                 listener.close()
                 _work(str(facts["site"]), int(facts["superexec"]), outputs)
             for output in outputs:

@@ -10,12 +10,13 @@ kills all processes that have the mark.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from fedskew.platforms import kill
 
 VARIABLE = "FEDSKEW_TRIAL"
 _MAX_PASSES = 20
@@ -50,7 +51,7 @@ def end_marked_processes(mark: str) -> None:
             return
         for process in marked:
             with suppress(ProcessLookupError, PermissionError):
-                os.kill(process, signal.SIGKILL)
+                kill(process)
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import traceback
-import warnings
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -40,8 +39,9 @@ from fedskew.flower import client_app  # imported here because the app imports i
 from fedskew.flower.approved_apps import app_hash, file_hashes, refusal
 from fedskew.flower.audit import describe_reply, describe_request, site_log
 from fedskew.flower.wire import Garbled, from_records, to_records
+from fedskew.platforms import fork
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT)
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGQUIT")
 
 
 class ForkingExecutor(SubprocessExecutor):
@@ -54,7 +54,7 @@ class ForkingExecutor(SubprocessExecutor):
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"this site runs ClientApps only, no {spec.task_type}")
-        if _fork() == 0:
+        if fork() == 0:  # the only other thread waits for the SuperNode's end and holds no lock
             _run_client_app(spec, self._site)
         return LaunchResult.accepted()
 
@@ -65,20 +65,13 @@ class ForkingExecutor(SubprocessExecutor):
                 pass
 
 
-def _fork() -> int:
-    with warnings.catch_warnings():
-        # The only other thread waits for the SuperNode's end and holds no lock.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
 def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
     """Answer one message and end this process. The exit handlers that the fork inherited must not run."""
     status = 1
     try:
         exit_handler.registered_exit_handlers.clear()
-        for number in _SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
+        for name in _SIGNALS:
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
         _check_approval(site)
         runtime.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)
     except SystemExit as end:
@@ -148,7 +141,7 @@ def main(options: list[str]) -> None:
     supernode = os.getpid()
     gc.collect()
     gc.freeze()  # otherwise, a collection would write to every object, and so copy the pages that the forks share
-    if os.fork() == 0:
+    if fork() == 0:
         sys.argv = ["flower-superexec"]
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return

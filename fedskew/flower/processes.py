@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from fedskew.errors import UserError
+from fedskew.platforms import kill_group
 
 _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
@@ -106,7 +106,7 @@ class Process:
 
     def terminate(self) -> None:
         if self.running:
-            self._process.send_signal(signal.SIGTERM)
+            self._process.terminate()
 
     def wait(self, seconds: float | None = None) -> int | None:
         """Wait for the end, and return the exit status. None if the process is still running after `seconds`."""
@@ -117,7 +117,7 @@ class Process:
     def kill(self) -> None:
         """Kill the process and its process group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self._process)
         self._process.wait()
 
 

@@ -7,7 +7,6 @@ and `status.json` how the last attempt ended. Everything is read only, so it wor
 from __future__ import annotations
 
 import json
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.settings import FederationSettings
+from fedskew.platforms import is_alive
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
@@ -138,19 +138,9 @@ def _open_attempt(began: Entry) -> Attempt:
         return Attempt(
             began["time"], "unknown", None, f"it was started on {began.get('machine')} and has not ended there"
         )
-    if _is_alive(began["process"]):
+    if is_alive(began["process"]):
         return Attempt(began["time"], "running")
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's process
-        return True
-    return True
 
 
 def _site_statuses(names: Sequence[str], entries: Sequence[Entry], running: bool, now: datetime) -> list[SiteStatus]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from fedskew.errors import UserError
 from fedskew.flower.credentials import NodeKeys
 from fedskew.flower.processes import environment, last_message, log_line
+from fedskew.platforms import kill_group
 
 _CONNECT_SECONDS = 10.0
 _REASON_SECONDS = 5.0
@@ -143,7 +144,7 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
         status = _wait(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process)
     if refused:
         raise UserError(
             f"the server refuses the key {keys.private}: it is not registered there, or its last connection is less "

@@ -27,6 +27,7 @@ from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.wire import Facts, Garbled, one_line
+from fedskew.platforms import is_alive
 
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
 _TRANSFER_SECONDS = 600.0
@@ -182,16 +183,12 @@ def _remove_socket(path: Path, inode: int) -> None:
 def _exit_after(superexec: int, path: Path, inode: int) -> None:
     """End this process when the SuperExec or its parent, the SuperNode, ends, even in the middle of a round."""
     watched = [process for process in (superexec, _parent(superexec)) if process > 1]
-    try:
-        if hasattr(os, "pidfd_open"):
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(process) for process in watched], [], [])
-        else:
-            while True:
-                for process in watched:
-                    os.kill(process, 0)
-                time.sleep(1)
-    except ProcessLookupError:
-        pass
+    else:
+        while all(map(is_alive, watched)):
+            time.sleep(1)
     _remove_socket(path, inode)
     os._exit(0)
 

@@ -28,7 +28,7 @@ def test_only_a_long_run_on_a_cpu_stays_auto_in_its_configuration() -> None:
     assert choose_engine("auto", linear(), IMAGE, CPU, SHORT_RUN * 2) == "auto"
     for name in ENGINES:
         assert choose_engine(name, linear(), IMAGE, CPU, 1e6) == name
-    with pytest.raises(UserError, match="engine 'pool' needs a CPU and Linux"):
+    with pytest.raises(UserError, match="engine 'pool' needs device cpu, not cuda"):
         choose_engine("pool", linear(), IMAGE, GPU)
 
 

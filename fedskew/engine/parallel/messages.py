@@ -1,7 +1,8 @@
 """Messages between processes of one machine. A message has JSON values, called facts, and tensors.
 
-The facts are sent over a socket, with the descriptor of anonymous shared memory that holds the tensors. The receiver
-maps the memory, so no tensor is pickled or copied on the way.
+On Linux, the facts are sent over a socket, with the descriptor of anonymous shared memory that holds the tensors. The
+receiver maps the memory, so no tensor is pickled or copied on the way. Elsewhere, `PortableParcel` sends the tensors as
+bytes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import json
 import mmap
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -32,24 +34,13 @@ class Parcel:
     def __init__(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
         """A list of tensors of one shape becomes one tensor with a leading axis."""
         self._memory = os.memfd_create("fedskew", os.MFD_CLOEXEC)
-        self._table: Facts = {}
-        end = 0
-        for name, tensor in tensors.items():
-            rows = [tensor] if isinstance(tensor, Tensor) else tensor
-            shape = tensor.shape if isinstance(tensor, Tensor) else (len(tensor), *tensor[0].shape)
-            self._table[name] = (str(rows[0].dtype).removeprefix("torch."), list(shape), end)
-            for row in rows:
-                end = self._write(row, end)
-            end += -end % _ALIGNMENT
+        self._table, end = _lay_out(tensors, self._write)
         os.ftruncate(self._memory, max(end, 1))
 
-    def _write(self, tensor: Tensor, position: int) -> int:
-        """Write a tensor as bytes, because numpy lacks some of torch's dtypes. Return where the tensor ends."""
-        content = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    def _write(self, content: memoryview, position: int) -> None:
         while content:
             written = os.pwrite(self._memory, content, position)
             position, content = position + written, content[written:]
-        return position
 
     def send(self, to: socket.socket, facts: Facts) -> None:
         body = json.dumps({"facts": facts, "tensors": self._table}).encode()
@@ -87,7 +78,56 @@ def receive(from_: socket.socket) -> tuple[Facts, Tensors] | None:
     return message["facts"], dict(_mapped(memory, message["tensors"]))
 
 
-def _mapped(memory: mmap.mmap, table: Facts) -> Iterator[tuple[str, Tensor]]:
+class PortableParcel:
+    """Tensors as bytes, for receivers with which no memory is shared."""
+
+    def __init__(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+        self._content = bytearray()
+        self._table, _ = _lay_out(tensors, self._write)
+
+    def _write(self, content: memoryview, position: int) -> None:
+        self._content += bytes(position - len(self._content))
+        self._content += content
+
+    def send(self, to: Connection, facts: Facts) -> None:
+        to.send_bytes(json.dumps({"facts": facts, "tensors": self._table}).encode())
+        to.send_bytes(self._content)
+
+    def close(self) -> None:
+        """Do nothing. The bytes are freed with this object."""
+
+
+def receive_bytes(from_: Connection) -> tuple[Facts, Tensors] | None:
+    """Wait for the next message of a `PortableParcel` and return it, or None if the sender is gone."""
+    try:
+        message, content = json.loads(from_.recv_bytes()), bytearray(from_.recv_bytes())
+    except (OSError, EOFError):
+        return None
+    return message["facts"], dict(_mapped(content, message["tensors"]))
+
+
+def _lay_out(
+    tensors: Mapping[str, Tensor | Sequence[Tensor]], write: Callable[[memoryview, int], None]
+) -> tuple[Facts, int]:
+    """Write tensors one after another. Return a table with the dtype, shape and position of each, and the total size.
+
+    They are written as bytes, because numpy lacks some of torch's dtypes.
+    """
+    table: Facts = {}
+    end = 0
+    for name, tensor in tensors.items():
+        rows = [tensor] if isinstance(tensor, Tensor) else tensor
+        shape = tensor.shape if isinstance(tensor, Tensor) else (len(tensor), *tensor[0].shape)
+        table[name] = (str(rows[0].dtype).removeprefix("torch."), list(shape), end)
+        for row in rows:
+            content = memoryview(row.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            write(content, end)
+            end += len(content)
+        end += -end % _ALIGNMENT
+    return table, end
+
+
+def _mapped(memory: mmap.mmap | bytearray, table: Facts) -> Iterator[tuple[str, Tensor]]:
     for name, (dtype, shape, start) in table.items():
         kind: torch.dtype = getattr(torch, dtype)
         count = int(torch.Size(shape).numel())

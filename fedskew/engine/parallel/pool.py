@@ -1,9 +1,10 @@
 """The pool engine: single-threaded worker processes share a round's clients.
 
 On a CPU, small networks gain little from a second thread, but two processes that train two clients at a time are almost
-twice as fast. Workers are forked when they are first needed, so they inherit network, data and method. They stay for
-the next rounds. Models and results are sent through shared memory (`messages`). If the workers use the plain engine, a
-client's result has the same bits as with the plain engine and one thread, whichever worker trains it.
+twice as fast. Workers are started when they are first needed, and they stay for the next rounds. On Linux they are
+forked, so they inherit network, data and method, and models and results are sent through shared memory (`messages`).
+Elsewhere they are spawned (`spawned_worker`). If the workers use the plain engine, a client's result has the same bits
+as with the plain engine and one thread, whichever worker trains it.
 """
 
 from __future__ import annotations
@@ -11,47 +12,44 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
-import warnings
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
-from fedskew.engine.parallel.messages import Facts, Parcel, receive
+from fedskew.engine.parallel.messages import Facts, Parcel, PortableParcel, receive
 from fedskew.engine.parallel.pool_worker import serve
 from fedskew.engine.parallel.round_messages import unpack_result, work_facts, work_tensors
 from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results
+from fedskew.engine.parallel.spawned_worker import SpawnedWorker
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
+from fedskew.platforms import CAN_FORK, fork, kill, usable_cores
 
 Reply = tuple[Facts, Tensors]
-
-
-def usable_cores() -> int:
-    """Return the number of cores that this process may use, at most OMP_NUM_THREADS. It is 1 outside Linux."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    limit = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
 
 
 class PoolEngine(Engine):
     """Trains a share of the round's clients in each worker process."""
 
-    def __init__(self, inner: Engine, workers: int | None = None) -> None:
-        """Each worker inherits a copy of the `inner` engine. The original never trains."""
+    def __init__(self, inner: Engine, workers: int | None = None, can_fork: bool = CAN_FORK) -> None:
+        """Each worker has a copy of the `inner` engine. The original never trains."""
         self._engine = inner
+        self._parcel: type[Parcel] | type[PortableParcel] = Parcel if can_fork else PortableParcel
+        self._worker: type[_ForkedWorker] | type[SpawnedWorker] = _ForkedWorker if can_fork else SpawnedWorker
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._max_workers = workers or usable_cores()
         self._parts: tuple[Part, ...] = ()
-        self._workers: list[_Worker] = []
+        self._workers: list[Any] = []
+        """The parent's side of each worker, of the class `_worker`."""
         weakref.finalize(self, _end_workers, self._workers, os.getpid())
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), self._max_workers)
         self._ensure_workers(work.parts, len(shares))
-        parcel = Parcel(work_tensors(work))
+        parcel = self._parcel(work_tensors(work))
         try:
             return join_results(self._results(parcel, work_facts(work), shares), shares)
         except BaseException:
@@ -61,28 +59,28 @@ class PoolEngine(Engine):
             parcel.close()
 
     def close(self) -> None:
-        """End the workers. The next round forks new ones."""
+        """End the workers. The next round starts new ones."""
         _end_workers(self._workers, os.getpid())
 
     def _ensure_workers(self, parts: Sequence[Part], number: int) -> None:
-        """Fork workers until there are enough of them with these parts."""
+        """Start workers until there are enough of them with these parts."""
         if not same_parts(parts, self._parts):
             self.close()
             self._parts = tuple(parts)
         while len(self._workers) < number:
-            self._workers.append(_Worker(self._engine, self._parts))
+            self._workers.append(self._worker(self._engine, self._parts))
 
-    def _results(self, parcel: Parcel, facts: Facts, shares: Sequence[Share]) -> list[RoundResult]:
+    def _results(self, parcel: Parcel | PortableParcel, facts: Facts, shares: Sequence[Share]) -> list[RoundResult]:
         for worker, share in zip(self._workers, shares, strict=False):
             worker.send(parcel, facts | {"share": share})
         return [self._result(place, parcel, facts | {"share": share}) for place, share in enumerate(shares)]
 
-    def _result(self, place: int, parcel: Parcel, facts: Facts) -> RoundResult:
+    def _result(self, place: int, parcel: Parcel | PortableParcel, facts: Facts) -> RoundResult:
         """Return the result of a worker. If the worker died, replace it once and send the work again."""
         reply = self._workers[place].reply()
         if reply is None:
             self._workers[place].end()
-            self._workers[place] = _Worker(self._engine, self._parts)
+            self._workers[place] = self._worker(self._engine, self._parts)
             self._workers[place].send(parcel, facts)
             reply = self._workers[place].reply()
         if reply is None:
@@ -103,7 +101,7 @@ class PoolEngine(Engine):
         return unpack_result(tensors)
 
 
-class _Worker:
+class _ForkedWorker:
     """The parent's side of one forked process."""
 
     def __init__(self, engine: Engine, parts: tuple[Part, ...]) -> None:
@@ -111,11 +109,7 @@ class _Worker:
         # Block Ctrl-C during the fork. The child must not run its parent's handler, which ends the workers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with warnings.catch_warnings():
-                # Python warns if other threads exist during a fork. The child uses neither these threads nor their
-                # locks.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                self.process = os.fork()
+            self.process = fork()
             if self.process == 0:
                 self._connection.close()
                 serve(far_end, engine, parts)
@@ -141,7 +135,7 @@ class _Worker:
             return self._end_reason
         self._connection.close()
         try:
-            os.kill(self.process, signal.SIGKILL)
+            kill(self.process)
             status = os.waitpid(self.process, 0)[1]
         except (ProcessLookupError, ChildProcessError):
             self._end_reason = "ended by another process"
@@ -151,7 +145,7 @@ class _Worker:
         return self._end_reason
 
 
-def _end_workers(workers: list[_Worker], owner: int) -> None:
+def _end_workers(workers: list[Any], owner: int) -> None:
     """End the workers, but only from the process that owns them, not from a forked copy."""
     if os.getpid() == owner:
         while workers:

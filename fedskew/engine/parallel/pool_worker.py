@@ -1,4 +1,4 @@
-"""A worker process. It trains the clients that it receives, until its parent closes the connection or ends."""
+"""A forked worker process. It trains the clients that it receives, until its parent closes the connection or ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def serve(connection: socket.socket, engine: Engine, parts: tuple[Part, ...]) ->
         torch.set_num_threads(1)
         threading.Thread(target=_end_with_parent, args=(connection.fileno(),), daemon=True).start()
         while (message := receive(connection)) is not None:
-            send(connection, *_answer(engine, parts, *message))
+            send(connection, *answer(engine, parts, *message))
         status = 0
     finally:
         os._exit(status)
@@ -42,7 +42,8 @@ def _end_with_parent(connection: int) -> None:
     os._exit(1)
 
 
-def _answer(engine: Engine, parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
+def answer(engine: Engine, parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> tuple[Facts, Tensors]:
+    """Train the clients of a message. Return the result, or the error as text."""
     try:
         result = engine.train(unpack_work(parts, facts, tensors))
     except UserError as error:

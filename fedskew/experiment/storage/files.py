@@ -86,8 +86,10 @@ def in_parallel(function: Callable[[_Item], _Result], items: Sequence[_Item]) ->
 
 
 def sync(path: Path) -> None:
-    """Force a file's content, or a folder's list of names, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Force a file's content, or a folder's list of names, to disk. Windows forces the names to disk by itself."""
+    if os.name == "nt" and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # Windows needs the right to write
     try:
         os.fsync(descriptor)
     finally:

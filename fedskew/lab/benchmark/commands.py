@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import fedskew
 from fedskew.errors import UserError
+from fedskew.platforms import wait_and_measure
 
 Until = Literal["first line", "end"]
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -125,13 +126,12 @@ def _time_once(command: Command) -> tuple[float, float]:
             first = output.readline()
             seconds, cpu = time.perf_counter() - start, _cpu_seconds(process.pid)
             rest = output.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        used = wait_and_measure(process)
         if process.returncode:
             last = (first + rest).decode(errors="replace").strip().splitlines()[-1:]
             raise UserError(f"{command.text}: exit status {process.returncode}: {' '.join(last)}")
         if command.until == "end":
-            seconds, cpu = time.perf_counter() - start, usage.ru_utime + usage.ru_stime
+            seconds, cpu = time.perf_counter() - start, used
     return seconds, cpu
 
 

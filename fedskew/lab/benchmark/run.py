@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 
 import torch
 
-from fedskew.engine.parallel.pool import usable_cores
 from fedskew.errors import UserError
 from fedskew.experiment.storage import about
 from fedskew.lab.benchmark.commands import CommandTime, time_commands
@@ -16,6 +15,7 @@ from fedskew.lab.benchmark.plan import Group, Plan, groups
 from fedskew.lab.benchmark.results import SCALE, Failure, Results
 from fedskew.lab.benchmark.scale import measure_scale, scale_case
 from fedskew.lab.benchmark.timing import ContenderTimer
+from fedskew.platforms import usable_cores
 
 ShowProgress = Callable[[int, int, str, str], None]
 """Receives the number of finished groups, the number of groups, the current group, and the current contender."""

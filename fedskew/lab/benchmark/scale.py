@@ -6,7 +6,6 @@ The run uses a new process, because the peak memory of a process includes everyt
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.lab.benchmark.cases import CLASSES
+from fedskew.platforms import peak_memory
 
 PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
@@ -179,7 +179,7 @@ def _peak_memory() -> int:
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_memory()
     return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 

@@ -6,13 +6,14 @@ import os
 import socket
 import sys
 import threading
+from multiprocessing import Pipe
 
 import pytest
 import torch
 
-from fedskew.engine.parallel.messages import Parcel, receive, send
+from fedskew.engine.parallel.messages import Parcel, PortableParcel, receive, receive_bytes, send
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is Linux's")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is Linux's")
 
 TENSORS = {
     "a/weight": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)),
@@ -25,6 +26,7 @@ TENSORS = {
 }
 
 
+@linux_only
 def test_tensors_of_every_kind_arrive() -> None:
     here, there = socket.socketpair()
     with here, there:
@@ -39,6 +41,7 @@ def test_tensors_of_every_kind_arrive() -> None:
         assert torch.equal(tensors[name], tensor)
 
 
+@linux_only
 def test_a_list_arrives_as_one_tensor_and_one_parcel_goes_to_many() -> None:
     parcel = Parcel({"rows": [torch.full((2,), float(i)) for i in range(4)]})
     for number in range(2):
@@ -53,6 +56,7 @@ def test_a_list_arrives_as_one_tensor_and_one_parcel_goes_to_many() -> None:
     parcel.close()
 
 
+@linux_only
 def test_facts_larger_than_a_socket_holds() -> None:
     here, there = socket.socketpair()
     facts = {"clients": list(range(200_000))}
@@ -64,6 +68,7 @@ def test_facts_larger_than_a_socket_holds() -> None:
     assert message == (facts, {})
 
 
+@linux_only
 def test_a_sender_that_is_gone_gives_none() -> None:
     here, there = socket.socketpair()
     here.close()
@@ -71,6 +76,7 @@ def test_a_sender_that_is_gone_gives_none() -> None:
         assert receive(there) is None
 
 
+@linux_only
 def test_no_descriptor_is_left_open() -> None:
     here, there = socket.socketpair()
     with here, there:
@@ -79,3 +85,29 @@ def test_no_descriptor_is_left_open() -> None:
             send(here, {}, TENSORS)
             assert receive(there) is not None
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_portable_parcel_arrives_as_bytes_and_goes_to_many() -> None:
+    rows = [torch.full((2,), float(i)) for i in range(4)]
+    parcel = PortableParcel({**TENSORS, "rows": rows})
+    for number in range(2):
+        here, there = Pipe()
+        with here, there:
+            parcel.send(here, {"to": number})
+            message = receive_bytes(there)
+        assert message is not None
+        facts, tensors = message
+        assert facts == {"to": number}
+        assert torch.equal(tensors.pop("rows"), torch.stack(rows))
+        assert tensors.keys() == TENSORS.keys()
+        for name, tensor in TENSORS.items():
+            assert tensors[name].dtype == tensor.dtype
+            assert torch.equal(tensors[name], tensor)
+            tensors[name].zero_()  # the receiver's own
+
+
+def test_a_portable_parcel_s_sender_that_is_gone_gives_none() -> None:
+    here, there = Pipe()
+    here.close()
+    with there:
+        assert receive_bytes(there) is None

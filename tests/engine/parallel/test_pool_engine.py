@@ -25,10 +25,12 @@ from toy_runs import (
     same_bits,
     server,
     text_federation,
+    use_engine,
 )
 
 import fedskew as fs
 from fedskew.engine import PlainEngine, StackedEngine
+from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.errors import UserError
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
@@ -237,3 +239,38 @@ def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.S
     rest, _ = parent.communicate(timeout=120)
     assert (b"stopped" in rest) == (number == signal.SIGINT)
     assert parent.returncode == (0 if number == signal.SIGINT else -number)
+
+
+# -- spawned workers, as on macOS and Windows ----------------------------------------------------------------
+
+
+def spawned(this: Server) -> PoolEngine:
+    smallest = this.network.smallest_batch(this._runtimes.train.inputs(torch.zeros(1, dtype=torch.int64)))
+    return use_engine(this, PoolEngine(PlainEngine(this.network, this._runtimes.train, smallest), 2, can_fork=False))
+
+
+@pytest.mark.slow
+def test_a_spawned_worker_that_was_killed_is_replaced_and_the_bits_are_the_plain_engine_s() -> None:
+    this = server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=2)
+    engine = spawned(this)
+    state, _ = advance(this, this.start())
+    victim, other = (worker.process for worker in engine._workers)
+    os.kill(victim, signal.SIGKILL)
+    state, _ = finished(this, state)
+    assert engine._workers[0].process != victim
+    engine.close()
+    assert is_gone(victim)
+    assert is_gone(other)
+    expected = finished(server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=2))
+    assert same_bits(state, expected[0])
+
+
+def test_what_cannot_be_sent_to_a_spawned_worker_is_refused_in_one_line() -> None:
+    class Local(nn.Linear):
+        """Defined inside a function, so another process cannot import it."""
+
+    this = server(image_federation(), "fedavg", nn.Sequential(nn.Flatten(), Local(64, 4)))
+    spawned(this)
+    with pytest.raises(UserError, match="cannot send the model or the method to a worker process") as caught:
+        advance(this, this.start())
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,99 @@
+"""What differs between Linux, macOS and Windows, with a portable way for each.
+
+Processes are forked on Linux only. macOS has `os.fork`, but Apple's libraries may abort in a forked process. Windows
+has no fork. Federations need Unix sockets, process groups and forks, so their processes do not run on Windows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import warnings
+
+from fedskew.errors import UserError
+
+CAN_FORK = sys.platform == "linux"
+"""Whether worker processes may be forked. If not, they are spawned."""
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, at most OMP_NUM_THREADS."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
+
+
+def require_posix(action: str) -> None:
+    """Refuse an action that needs Unix sockets, forks or process groups on a system without them."""
+    if not hasattr(os, "fork"):
+        raise UserError(f"{action} needs Linux or macOS; on Windows, use the Windows Subsystem for Linux (WSL)")
+
+
+def fork() -> int:
+    """Fork this process. The child must use no thread and no lock of the parent."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python warns if there are other threads
+        return os.fork()
+
+
+def kill(process: int) -> None:
+    """End a process at once. Windows has no signals, and its SIGTERM ends a process in the same way."""
+    os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process and its process group at once. On Windows, its children stay."""
+    if hasattr(os, "killpg"):
+        os.killpg(process.pid, signal.SIGKILL)
+    else:
+        process.kill()
+
+
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine runs, whoever owns it."""
+    if os.name == "nt":  # os.kill(process, 0) would send Ctrl-C there
+        return _is_alive_on_windows(process)
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's process
+        return True
+    return True
+
+
+_SYNCHRONIZE = 0x00100000
+_WAIT_TIMEOUT = 0x00000102
+
+
+def _is_alive_on_windows(process: int) -> bool:
+    kernel: ctypes.CDLL = ctypes.windll.kernel32  # type: ignore[attr-defined]
+    handle = kernel.OpenProcess(_SYNCHRONIZE, False, process)
+    if not handle:
+        return False
+    try:
+        return bool(kernel.WaitForSingleObject(handle, 0) == _WAIT_TIMEOUT)
+    finally:
+        kernel.CloseHandle(handle)
+
+
+def peak_memory() -> int:
+    """Return the peak memory of this process in bytes. 0 on Windows, where Python does not report it."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def wait_and_measure(process: subprocess.Popen[bytes]) -> float:
+    """Wait for the end of a child process and return its CPU seconds. 0 on Windows, which does not report them."""
+    if not hasattr(os, "wait4"):
+        process.wait()
+        return 0.0
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
