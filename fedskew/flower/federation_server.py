@@ -14,7 +14,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.received_updates import VERSION
-from fedskew.flower.remote_evaluation import SiteEvaluation
+from fedskew.flower.remote_evaluation import SiteEvaluation, TestedModel
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings, require_testable
@@ -60,7 +60,9 @@ class FederationServer(Server):
     def evaluate_model(self, model: ModelState) -> Evaluation:
         if not self.site_evaluation.by_sites:
             return super().evaluate_model(model)
-        return self.site_evaluation.evaluate(self.site_evaluation.request(model, None, {}, {}))
+        return self.site_evaluation.evaluate(
+            self.site_evaluation.request(model, TestedModel("global", 0, {}), None, {}, {})
+        )
 
     def scores(self, state: RunState) -> Scores | None:
         """Compute scores from the sites' histograms if the sites test the model. None if they report only totals."""
@@ -80,7 +82,8 @@ class FederationServer(Server):
         if self._final_histograms is None:
             frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
             exchanged, kept = self.exchanged_model(state.model), self.kept_states(state)
-            self._final_histograms = self.site_evaluation.histograms(exchanged, frozen, kept)
+            tested = TestedModel("global", state.models["global"].rounds, state.notes)
+            self._final_histograms = self.site_evaluation.histograms(exchanged, tested, frozen, kept)
         return self._final_histograms
 
     def exchanged_model(self, model: ModelState) -> ModelState:

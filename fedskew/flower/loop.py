@@ -20,7 +20,7 @@ from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.federation_server import FederationServer
 from fedskew.flower.privacy import SENSITIVITY, epsilon
-from fedskew.flower.remote_evaluation import Replies, read_local_tests
+from fedskew.flower.remote_evaluation import NoTests, Replies, TestedModel, read_local_tests
 from fedskew.flower.remote_training import Answers, SiteTraining, SiteUpdates
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
@@ -131,17 +131,22 @@ class FederatedRounds:
         if not self._server.evaluation.is_due(plan):
             return {}
         replies: Replies = {}
-        test_request = evaluation.test_request(labels, plan.stage.concatenates)
+        tested = TestedModel(plan.stage.model, aggregated.model.rounds, plan.before.notes)
+        test_request = evaluation.test_request(tested, labels, plan.stage.concatenates)
         if test_request is not None and aggregated.after.stage_round > 0:
             self._sites.refresh()  # does not wait for missing sites
             self._requested = self._request(self._server.plan(plan.stage, aggregated.after), test_request)
             replies = self._requested.tests
         model = aggregated.model.model
-        if test_request is not None and not replies:
-            frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
-            exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
-            replies = evaluation.request(exchanged, labels, frozen, kept)
-        return evaluation.measure(replies, plan.runtime.test_set, model, labels)
+        try:
+            if test_request is not None and not replies:
+                frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
+                exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
+                replies = evaluation.request(exchanged, tested, labels, frozen, kept)
+            return evaluation.measure(replies, plan.runtime.test_set, model, labels)
+        except NoTests as error:  # for example because the sites have tested other models for a round that is repeated
+            self._sites.log(f"round {plan.before.round + 1} has no evaluation: {error}")
+            return {}
 
     def _request(self, plan: RoundPlan, test_request: dict[str, Any] | None = None) -> RequestedRound:
         absent = [name for number, name in enumerate(self._sites.names) if number not in self._sites.online]

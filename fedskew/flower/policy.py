@@ -9,6 +9,7 @@
       clip: 2.0                      # largest clip of local privacy, with noise
       epsilon: 8.0                   # privacy budget of all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budget
+      tests_per_round: 2             # models that the server may have tested for one round; the second is for a restart
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
 
@@ -51,6 +52,8 @@ class Policy:
     """What all updates together may spend. `site_ledger.py` keeps the account."""
     delta: float = 1e-5
     minutes: float | None = None
+    tests_per_round: int = 2
+    """How many models the site tests for one round. A round that is repeated after a restart may give another model."""
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
 
@@ -135,6 +138,7 @@ def read_policy(values: Any) -> Policy:
         epsilon=_number("epsilon", values.get("epsilon"), float),
         delta=_delta(values.get("delta")),
         minutes=_number("minutes", values.get("minutes"), float),
+        tests_per_round=_number("tests_per_round", values.get("tests_per_round"), int) or Policy.tests_per_round,
         smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Quorum, Reply, Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled, is_count
+from fedskew.methods.stages import Notes
 from fedskew.metrics.confusion import Confusion, Evaluation
 from fedskew.metrics.score_histograms import SCORE_BINS, ScoreHistograms
 from fedskew.metrics.scores import BINS
@@ -26,6 +28,24 @@ Replies = Mapping[int, Reply]
 """The sites' reports on their tests, by client."""
 Kept = Mapping[int, Facts]
 """For methods with a personal part, the facts that name each site's state. Empty for others."""
+
+
+class NoTests(UserError):
+    """No site reported its tests of a model."""
+
+
+@dataclass(frozen=True)
+class TestedModel:
+    """Which of a run's models is tested. A site tests only models that the run's configuration plans to test."""
+
+    model: str
+    """The name of the model, `global` for most methods."""
+    round: int
+    """The number of rounds that trained it."""
+    notes: Notes
+    """What the server noted between stages, which determines the later stages of some methods."""
+
+    __test__ = False  # for pytest
 
 
 class SiteEvaluation:
@@ -39,7 +59,7 @@ class SiteEvaluation:
         """Whether the evaluation uses the sites' test data. Otherwise it uses the server's."""
         return self._settings.evaluation == "sites"
 
-    def test_request(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
+    def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
         """Make the request for the sites' tests. None if the server does not need them.
 
         `frozen` names the models whose encoders are part of the tested model.
@@ -47,13 +67,13 @@ class SiteEvaluation:
         detail = self._settings.site_metrics
         if detail == "none":
             return None
-        return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen)}
+        return {"labels": labels and list(labels), "detail": detail, "frozen": list(frozen), **asdict(tested)}
 
     def request(
-        self, model: ModelState, labels: Labels, frozen: Mapping[str, ModelState], kept: Kept
+        self, model: ModelState, tested: TestedModel, labels: Labels, frozen: Mapping[str, ModelState], kept: Kept
     ) -> dict[int, Reply]:
         """Ask all sites to test a model, with the personal tensors of the states that `kept` names."""
-        return self._ask(model, self.test_request(labels, list(frozen)) or {}, frozen, kept)
+        return self._ask(model, self.test_request(tested, labels, list(frozen)) or {}, frozen, kept)
 
     def _ask(
         self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState], kept: Kept
@@ -63,10 +83,15 @@ class SiteEvaluation:
         facts = {client: {**test_request, **kept.get(client, {})} for client in self._sites.online}
         quorum = Quorum(self._settings.required_sites, frozenset(facts))
         answers = self._sites.request("evaluate", facts, payload, self._settings.round_timeout, quorum=quorum)
-        require_any_reply(answers, self._sites.names, "with its tests")
+        try:
+            require_any_reply(answers, self._sites.names, "with its tests")
+        except UserError as error:
+            raise NoTests(str(error)) from error
         return dict(usable_replies(answers))
 
-    def histograms(self, model: ModelState, frozen: Mapping[str, ModelState], kept: Kept) -> dict[str, ScoreHistograms]:
+    def histograms(
+        self, model: ModelState, tested: TestedModel, frozen: Mapping[str, ModelState], kept: Kept
+    ) -> dict[str, ScoreHistograms]:
         """Request score histograms of the sites' tests. Empty if sites report no results by class, or if none replies.
 
         The run is over, so it must not fail if a site does not reply.
@@ -74,7 +99,7 @@ class SiteEvaluation:
         if self._settings.site_metrics != "class":
             return {}
         try:
-            test_request = {**(self.test_request(None, list(frozen)) or {}), "scores": True}
+            test_request = {**(self.test_request(tested, None, list(frozen)) or {}), "scores": True}
             replies = self._ask(model, test_request, frozen, kept)
         except UserError as error:
             self._sites.log(f"the run has no AUROC: {error}")
@@ -163,7 +188,7 @@ def _read_counts(reported: object) -> tuple[int, int] | None:
 
 def _require_tests(results: Mapping[int, object]) -> None:
     if not results:
-        raise UserError("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
+        raise NoTests("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
 
 
 def _histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:

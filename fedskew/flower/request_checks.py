@@ -7,6 +7,7 @@ that it allows.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fedskew.errors import UserError
@@ -19,8 +20,9 @@ from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import Release
-from fedskew.flower.wire import Facts
+from fedskew.flower.wire import Facts, one_line
 from fedskew.methods import Method, Tensors
+from fedskew.methods.stages import Notes
 
 DETAILS = ("none", "total", "class")
 """How detailed a site's test results may be, from the least to the most detailed."""
@@ -116,6 +118,38 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
         raise UserError(
             "the server requests test results of some labels, which reveals label counts; "
             f"method {method.name!r} does not declare that"
+        )
+
+
+def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:
+    """List the tests of a run: the names of models, with the number of rounds after which each is tested.
+
+    They follow from the configuration, which a site can approve, and for some methods from what the server noted.
+    """
+    trained: dict[str, int] = {}
+    planned = {("global", 0)}
+    for stage in method.stages(config.rounds, config.local_epochs, notes):
+        first = 0 if stage.concatenates else trained.get(stage.model, 0)
+        last = trained[stage.model] = first + stage.rounds
+        due = {number for number in range(first + 1, last) if number % config.eval_every == 0}
+        planned |= {(stage.model, number) for number in due | ({last} if stage.rounds else set())}
+    return planned
+
+
+def require_planned_test(model: str, round: int, planned: Collection[tuple[str, int]]) -> None:
+    """Refuse a test that the run's configuration does not plan, so that a server cannot test models at will."""
+    if (model, round) not in planned:
+        raise UserError(
+            f"the server requests a test of model {one_line(str(model))!r} after round {round}, which the run's "
+            "configuration does not plan (rounds, eval_every)"
+        )
+
+
+def require_own_name(name: str, run: str) -> None:
+    """Refuse a request that names another run than its terms, because it would change that run's state."""
+    if name != run:
+        raise UserError(
+            f"the server's request names the run {one_line(str(name))!r}, but its terms are those of {run!r}"
         )
 
 

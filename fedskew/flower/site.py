@@ -38,7 +38,7 @@ from fedskew.engine import (
 from fedskew.engine.personal_training import initial_personal, personal_model
 from fedskew.errors import UserError
 from fedskew.experiment.class_weights import with_class_weights
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.preparation import data_shape, positive_class
 from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
@@ -49,6 +49,7 @@ from fedskew.flower.model_message import read_model, result_tensors, single_mode
 from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.request_checks import (
+    planned_tests,
     require_agreed_local_tests,
     require_agreed_scores,
     require_agreed_sums,
@@ -57,10 +58,13 @@ from fedskew.flower.request_checks import (
     require_covered,
     require_declared,
     require_known_code,
+    require_own_name,
+    require_planned_test,
 )
+from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger, read_release
-from fedskew.flower.site_state import SiteState
+from fedskew.flower.site_state import SiteState, StateUnusable
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
@@ -70,16 +74,12 @@ from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
 
-Answer = tuple[Facts, bytes]
-"""The JSON part of a reply, and its tensors as bytes."""
-
-
 _ALLOWED_FACTS = {
     "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests", "local_tests", "central_noise"},
-    "evaluate": {"labels", "detail", "frozen", "scores", "run", "kept"},
+    "evaluate": {"labels", "detail", "frozen", "model", "round", "notes", "scores", "run", "kept"},
     "survey": {"predictions"},
     "column_sums": set(),
 }
@@ -153,8 +153,13 @@ class Site:
         return {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}, b""
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
+        """Send the sums of the columns, once per contract. A row that is added later does not change them."""
         require_agreed_sums(Contract.from_json(facts["terms"]["contract"]), self.config)
-        return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
+
+        def compute() -> Answer:
+            return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
+
+        return SiteAnswers(self.config.state_folder).answer_once(f"column sums of contract {run.contract}", {}, compute)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         release = read_release(facts)
@@ -163,10 +168,10 @@ class Site:
             require_covered(facts, release, run.method, run.config.average, run.exchanged_buffers)
         stage = run.stage(facts)
         tensors = run.on_device(from_bytes(payload))
-        states = SiteState(self.config.state_folder, facts["run"])
+        states = self._states(run, facts["run"])
         kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
         tests = facts.get("tests")
-        test_results = None if tests is None else self._test_or_refuse(run, tests, tensors, kept or {})
+        test_results = None if tests is None else self._test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
         result = train_clients(run.runtime(stage.concatenates, tensors).engine, work)
         model_round, loss = work.key.round, float(result.loss[0])
@@ -185,7 +190,7 @@ class Site:
         if test_results is not None:
             reply["tests"] = test_results
         if facts.get("local_tests"):
-            reply["local_tests"] = self._test_locally(run, stage, tensors, result, kept or {})
+            reply["local_tests"] = self._test_locally(run, stage, facts, tensors, result, kept or {})
         _refuse_undeclared(work, result.uplink)
         reply_tensors = result_tensors(result, work.sent, facts["share_loss"])
         if facts["noise"] is not None:
@@ -201,76 +206,131 @@ class Site:
         tensors = run.on_device(from_bytes(payload))
         kept: Tensors = {}
         if facts.get("kept") is not None:
-            kept = SiteState(self.config.state_folder, facts["run"]).read("global", facts["kept"]) or {}
+            kept = self._states(run, facts["run"]).read("global", facts["kept"]) or {}
         if facts.get("scores"):
-            return {}, self._score_histograms(run, facts, tensors, kept)
-        return self._test(run, facts, tensors, kept), b""
+            return self._score_histograms(run, facts, tensors, kept)
+        return self._test(run, facts, facts.get("kept"), tensors, kept), b""
 
-    def _test(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Facts:
-        """Test the received model on the site's test part. Refuse more detailed results than the site allows.
+    def _states(self, run: SiteRun, name: str) -> SiteState:
+        """Return the states of the run. Refuse a request that names another run, or that has another contract."""
+        require_own_name(name, run.name)
+        states = SiteState(self.config.state_folder, run.name)
+        states.bind(run.contract)
+        return states
 
-        If the method has no global model, the site tests its own model, with the personal tensors that it kept. If the
-        site trains a second model beside the global one, it reports the totals of both.
+    def _answer_once(
+        self, run: SiteRun, question: str, request: Facts, tensors: Tensors, compute: Callable[[], Answer]
+    ) -> Answer:
+        """Answer a request about the received model. For the same question of a run, only a few models are answered."""
+        request = {**request, "contract": run.contract, "model": digest(to_bytes(tensors))}
+        return SiteAnswers(self.config.state_folder).answer_once(
+            f"{question} in run {run.name}", request, compute, self.config.policy.tests_per_round
+        )
+
+    def _test(self, run: SiteRun, test_request: Facts, version: int | None, tensors: Tensors, kept: Tensors) -> Facts:
+        """Test the received model on the site's test part. Refuse more detailed or more results than the site allows.
+
+        If the method has no global model, the site tests its own model, with the personal tensors that it kept in
+        round `version`. If the site trains a second model beside the global one, it reports the totals of both.
         """
         require_agreed_tests(test_request, run.method, self.config)
-        test_set = run.runtime(test_request["frozen"], tensors).test_set
-        confusion, log_loss = test_set.test(run.tested_model(tensors, kept), test_request["labels"])
-        own = {}
-        if run.has_second_model:
-            own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), test_request["labels"]))}
-        if test_request["detail"] == "class":
-            return {"confusion": confusion.tolist(), "log_loss": log_loss, **own}
-        return _totals(confusion) | own
+        model, round, labels = test_request["model"], test_request["round"], test_request["labels"]
+        require_planned_test(model, round, planned_tests(run.method, run.config, test_request["notes"]))
 
-    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> bytes:
+        def test() -> Answer:
+            test_set = run.runtime(test_request["frozen"], tensors).test_set
+            confusion, log_loss = test_set.test(run.tested_model(tensors, kept), labels)
+            own = {}
+            if run.has_second_model:
+                own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), labels))}
+            if test_request["detail"] == "class":
+                return {"confusion": confusion.tolist(), "log_loss": log_loss, **own}, b""
+            return _totals(confusion) | own, b""
+
+        request = {key: test_request[key] for key in ("labels", "detail", "frozen")}
+        request["kept"] = None if run.method.personal is None else version
+        tested = _tested_tensors(tensors, test_request["frozen"])
+        return self._answer_once(run, f"a test of model {model!r} after round {round}", request, tested, test)[0]
+
+    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Answer:
         """Compute histograms of the received model's probabilities on the site's test part."""
         require_agreed_scores(test_request, run.method, self.config)
-        test_set = run.runtime(test_request["frozen"], tensors).test_set
-        probabilities, true = test_set.predict(run.tested_model(tensors, kept))
-        if not np.isfinite(probabilities).all():
-            raise UserError("the model's probabilities are not finite")
-        positive = positive_class(run.config, run.held(None).dataset)
-        found = ScoreHistograms.from_probabilities(probabilities, true, positive)
-        sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
-        return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
 
-    def _test_or_refuse(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Facts:
+        def compute() -> Answer:
+            test_set = run.runtime(test_request["frozen"], tensors).test_set
+            probabilities, true = test_set.predict(run.tested_model(tensors, kept))
+            if not np.isfinite(probabilities).all():
+                raise UserError("the model's probabilities are not finite")
+            positive = positive_class(run.config, run.held(None).dataset)
+            return {}, histogram_bytes(ScoreHistograms.from_probabilities(probabilities, true, positive))
+
+        request = {"frozen": test_request["frozen"], "kept": test_request.get("kept")}
+        tested = _tested_tensors(tensors, test_request["frozen"])
+        return self._answer_once(run, "score histograms", request, tested, compute)
+
+    def _test_or_refuse(
+        self, run: SiteRun, test_request: Facts, version: int | None, tensors: Tensors, kept: Tensors
+    ) -> Facts:
         """Return the test results, or the reason why the site does not report them. It trains in any case."""
         try:
-            return self._test(run, test_request, tensors, kept)
+            return self._test(run, test_request, version, tensors, kept)
+        except StateUnusable:
+            raise
         except UserError as error:
             return {"refused": str(error)}
 
-    def _test_locally(self, run: SiteRun, stage: Stage, tensors: Tensors, result: RoundResult, kept: Tensors) -> Facts:
+    def _test_locally(
+        self, run: SiteRun, stage: Stage, facts: Facts, tensors: Tensors, result: RoundResult, kept: Tensors
+    ) -> Facts:
         """Test the model before and after local training. Return the totals, or why the site does not report them."""
+
+        def test() -> Answer:
+            test_set = run.runtime(stage.concatenates, tensors).test_set
+            own = {name: t[0] for name, t in result.states.items()}
+            whole, trained = run.tested_model(tensors, own), single_model(result.trained)
+            after = ModelState({**whole.params, **trained.params}, {**whole.buffers, **trained.buffers})
+            models = {"before": run.tested_model(tensors, kept), "after": after}
+            return {when: _totals(test_set.confusion(model)) for when, model in models.items()}, b""
+
+        round = facts["key"]["round"] + 1
         try:
             require_agreed_local_tests(run.method, self.config)
+            require_planned_test(stage.model, round, planned_tests(run.method, run.config, facts["notes"]))
+            request = {key: facts[key] for key in ("client", "stage", "local", "key", "kept")}
+            question = f"a test of model {stage.model!r} before and after training in round {round}"
+            return self._answer_once(run, question, request, tensors, test)[0]
+        except StateUnusable:
+            raise
         except UserError as error:
             return {"refused": str(error)}
-        test_set = run.runtime(stage.concatenates, tensors).test_set
-        own = {name: t[0] for name, t in result.states.items()}
-        whole, trained = run.tested_model(tensors, own), single_model(result.trained)
-        after = ModelState({**whole.params, **trained.params}, {**whole.buffers, **trained.buffers})
-        models = {"before": run.tested_model(tensors, kept), "after": after}
-        return {when: _totals(test_set.confusion(model)) for when, model in models.items()}
 
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         require_declared("survey", run.method)
-        held = run.held(None)
-        report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
-        if facts["predictions"]:
-            model = read_model("sent", run.on_device(from_bytes(payload)))
-            found = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
-            assert found.probability is not None
-            report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
-        return {}, to_bytes(report)
+        tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
+
+        def count() -> Answer:
+            held = run.held(None)
+            report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
+            if facts["predictions"]:
+                model = read_model("sent", tensors)
+                found = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
+                assert found.probability is not None
+                report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
+            return {}, to_bytes(report)
+
+        return self._answer_once(run, "label counts", {"predictions": facts["predictions"]}, tensors, count)
 
 
 class SiteRun:
     """The data, model and method of one run at this site, from the terms that the server sends."""
 
     def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
-        self.config = replace(Config.from_mapping(terms["config"]), device=own.device, engine="plain")
+        config = Config.from_mapping(terms["config"])
+        self.name = config_hash(config)
+        """The run's name, which the server also uses."""
+        self.contract = digest(json.dumps(terms["contract"], sort_keys=True).encode())
+        """Hash of the contract."""
+        self.config = replace(config, device=own.device, engine="plain")
         require_known_code(self.config, own)
         own.policy.require_run(self.config)
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
@@ -368,6 +428,18 @@ def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums
     if federation.dataset.raw_train is None:
         raise UserError("the site's data are no table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
+
+
+def histogram_bytes(found: ScoreHistograms) -> bytes:
+    """The tensors of a reply with score histograms."""
+    sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
+    return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
+
+
+def _tested_tensors(tensors: Tensors, frozen: Sequence[str]) -> Tensors:
+    """The tensors of the tested model, among those of a request for training or for a test."""
+    prefixes = ("sent:", *(f"companion:{name}:" for name in frozen))
+    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
 
 
 def _totals(confusion: Confusion) -> Facts:

@@ -14,12 +14,14 @@ from urllib.parse import quote
 
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import config_hash
-from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting_os_errors, write_tensors
+from fedskew.experiment.storage.files import Unreadable, read_tensors, reporting_os_errors, write_file, write_tensors
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
 """The form of a run's name, because it becomes a folder's name."""
+_CONTRACT = "contract.sha256"
+"""The file with the hash of the contract that the run began with."""
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")
 
 
@@ -33,6 +35,26 @@ class SiteState:
     def __init__(self, folder: Path, run: str) -> None:
         expect(bool(_RUN.fullmatch(run)), "the server's name of the run", run, "letters and digits")
         self._folder = folder / run
+
+    def bind(self, contract: str) -> None:
+        """Refuse states that were made under another contract, which the argument identifies.
+
+        A run's name is the hash of its configuration, so a run with another contract has the same name.
+        """
+        path = self._folder / _CONTRACT
+        try:
+            with reporting_os_errors("write", self._folder):
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the states are made from the site's data
+                known = path.read_text(encoding="utf-8").strip() if path.exists() else None
+            if known is None:
+                write_file(path, contract + "\n")
+        except UserError as error:
+            raise StateUnusable(str(error)) from error
+        if known not in (None, contract):
+            raise UserError(
+                f"the run {self._folder.name} has another contract at this site; expected the contract with which it "
+                "began, or another run, for example with another seed"
+            )
 
     def read(self, model: str, round: int) -> Tensors | None:
         """Read the state after a round. None if there is none."""
@@ -51,7 +73,7 @@ class SiteState:
         """Write the state after a round. Remove states that no server needs to resume from round `oldest` or later."""
         try:
             with reporting_os_errors("write", self._folder):
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the state was made from the site's data
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_tensors(self._path(model, round), state, {"model": model, "round": round})
         except UserError as error:
             raise StateUnusable(str(error)) from error

@@ -22,7 +22,8 @@ from fedskew.errors import UserError
 from fedskew.flower import audit
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.site import Answer, Site
+from fedskew.flower.site import Site
+from fedskew.flower.site_answers import Answer
 from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path

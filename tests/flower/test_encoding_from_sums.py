@@ -86,11 +86,21 @@ def draft(folder: Path) -> Contract:
     return Contract.from_dataset(whole(folder).dataset).draft()
 
 
-def sites(folder: Path, policies: dict[str, Policy] | None = None) -> dict[str, Site]:
+def sites(folder: Path, policies: dict[str, Policy] | None = None, state: Path | None = None) -> dict[str, Site]:
+    """The hospitals' sites. `state` is a folder for their states."""
     chosen = dict.fromkeys(NAMES, ALLOWED) | (policies or {})
+    own: dict[str, Any] = {"device": "cpu", "metrics": "class"}
     return {
         name: Site(
-            SiteConfig(folder / name, name, "data", {"label": "ill"}, device="cpu", metrics="class", policy=policy)
+            SiteConfig(
+                folder / name,
+                name,
+                "data",
+                {"label": "ill"},
+                policy=policy,
+                state=str((state or folder / "states") / name),
+                **own,
+            )
         )
         for name, policy in chosen.items()
     }
@@ -108,7 +118,7 @@ def run_at(
     settings = make_settings(NAMES, {"folder": str(out), "minimum": 2, "begin_with": start, "site_metrics": "class"})
     contract = draft(folder)
     values = run_config_of(settings, contract, resolve_config(config(), contract, NAMES))
-    grid = DirectGrid(sites(folder, policies), meddle)
+    grid = DirectGrid(sites(folder, policies, out.with_name(f"{out.name}-states")), meddle)
     if late is not None:
         grid.offline = {late}
         grid.meddle = connecting(late, grid)

@@ -253,20 +253,23 @@ def _fedavg(**changed: object) -> Config:
     return with_values(Config(), values | changed)
 
 
+TEST = {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "model": "global", "round": 1, "notes": {}}
+"""The request for a test of the model of a run of one round."""
+
+
 @pytest.mark.parametrize(
     ("question", "line"),
     [
         ({"kind": "survey", "predictions": False}, "sends a survey, which reveals label counts"),
         ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
-        ({"kind": "evaluate", "labels": [0], "detail": "total", "frozen": []}, "requests test results of some labels"),
-        ({"kind": "evaluate", "labels": None, "detail": "class", "frozen": []}, "this site allows metrics: total"),
-        ({"kind": "evaluate", "labels": None, "detail": "none", "frozen": []}, "requests test results by 'none'"),
+        (TEST | {"labels": [0]}, "requests test results of some labels"),
+        (TEST | {"detail": "class"}, "this site allows metrics: total"),
+        (TEST | {"detail": "none"}, "requests test results by 'none'"),
+        (TEST | {"round": 2}, "a test of model 'global' after round 2, which the run's configuration does not plan"),
+        (TEST | {"model": "other"}, "a test of model 'other' after round 1"),
+        (TEST | {"detail": "class", "scores": True}, "this site allows metrics: total"),
         (
-            {"kind": "evaluate", "labels": None, "detail": "class", "frozen": [], "scores": True},
-            "this site allows metrics: total",
-        ),
-        (
-            {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "scores": True},
+            TEST | {"scores": True},
             "requests score histograms by class, which reveal label counts",
         ),
     ],

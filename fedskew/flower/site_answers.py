@@ -1,0 +1,83 @@
+"""Answers that a site gives only once. They are on disk before they leave, so a restart does not forget them.
+
+A server that may ask about the same data again and again learns more with each answer. So the site records its test
+results, sums and counts. The same request gets the recorded answer again, even if the data have changed since: the
+difference of two answers would be the rows that changed. Other requests for the same thing are refused once `most` of
+them were answered.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.storage.files import reporting_os_errors, write_file
+from fedskew.flower.site_state import StateUnusable
+from fedskew.flower.wire import Facts, digest
+from fedskew.locks import exclusive
+
+Answer = tuple[Facts, bytes]
+"""The JSON part of a reply, and its tensors as bytes."""
+
+FOLDER = "answers"
+
+
+class AlreadyAnswered(UserError):
+    """The site has answered another request for the same thing. The text names none of its files."""
+
+
+class SiteAnswers:
+    """The recorded answers of one site."""
+
+    def __init__(self, state_folder: Path) -> None:
+        self._folder = state_folder / FOLDER
+
+    def answer_once(self, question: str, request: Facts, compute: Callable[[], Answer], most: int = 1) -> Answer:
+        """Return the recorded answer to a request, or compute and record it.
+
+        `question` names what is asked, such as the test of a round. `request` has what may differ between requests for
+        it, such as the digest of the tested model. At most `most` different requests are answered.
+        """
+        path = self._folder / f"{digest(question.encode())[:32]}.json"
+        asked = digest(json.dumps(request, sort_keys=True).encode())
+        with _own_files(self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with exclusive(self._folder / ".lock"):
+            answers = _read(path)
+            for known in answers:
+                if known["request"] == asked:
+                    return known["facts"], base64.b64decode(known["tensors"])
+            if len(answers) >= most:
+                times = "once" if most == 1 else f"{most} times"
+                raise AlreadyAnswered(
+                    f"this site has answered requests for {question} {times}; it repeats only those answers"
+                )
+            facts, payload = compute()
+            entry = {"request": asked, "facts": facts, "tensors": base64.b64encode(payload).decode()}
+            with _own_files(self._folder):
+                write_file(path, json.dumps({"question": question, "answers": [*answers, entry]}) + "\n")
+            return facts, payload
+
+
+@contextlib.contextmanager
+def _own_files(folder: Path) -> Iterator[None]:
+    """Report a problem with the site's files as one that must not leave the site."""
+    try:
+        with reporting_os_errors("write", folder):
+            yield
+    except UserError as error:
+        raise StateUnusable(str(error)) from error
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    try:
+        return list(json.loads(path.read_text(encoding="utf-8"))["answers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateUnusable(f"{path} cannot be read ({error}); restore it") from error

@@ -1,0 +1,186 @@
+"""A site limits what a curious server can learn by asking again: the attacks are performed here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from in_process import Case, case, small_data
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, config_hash, with_values
+from fedskew.experiment.preparation import data_shape
+from fedskew.flower.planning import resolve_config
+from fedskew.flower.policy import Policy
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import read_settings
+from fedskew.flower.site import Site
+from fedskew.flower.site_answers import FOLDER, AlreadyAnswered, SiteAnswers
+from fedskew.flower.site_state import StateUnusable
+from fedskew.flower.tensors import to_bytes
+from fedskew.models import make_model
+
+TEST = {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "model": "global", "notes": {}}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
+
+
+def totals(place: Path, data: Path, split: Federation, rounds: int = 2, **changed: Any) -> Case:
+    """A federation whose sites report the totals of their tests."""
+    values = {"method": "fedavg", "rounds": rounds, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    config = with_values(Config(), values | changed)
+    return case(place, split, data, config, evaluation="sites", site_metrics="total", test_data=None)
+
+
+def first_site(here: Case) -> Site:
+    """The first site, as a new process would make it."""
+    return Site(here.grid._sites[1000][1].config)
+
+
+def server_config(here: Case) -> Config:
+    """The configuration that the server resolves and sends."""
+    _, contract, config = read_settings(dict(here.context.run_config))
+    return resolve_config(config, contract, here.names)
+
+
+def terms(here: Case) -> dict[str, Any]:
+    contract = read_settings(dict(here.context.run_config))[1]
+    return {"contract": contract.to_json(), "config": server_config(here).to_mapping()}
+
+
+def one_class_models(here: Case, split: Federation) -> Iterator[bytes]:
+    """Models that always predict the same class, one for each class."""
+    model = make_model(here.config.model, data_shape(split.dataset), 0, here.config.head)
+    *_, (last, bias) = model.named_parameters()
+    assert bias.shape == (10,)
+    for label in range(10):
+        changed = torch.zeros(10)
+        changed[label] = 1e6
+        params = {f"sent:params/{name}": t for name, t in model.named_parameters()} | {f"sent:params/{last}": changed}
+        yield to_bytes(params | {f"sent:buffers/{name}": t for name, t in model.named_buffers()})
+
+
+def answered(site: Site, request: dict[str, Any], payload: bytes) -> int | None:
+    try:
+        return int(site.answer(dict(request), payload)[0]["right"])
+    except AlreadyAnswered:
+        return None
+
+
+def test_models_of_one_class_give_few_label_counts_even_after_a_restart(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """A run of two rounds has three planned tests, and two models for each of them."""
+    here = totals(tmp_path, data, split)
+    models, counts = list(one_class_models(here, split)), np.bincount(split.dataset.test.y, minlength=10)
+    learned: dict[int, int] = {}
+    for round in (0, 1, 2):
+        request = TEST | {"terms": terms(here), "round": round}
+        for label, model in enumerate(models):
+            found = answered(first_site(here), request, model)
+            if found is not None:
+                learned[label] = found
+    assert learned == {0: counts[0], 1: counts[1]}  # the same two models in every round
+    request = TEST | {"terms": terms(here), "round": 3}
+    with pytest.raises(UserError, match="after round 3, which the run's configuration does not plan"):
+        first_site(here).answer(request, models[2])
+    assert answered(first_site(here), TEST | {"terms": terms(here), "round": 1}, models[1]) == counts[1]
+
+
+def test_a_dishonest_server_learns_no_more_than_its_planned_tests(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """What remains: another model in each round. The policy can allow one model per round."""
+    here = totals(tmp_path, data, split, eval_every=2)
+    here.grid._sites[1000][1].config = replace(first_site(here).config, policy=Policy(tests_per_round=1))
+    models = iter(one_class_models(here, split))
+    asked = [(round, next(models)) for round in (0, 1, 2) for _ in range(3)]
+    found = []
+    for round, model in asked:
+        try:
+            found.append(answered(first_site(here), TEST | {"terms": terms(here), "round": round}, model))
+        except UserError:
+            found.append(None)
+    assert sum(value is not None for value in found) == 2  # of rounds 0 and 2
+
+
+def test_a_run_goes_on_without_an_evaluation_if_its_tests_are_used_up(
+    data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = totals(tmp_path, data, split)
+    for _, site in here.grid._sites.values():
+        for model in list(one_class_models(here, split))[:2]:
+            answered(site, TEST | {"terms": terms(here), "round": 1}, model)
+    with caplog.at_level("INFO", logger="flwr"):
+        result = run_federation(here.grid, here.context)
+    assert [row.evaluation is not None for row in result.history] == [True, False, True]
+    assert "round 1 has no evaluation: no site reported" in caplog.text
+
+
+def test_the_same_run_in_another_folder_gets_the_recorded_answers(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    first = totals(tmp_path, data, split)
+    before = run_federation(first.grid, first.context)
+    (tmp_path / "run").rename(tmp_path / "first")
+    files = {path: path.read_bytes() for path in (tmp_path / "site-0" / "state" / FOLDER).glob("*.json")}
+    again = totals(tmp_path, data, split)
+    after = run_federation(again.grid, again.context)
+    assert [row.evaluation for row in after.history] == [row.evaluation for row in before.history]
+    assert files == {path: path.read_bytes() for path in (tmp_path / "site-0" / "state" / FOLDER).glob("*.json")}
+    assert len(files) == 3
+
+
+def test_a_request_cannot_write_into_the_state_of_another_run(data: Path, split: Federation, tmp_path: Path) -> None:
+    """A server of one run names another run. SCAFFOLD's control variate would be replaced."""
+    own = totals(tmp_path, data, split, method="scaffold", seed=1)
+    other = config_hash(with_values(server_config(own), {"seed": 2}))
+    refused: list[str] = []
+
+    def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and site == "site-0" and not refused:
+            for changed in ({"run": other}, {"terms": _other_contract(asked["terms"])}):
+                with pytest.raises(UserError) as error:
+                    first_site(own).answer(asked | changed, to_bytes({}))
+                refused.append(str(error.value))
+        return facts, payload
+
+    own.grid.meddle = attack
+    run_federation(own.grid, own.context)
+    assert refused[0].startswith(f"the server's request names the run {other!r}, but its terms are those of ")
+    assert "has another contract at this site" in refused[1]
+    assert not (tmp_path / "site-0" / "state" / other).exists()
+    assert (tmp_path / "site-0" / "state" / config_hash(server_config(own))).is_dir()
+
+
+def _other_contract(known: dict[str, Any]) -> dict[str, Any]:
+    contract: dict[str, Any] = json.loads(json.dumps(known["contract"]))
+    contract["mean"] = [0.25]
+    return known | {"contract": contract}
+
+
+def test_a_damaged_record_stops_the_answers_without_a_word_about_the_files(tmp_path: Path) -> None:
+    answers = SiteAnswers(tmp_path)
+    assert answers.answer_once("sums", {}, lambda: ({"a": [1.5]}, b"xyz")) == ({"a": [1.5]}, b"xyz")
+    assert answers.answer_once("sums", {}, lambda: ({"a": [9.0]}, b"")) == ({"a": [1.5]}, b"xyz")
+    with pytest.raises(AlreadyAnswered, match="has answered requests for sums once; it repeats only those answers"):
+        answers.answer_once("sums", {"other": 1}, lambda: ({}, b""))
+    (file,) = (tmp_path / FOLDER).glob("*.json")
+    file.write_text("{")
+    with pytest.raises(StateUnusable):
+        answers.answer_once("sums", {}, lambda: ({}, b""))
