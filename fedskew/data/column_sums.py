@@ -1,17 +1,19 @@
 """Sums over the rows of a table, from which several sites together fit one encoding without showing their rows.
 
 A site reports, for a column of numbers, how many values and gaps it has, their mean, and the sum of their squared
-deviations. For a column of categories it reports the values that occur, and whether there are gaps. A group of fewer
-than `smallest_group` rows is not reported:
+deviations. For a column of categories it reports the values that occur, and whether there are gaps. Groups of fewer
+than `smallest_group` rows are hidden:
 
 - a category with fewer rows is left out, so it will be an unknown value
-- fewer gaps count as values equal to the mean, and fewer values count as gaps
-- if fewer rows differ from a column's most frequent value, they count as if they had that value
-- if a column has both fewer gaps and fewer values, or only that few values of each kind, its values are not reported
+- fewer gaps count as values equal to the median, and fewer values count as gaps
+- if there are both fewer gaps and fewer values, nothing about the column is reported
+- in a column with repeated values, every value that enters the sums belongs to enough rows: rarer values are replaced
+  by the median of their neighbours, or by the nearest frequent value if they are too few
 
-This does not guarantee privacy, because the sums are exact. If a column has whole numbers, the mean can reveal how many
-values it was computed from, and mean and squares together can reveal how often a rare value occurs. If a row is added
-between two requests, the difference of the two answers is that row.
+The sums are those of the changed column, so a group that is hidden cannot be computed from the others' sums. If no
+value has enough rows and most values differ, as measured values do, nothing is replaced and the sums are exact. A value
+that is far larger than all others then shows in the sum of squares. Two answers before and after a row was added would
+differ by that row, so a site answers only once (see `flower/site_answers.py`).
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983), which loses no digits if the mean is
 large compared with the deviation.
@@ -88,18 +90,44 @@ def _sum_numbers(name: str, column: Numbers, smallest: int) -> NumberSums:
     gaps = len(column) - len(values)
     if len(values) < smallest:
         return NumberSums(name, missing=len(column) if gaps >= smallest else 0)
+    values = _hide_small_groups(values, smallest)
     missing = gaps if gaps >= smallest else 0
-    count = len(column) - missing
-    distinct, frequencies = np.unique(values, return_counts=True)
-    usual, frequency = float(distinct[frequencies.argmax()]), int(frequencies.max())
-    if len(values) - frequency < smallest:
-        if frequency < smallest:
-            return NumberSums(name, missing=missing)
-        return NumberSums(name, count, missing, usual)
+    if not missing:
+        values = np.concatenate([values, np.full(gaps, _median(values))])
+    if (values == values[0]).all():
+        return NumberSums(name, len(values), missing, float(values[0]))
     mean, correction, squares = _moments(values)
     if not math.isfinite(squares):
         raise UserError(f"the values in column {name!r} are too large to be standardised")
-    return NumberSums(name, count, missing, mean, correction, squares)
+    return NumberSums(name, len(values), missing, mean, correction, squares)
+
+
+def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
+    """Replace values that fewer than `smallest` rows share, unless nearly all values differ.
+
+    The rare values, in order, form groups of `smallest` rows or more. Each group gets its median, which is one of its
+    values, so that whole numbers stay whole.
+    """
+    distinct, codes, frequencies = np.unique(values, return_inverse=True, return_counts=True)
+    rare = np.flatnonzero(frequencies[codes] < smallest)
+    nearly_all_differ = frequencies.max() < smallest and 2 * len(distinct) > len(values)
+    if nearly_all_differ or not len(rare):
+        return values
+    changed = values.copy()
+    if len(rare) < smallest:
+        frequent = distinct[frequencies >= smallest]
+        nearest = np.abs(values[rare, None] - frequent[None]).argmin(axis=1)
+        changed[rare] = frequent[nearest]
+        return changed
+    ordered = rare[np.argsort(values[rare], kind="stable")]
+    for group in np.array_split(ordered, len(ordered) // smallest):
+        changed[group] = _median(values[group])
+    return changed
+
+
+def _median(values: Numbers) -> float:
+    """The lower median, which is one of the values."""
+    return float(np.sort(values)[(len(values) - 1) // 2])
 
 
 def _moments(values: Numbers) -> tuple[float, float, float]:

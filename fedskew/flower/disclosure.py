@@ -36,8 +36,8 @@ COLUMN_SUMS = (
     "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
     "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
     "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
-    f"{SMALLEST_GROUP}), but not reliably: for a column with few different values, the sums can reveal how often each "
-    "occurs, even a rare one, and if a row is added between two requests, the answers differ by that row"
+    f"{SMALLEST_GROUP}); the sums of a column whose values nearly all differ are exact, so a value that is far larger "
+    "than all others shows in them"
 )
 
 

@@ -8,7 +8,14 @@ import re
 import numpy as np
 import pytest
 
-from fedskew.data.column_sums import CategorySums, NumberSums, find_other_units, fit_encoding_to_sums, sum_columns
+from fedskew.data.column_sums import (
+    CategorySums,
+    NumberSums,
+    _hide_small_groups,
+    find_other_units,
+    fit_encoding_to_sums,
+    sum_columns,
+)
 from fedskew.data.table_encoding import ColumnEncoding, RawTable, Strings, TableEncoding, fit_encoding
 from fedskew.errors import UserError
 
@@ -93,17 +100,47 @@ def test_a_site_names_only_categories_of_enough_rows() -> None:
     [
         ([1.0, 2, 3, 4], NumberSums("x")),  # fewer rows than 5
         ([1.0, 2, 3, 4, *[NAN] * 5], NumberSums("x", missing=9)),  # few values count as gaps
-        ([*range(10), NAN, NAN], NumberSums("x", 12, 0, 4.5, 0.0, 82.5)),  # few gaps count as values
+        ([*range(9), NAN, NAN], NumberSums("x", 11, 0, 4.0, 0.0, 60.0)),  # few gaps count as medians
         ([*range(10), *[NAN] * 5], NumberSums("x", 10, 5, 4.5, 0.0, 82.5)),
         ([*[0.0] * 90, *[1.0] * 4], NumberSums("x", 94, 0, 0.0)),  # four rows with a rare value
         ([*[1.0] * 90, *[0.0] * 4], NumberSums("x", 94, 0, 1.0)),
-        ([0.0, 0, 0, 0, 1, 1], NumberSums("x")),  # neither value has five rows
+        ([0.0, 0, 0, 0, 1, 1], NumberSums("x", 6, 0, 0.0)),  # neither value has five rows, so they are one group
+        ([*[0.0] * 50, *[1.0] * 47, *[2.0] * 3], NumberSums("x", 100, 0, 0.5, 0.0, 25.0)),  # the nearest frequent value
         ([*[0.0] * 5, *[1.0] * 5], NumberSums("x", 10, 0, 0.5, 0.0, 2.5)),
         ([7.0] * 5, NumberSums("x", 5, 0, 7.0)),
     ],
 )
 def test_sums_of_numbers_hide_what_concerns_fewer_than_five_rows(values: list[float], expected: NumberSums) -> None:
     assert sum_columns(numbers(*values)) == (expected,)
+
+
+@pytest.mark.parametrize("rare", [1, 2, 3, 4])
+def test_a_small_group_cannot_be_computed_from_mean_and_squares(rare: int) -> None:
+    """The attack: with three known values, the number of rows, the sum and the squares have one solution."""
+    (sums,) = sum_columns(numbers(*[0.0] * 50, *[1.0] * (50 - rare), *[2.0] * rare))
+    assert isinstance(sums, NumberSums)
+    mean = sums.mean + sums.correction
+    total, squares = sums.count * mean, sums.squares + sums.count * mean**2
+    solved = np.linalg.solve([[1, 1, 1], [0, 1, 2], [0, 1, 4]], [sums.count, total, squares])
+    assert solved.round(6).tolist() == [50, 50, 0]
+
+
+@pytest.mark.parametrize("gaps", [0, 1, 4])
+def test_the_mean_of_whole_numbers_does_not_show_how_many_gaps_there_are(gaps: int) -> None:
+    """The attack: only if the sum is divided by the number of values is the mean times that number a whole number."""
+    (sums,) = sum_columns(numbers(*[float(value) for value in range(7) for _ in range(9)], *[NAN] * gaps))
+    assert isinstance(sums, NumberSums)
+    assert (sums.count, sums.missing) == (63 + gaps, 0)
+    assert sums.count * (sums.mean + sums.correction) == pytest.approx(9 * 21 + 3 * gaps, abs=1e-9)
+
+
+def test_every_value_in_the_sums_of_repeated_values_has_enough_rows() -> None:
+    random = np.random.default_rng(0)
+    for column in (random.poisson(3, 200), random.integers(0, 90, 400), np.r_[np.zeros(60), random.normal(9, 1, 40)]):
+        changed = _hide_small_groups(column.astype(float), 5)
+        assert np.unique(changed, return_counts=True)[1].min() >= 5
+        assert changed.mean() == pytest.approx(column.mean(), rel=0.02)
+        assert changed.std() == pytest.approx(column.std(), rel=0.05)
 
 
 def test_a_column_that_no_site_reports_stays_as_it_is() -> None:

@@ -277,6 +277,21 @@ def test_a_site_refuses_sums_that_the_app_does_not_declare(folder: Path) -> None
         site.answer({"kind": "column_sums", "terms": terms, "rows": [1]}, b"")
 
 
+def test_sums_stay_the_same_after_a_row_was_added(folder: Path, tmp_path: Path) -> None:
+    """The attack: the server asks before and after a patient arrives, and subtracts."""
+    table = pd.read_csv(folder / "east" / "data" / "train.csv")
+    (tmp_path / "data").mkdir()
+    table.to_csv(tmp_path / "data" / "train.csv", index=False)
+    table.to_csv(tmp_path / "data" / "test.csv", index=False)
+    own = replace(sites(folder)["east"].config, folder=tmp_path, state="state")
+    terms = {"config": resolve_config(config(), draft(folder), NAMES).to_mapping(), "contract": draft(folder).to_json()}
+    before = Site(own).answer({"kind": "column_sums", "terms": terms}, b"")[0]
+    pd.concat([table, table[:1]]).to_csv(tmp_path / "data" / "train.csv", index=False)
+    assert len(own.federation(draft(folder)).dataset.train) == 101
+    after = Site(own).answer({"kind": "column_sums", "terms": terms}, b"")[0]
+    assert json.dumps(after) == json.dumps(before)
+
+
 def app_with_sums(folder: Path, tmp_path: Path, *more: str) -> Path:
     data = ["--data", str(folder / "whole"), "--set", "data.label=ill", "--set", "data.drop=hospital"]
     command = ["federate", "init", str(tmp_path / "app"), "--sites", ",".join(NAMES), *data, "--method", "fedavg"]
