@@ -72,6 +72,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     site.policy.require_run(config)
     site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
+    site.policy.require_noise_on_all(settings.privacy, settings.share_loss)
     contract.admit(federation.dataset)
     for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
         notice(f"warning: {line}")

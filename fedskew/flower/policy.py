@@ -13,8 +13,11 @@
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
 
-`column sums` and `local tests` leave a site only if `reveals` lists them. The site's worker checks every
-request against the policy.
+`column sums` and `local tests` leave a site only if `reveals` lists them.
+
+A site with a budget or a demand for noise sends nothing without noise, unless it is allowed by name: `losses`,
+`updates` (whose noise the server adds) and what a method reveals about labels under `reveals`, tests by `metrics` in
+site.yaml. The number of samples is public. The site's worker checks every request against the policy.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights
 
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """What leaves a site only if `reveals` lists it."""
+LOSSES, UPDATES = "losses", "updates"
+"""What leaves a site that demands noise only if `reveals` lists it."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)
@@ -57,6 +62,16 @@ class Policy:
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
 
+    @property
+    def demands_noise(self) -> bool:
+        """Whether nothing may leave the site without noise, unless it is allowed by name."""
+        return self.epsilon is not None or self.noise is not None
+
+    @property
+    def allowed_labels(self) -> tuple[str, ...] | None:
+        """What a method may reveal about labels. None means anything that it declares."""
+        return () if self.reveals is None and self.demands_noise else self.reveals
+
     def allows(self, item: str) -> bool:
         """Whether `reveals` lists this item."""
         return item in (self.reveals or ())
@@ -68,9 +83,10 @@ class Policy:
             if method not in (self.methods or ()):
                 allowed = ", ".join(self.methods or ()) or "none"
                 raise UserError(f"this site does not allow the method {method!r} (policy.methods: {allowed})")
-        for item in revealed_by(config) if self.reveals is not None else ():
-            if item not in (self.reveals or ()):
-                allowed = ", ".join(self.reveals or ()) or "nothing"
+        permitted = self.allowed_labels
+        for item in revealed_by(config) if permitted is not None else ():
+            if item not in (permitted or ()):
+                allowed = ", ".join(permitted or ()) or "nothing"
                 name = entries_name(entries_with_weights(config.method, config.class_weights))
                 raise UserError(f"{name} reveals {item}; this site allows {allowed} (policy.reveals)")
         if self.rounds is not None and config.rounds > self.rounds:
@@ -91,6 +107,25 @@ class Policy:
                 f"round {round} is requested; this site allows at most {self.rounds} rounds (policy.rounds)"
             )
         self.require_noise(facts["noise"])
+
+    def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
+        """If the site demands noise, refuse updates or losses that would leave it without noise.
+
+        `privacy` says who adds noise to the updates: local, central or none.
+        """
+        if not self.demands_noise:
+            return
+        demand = f"this site demands noise (policy.{'noise' if self.epsilon is None else 'epsilon'})"
+        if privacy == "central" and not self.allows(UPDATES):
+            raise UserError(
+                f"{demand}, but the server adds it after the updates have left; expected federation.privacy = 'local', "
+                f"or policy.reveals: [{UPDATES}]"
+            )
+        if share_loss and not self.allows(LOSSES):
+            raise UserError(
+                f"{demand}, but training losses have none; expected federation.share_loss = false, or policy.reveals: "
+                f"[{LOSSES}]"
+            )
 
     def require_noise(self, noise: list[float] | None) -> None:
         """Refuse local noise that is too small. `noise` is the clip and the noise multiplier."""

@@ -15,7 +15,7 @@ from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
-from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS
+from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, Policy
 from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
@@ -153,16 +153,15 @@ def require_own_name(name: str, run: str) -> None:
         )
 
 
-def require_covered(facts: Facts, release: Release, method: Method, average: str, buffers: Tensors) -> None:
-    """Refuse updates with parts that noise does not cover, for a site with a privacy budget."""
-    if release.privacy == "none":
+def require_covered(
+    facts: Facts, release: Release, method: Method, config: Config, buffers: Tensors, policy: Policy
+) -> None:
+    """Refuse updates with parts that noise does not cover, for a site that demands noise."""
+    if not policy.demands_noise:
         return
-    refuse_unbounded(release.privacy, method, average, buffers)
-    if release.privacy == "local" and (facts["share_loss"] or facts.get("tests") or facts.get("local_tests")):
-        raise UserError(
-            "the server requests losses or test results without noise, which this site's budget (policy.epsilon) does "
-            "not cover; expected share_loss = false and site_metrics = 'none'"
-        )
+    policy.require_noise_on_all(release.privacy, facts["share_loss"])
+    if release.privacy != "none":
+        refuse_unbounded(release.privacy, method, config.average, buffers)
 
 
 def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:

@@ -164,8 +164,7 @@ class Site:
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         release = read_release(facts)
         self._ledger.require_budget(release)  # before the training, which would be in vain
-        if self.config.policy.epsilon is not None:
-            require_covered(facts, release, run.method, run.config.average, run.exchanged_buffers)
+        require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         stage = run.stage(facts)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])

@@ -50,9 +50,10 @@ class SiteConfig:
     idle: int | None = None
     """Seconds without work after which the worker process ends and frees its memory. The next work starts it again. If
     it is None, the worker keeps running."""
-    metrics: str = "total"
+    metrics: str = ""
     """The most that this site reports of its test results: none, total (how many samples, and how many are correct), or
-    class (results by class)."""
+    class (results by class). The default is total. It is none if the policy demands noise or lists what may be
+    revealed, because tests have no noise and can reveal label counts."""
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     policy: Policy = field(default_factory=Policy)
@@ -60,6 +61,11 @@ class SiteConfig:
     split: str | None = None
     """For trials on one machine: a saved split of the data. This site is client number `client` of the split."""
     client: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            is_strict = self.policy.demands_noise or self.policy.reveals is not None
+            object.__setattr__(self, "metrics", "none" if is_strict else "total")
 
     @property
     def state_folder(self) -> Path:
@@ -141,7 +147,7 @@ def _check(values: Mapping[str, Any], data: object) -> None:
     for key in ("name", "data_dir", "state", "device", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
-    metrics = values.get("metrics", "total")
+    metrics = values.get("metrics", "none")
     expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
         value = values.get(key)

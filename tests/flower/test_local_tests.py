@@ -69,7 +69,7 @@ def run_apart(
     for name in NAMES:
         policy = (policies or {}).get(name, ALLOWED)
         data = str(folder / f"{name}.npz")
-        sites[name] = Site(SiteConfig(out.parent / name, name, data, device="cpu", policy=policy))
+        sites[name] = Site(SiteConfig(out.parent / name, name, data, device="cpu", metrics="total", policy=policy))
     grid = DirectGrid(sites, meddle)
     values = run_config_of(settings, contract, resolve_config(run, contract, NAMES))
     return run_federation(grid, Context(1, 0, {}, RecordDict(), values)), grid

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from fedskew.data import Dirichlet, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.policy import Policy, read_policy
+from fedskew.flower.policy import COLUMN_SUMS, Policy, read_policy
 from fedskew.flower.privacy import epsilon, gaussian_epsilon
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.site_ledger import NAME, BudgetExceeded, Release, SiteLedger, read_release
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path
+from fedskew.flower.tensors import from_bytes, to_bytes
 
 LOCAL = {"privacy": "local", "clip": 1.0, "noise": 4.0, "share_loss": False, "attempts": 1}
 
@@ -42,7 +44,7 @@ def budgeted(place: Path, policies: dict[str, str], rounds: int = 3, seed: int =
     split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
     values = {"method": "fedavg", "rounds": rounds, "local_epochs": 1, "device": "cpu", "average": "uniform"}
     config = with_values(Config(), {**values, "partition.clients": 3, "seed": seed})
-    here = case(place, split, data, config, minimum=2, **own)
+    here = case(place, split, data, config, **{"minimum": 2, **own})
     answer_as_workers(here, data, policies)
     return here
 
@@ -125,31 +127,55 @@ def test_a_site_stops_at_its_budget_in_the_second_run_and_the_others_go_on(
     assert spent == [epsilon(rounds, 4.0, 1e-5, sensitivity=2.0) for rounds in (1, 2, 3, 4)]
 
 
-def test_central_noise_counts_on_the_server_s_word(tmp_path: Path) -> None:
+def test_central_noise_counts_on_the_server_s_word_if_the_site_allows_it(tmp_path: Path) -> None:
     two = epsilon(2, 4.0, 1e-5, sensitivity=2.0) * (1 + 1e-9)
-    here = budgeted(tmp_path, {"site-1": f"policy: {{epsilon: {two!r}}}\n"}, privacy="central", noise=4.0)
-    assert run_federation(here.grid, here.context).site_rounds == {"site-0": 3, "site-1": 2, "site-2": 3}
-    without = budgeted(tmp_path / "without", {"site-1": f"policy: {{epsilon: {two!r}}}\n"})
-    assert run_federation(without.grid, without.context).site_rounds == {"site-0": 3, "site-1": 0, "site-2": 3}
+    trusting = {"site-1": f"policy: {{epsilon: {two!r}, reveals: [updates]}}\n", "site-2": "policy: {epsilon: 100}\n"}
+    here = budgeted(tmp_path, trusting, privacy="central", noise=4.0, share_loss=False, minimum=1)
+    result = run_federation(here.grid, here.context)
+    assert result.site_rounds == {"site-0": 3, "site-1": 2, "site-2": 0}
+    assert "the server adds it after the updates have left" in result.history[1].failed["site-2"]
+    without = budgeted(tmp_path / "without", trusting, minimum=1, share_loss=False)
+    assert run_federation(without.grid, without.context).site_rounds == {"site-0": 3, "site-1": 0, "site-2": 0}
 
 
-@pytest.mark.parametrize(
-    "changed", [{"share_loss": True}, {"tests": {"detail": "total", "labels": None, "frozen": []}}]
-)
-def test_a_site_with_a_budget_reports_nothing_without_noise(changed: dict[str, Any], tmp_path: Path) -> None:
-    """A server that is not fedskew's may ask for it."""
-    here = budgeted(tmp_path, {"site-1": "policy: {epsilon: 100}\n"}, rounds=1, **LOCAL)
-    handler = here.grid._sites[1001][1]
-    refused: list[str] = []
+@pytest.mark.parametrize("policy", ["epsilon: 100", "noise: 1.0"])
+def test_a_site_that_demands_noise_reports_nothing_without_noise(policy: str, tmp_path: Path) -> None:
+    """A server that is not fedskew's may ask for it. The site answers only what its policy allows by name."""
+    policies = {
+        "site-1": f"policy: {{{policy}}}\n",
+        "site-2": f"metrics: total\npolicy: {{{policy}, reveals: [losses]}}\n",
+    }
+    here = budgeted(tmp_path, policies, rounds=1, **LOCAL)
+    strict, lenient = (here.grid._sites[1000 + client][1] for client in (1, 2))
+    replies: list[dict[str, Any]] = []
+    test = {"labels": None, "detail": "total", "frozen": [], "model": "global", "round": 0, "notes": {}}
 
     def ask(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        if (site, asked["kind"]) == ("site-0", "train"):
-            refused.append(handler.answer(asked | changed, b"")[0]["refused"])
+        if (site, asked["kind"]) == ("site-0", "train") and not replies:
+            sent = to_bytes({name.replace("trained", "sent"): t for name, t in from_bytes(payload).items()})
+            for handler in (strict, lenient):
+                replies.append(handler.answer(asked | {"share_loss": True}, sent)[0])
+                replies.append(handler.answer({"kind": "evaluate", "terms": asked["terms"], **test}, sent)[0])
+            replies.append(strict.answer(asked | {"tests": test}, sent)[0]["tests"])
         return facts, payload
 
     here.grid.meddle = ask
     run_federation(here.grid, here.context)
-    assert "without noise, which this site's budget (policy.epsilon) does not cover" in refused[0]
+    assert "demands noise" in replies[0]["refused"]
+    assert "training losses have none" in replies[0]["refused"]
+    assert all("this site allows metrics: none" in replies[place]["refused"] for place in (1, 4))
+    assert "loss" in replies[2]
+    assert "right" in replies[3]
+
+
+@pytest.mark.parametrize("policy", [Policy(epsilon=8.0), Policy(noise=1.0)])
+def test_a_site_that_demands_noise_reveals_no_labels_by_default(policy: Policy) -> None:
+    counting = with_values(Config(), {"method": "logit-adjustment"})
+    with pytest.raises(UserError, match=r"reveals label counts; this site allows nothing \(policy.reveals\)"):
+        policy.require_run(counting)
+    replace(policy, reveals=("label counts",)).require_run(counting)
+    Policy().require_run(counting)
+    assert not policy.allows(COLUMN_SUMS)
 
 
 def test_a_run_has_only_its_minutes_even_after_a_restart(tmp_path: Path) -> None:
