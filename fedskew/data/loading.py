@@ -45,7 +45,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         categorical=None: columns of categories that look like numbers, or have more than 100 values
         missing=None: further values that stand for a gap, such as -999
         site=None: the column that says where a row is from. It is not an input
-        encoding=None: a file that says how columns become inputs, instead of fitting this on the training part
+        encoding=None: a file that says how columns become inputs. By default, this is fitted on the training part
         rename=None: old and new names of columns
         delimiter=None, decimal=".": the character between the cells of a CSV file, and the decimal mark
         text=None: the text column, if there are several columns
@@ -102,7 +102,7 @@ def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[s
 def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
     """Return the dataset with only the classes of these names."""
     if dataset.task.name != "single-label":
-        raise UserError(f"option keep was given, but {dataset.name!r} has several labels per sample; expected none")
+        raise UserError(f"option keep needs one class per sample, but {dataset.name!r} has several; leave out keep")
     names = [str(name) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]
     for name in names:
         if name not in dataset.classes:

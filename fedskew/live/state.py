@@ -18,7 +18,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 FILES = ("about.json", "rounds.jsonl", "summary.json")
 """The files that change during a run."""
 _MAX_LISTED = 3
-"""The most runs that the status line names."""
+"""The maximum number of unfinished runs that the status line names."""
 NOTHING = LoadedRuns([])
 
 
@@ -99,12 +99,16 @@ def _status(loaded: LoadedRuns, ended: bool) -> str:
     if not runs and not races:
         return "ended before the first round" if ended else "waiting"
     unfinished = [_position(run) for run in runs if not run.finished]
-    unfinished += [f"race: {len(race.rungs)} rungs done" for race in races if not race.finished]
+    unfinished += [f"race: {_rungs_done(len(race.rungs))}" for race in races if not race.finished]
     if not unfinished:
         return "finished"
     finished = sum(run.finished for run in runs)
     parts = [f"{finished} of {len(runs)} runs finished"] if len(runs) > 1 else []
     return ", ".join([*(["interrupted"] if ended else []), *parts, *unfinished[:_MAX_LISTED]])
+
+
+def _rungs_done(rungs: int) -> str:
+    return f"{rungs} rung{'s' * (rungs != 1)} done"
 
 
 def _position(run: Result) -> str:

@@ -4,9 +4,9 @@
 
     balanced   w_c = n/(C'·n_c), from the client's own label counts, which stay on the client. C' is the number of its
                classes. This is scikit-learn's "balanced"
-    counts     the same from the label counts of the whole federation, which the clients send to the server. It adds up
-               those of the participants of all earlier rounds. In the first round all weights are 1. A class that has
-               not been seen yet has the largest weight
+    counts     the same from the label counts of the whole federation. Clients send theirs, and the server adds up those
+               of the participants of all earlier rounds. In the first round all weights are 1. A class that has not
+               been seen yet has the largest weight
     given      one weight per class, the same for all clients
 
 With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
@@ -139,7 +139,7 @@ def describe_weights(setting: str | Mapping[str, float] | None) -> str:
 
 
 def sent_by_clients(entries: Sequence[Entry]) -> str:
-    """Return what leaves a client with methods or settings with these entries."""
+    """Return what a client sends under the methods and settings with these entries."""
     words = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     shares = [part.shares for entry in entries for part in entry.parts if issubclass(part, Personal)]
     if shares and "model" not in shares:  # only a part of the model leaves, whatever the other methods send alone
@@ -148,7 +148,7 @@ def sent_by_clients(entries: Sequence[Entry]) -> str:
 
 
 def revealed_labels(entries: Sequence[Entry]) -> str:
-    """Return what the server learns about a client's labels from methods or settings with these entries."""
+    """Return what the server learns about a client's labels under the methods and settings with these entries."""
     learned = [item for entry in entries if entry.reveals != "nothing" for item in entry.reveals.split(", ")]
     return ", ".join(dict.fromkeys(learned)) or "nothing"
 

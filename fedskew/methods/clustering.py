@@ -65,7 +65,7 @@ def cluster_by_labels(
 ) -> list[list[int]]:
     """Cluster the clients by their label distributions and return the clients of each cluster.
 
-    k-means runs from several k-means++ starts, and the best result counts. Clients without samples are in no cluster.
+    k-means runs from several k-means++ starts, and the best result is used. Clients without samples are in no cluster.
     With `largest`, no cluster has more than `largest` times its even share of the clients. The clients farthest from
     the centre of a full cluster then go to the nearest cluster with room.
     """

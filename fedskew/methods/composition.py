@@ -151,7 +151,7 @@ def combined_entry(name: str) -> Entry:
 
 
 def _check_stands_alone(entries: list[Entry], name: str) -> None:
-    """Refuse combinations with a reference bound, or with a method in which nobody trains."""
+    """Refuse combinations with a reference bound, or with a method in which no client trains."""
     if len(entries) < 2:
         return
     bounds = [entry for entry in entries if entry.stands_alone]

@@ -9,7 +9,7 @@ z are the features of the initial model, so this model should be pretrained (`--
 which is divided by the same norm, as in the published code.
 
 Sent to the server: A_k and b_k, once. The last row of b_k is the label counts, and the last entry of A_k is their sum.
-The unchanged model travels along.
+The model is also sent, unchanged.
 Extra compute: one forward pass of each sample, and no training.
 """
 

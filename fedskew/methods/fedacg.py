@@ -29,7 +29,7 @@ class AcceleratedGradient(Solver):
     """The gradient ahead of the client's model along the server's momentum, plus a pull towards the received model."""
 
     mu: float = 0.002
-    """μ; the authors' program has 0.001·‖u − s‖², which is μ = 0.002."""
+    """μ; the authors' code has 0.001·‖u − s‖², which is μ = 0.002."""
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")
@@ -42,10 +42,10 @@ class AcceleratedGradient(Solver):
 
 @dataclass(frozen=True)
 class LookaheadMomentum(ServerRule):
-    """Server momentum on the mean update. Clients receive the part of it that the next round will add."""
+    """Server momentum on the mean update. Clients receive λ·m, the momentum that the next round will add."""
 
     server_momentum: float = 0.85
-    """λ; the value in the authors' program."""
+    """λ; the value in the authors' code."""
 
     def __post_init__(self) -> None:
         expect(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "a number ≥ 0 and < 1")

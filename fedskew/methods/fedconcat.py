@@ -38,7 +38,7 @@ class FedConcat(Schedule):
     """The number of clusters. There are fewer if the clients have fewer distinct label distributions."""
     encoder_rounds: int | None = None
     """Rounds per cluster; default: the run's rounds. Each cluster gets its share of `clients_per_round`, so all
-    encoders together cost as much as FedAvg."""
+    encoders together cost about as much as FedAvg."""
     head_rounds: int | None = None
     """Rounds of the head; default: the run's rounds. The published code uses 50 rounds for the encoders and 1000 for
     the head."""

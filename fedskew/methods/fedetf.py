@@ -8,7 +8,7 @@ classifier", ICCV 2023.
 m is a simplex equiangular tight frame, the same for all clients and never trained. The projection P and the scale s are
 trained like all other weights. n_c is the client's number of samples of class c; the paper's γ is 1.
 
-The method chooses the model's head (`--head etf`). Personal fine-tuning, the paper's second part, is left out.
+The method chooses the model's head (`--head etf`). Personal fine-tuning, the paper's second part, is not included.
 
 Sent to the server: the model.
 Extra compute: none.

@@ -1,4 +1,4 @@
-"""FedGC: clients train only the head's rows of their labels, and the server pushes rows of different labels apart.
+"""FedGC: a client's softmax has only its own labels, and the server pushes the heads' rows of different labels apart.
 
 Niu and Deng, "Federated learning for face recognition with gradient correction", AAAI 2022.
 

@@ -1,4 +1,4 @@
-"""FedGF: sharpness-aware local steps. The more rounds drift far, the more of a global perturbation each step uses.
+"""FedGF: sharpness-aware local steps. The perturbation becomes more global if clients drifted far in recent rounds.
 
 Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML 2024.
 
@@ -8,7 +8,7 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
 
 In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far. Clients drift
 farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning rate of 0.01),
-scaled to the round's steps and learning rate. With momentum, this is the number of plain SGD steps that go as far.
+scaled to the round's steps and learning rate. With momentum, the plain SGD steps that go as far are counted instead.
 
 Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.

@@ -27,10 +27,10 @@ from fedskew.methods.parts import Client, Gradient, Solver, Tensors, Trained, pa
 @method("fedlesam", paper="Fan et al., ICML 2024")
 @dataclass(frozen=True)
 class FedLESAM(Solver):
-    """Sharpness-aware local steps with one gradient each, perturbed along the global model's last change."""
+    """Sharpness-aware local steps with one gradient each, perturbed back along the global model's last change."""
 
     rho: float = 0.1
-    """ρ; the default in the authors' program."""
+    """ρ; the default in the authors' code."""
 
     def __post_init__(self) -> None:
         expect(self.rho >= 0, "rho", self.rho, "a number ≥ 0")

@@ -9,8 +9,8 @@ z are the features of the initial model, so this model should be pretrained (`--
 for the class whose mean has the smallest angle to z. With `distance: euclidean`, w_c = μ_c and b_c = −‖μ_c‖²/2, and the
 logit is largest for the class whose mean is closest to z. A class without samples has μ_c = 0, so its logit is 0.
 
-Sent to the server: the sum of the features and the number of samples of each class, once. The unchanged model
-travels along.
+Sent to the server: the sum of the features and the number of samples of each class, once. The model is also sent,
+unchanged.
 Extra compute: one forward pass of each sample, and no training.
 """
 

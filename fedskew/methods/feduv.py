@@ -5,7 +5,7 @@ Son et al., "FedUV: uniformity and variance for heterogeneous federated learning
     L = base + λ·mean_c max(0, 1/√C − std_B(p_c)) + μ·mean_{i<j} exp(−‖h_i − h_j‖²/σ)
 
 p are the predicted probabilities and h the features of a batch. 1/√C is the standard deviation of p_c if every class is
-predicted once. σ is the median of the batch's squared distances that are not 0.
+predicted once, with probability 1. σ is the median of the batch's squared distances that are not 0.
 
 The base is cross entropy, or the loss of the objective that FedUV is combined with.
 
@@ -62,7 +62,10 @@ def missing_variance(logits: Tensor, real: Tensor) -> Tensor:
 
 
 def closeness(features: Tensor, real: Tensor) -> Tensor:
-    """Return the mean of exp(−d²/σ) over all pairs of rows, σ the median d² of pairs that differ. 0 without any."""
+    """Return the mean of exp(−d²/σ) over all pairs of rows. σ is the median d² of the pairs that differ.
+
+    Without such a pair, return 0.
+    """
     squares = features.square().sum(dim=-1)
     sums = squares.unsqueeze(-1) + squares
     distances = (sums - 2 * features @ features.transpose(-1, -2)).clamp(min=0)

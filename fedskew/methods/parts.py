@@ -12,7 +12,7 @@ A method has up to six parts:
 A method in stages has a `Schedule` (stages.py) in place of the objective.
 
 A part is a frozen dataclass. Its fields are the hyper-parameters, and its methods ("hooks") are pure functions of named
-tensors. Only the engine knows how many clients there are, on which device they run and how they are reached.
+tensors. Only the engine knows on which device the clients run and how they are reached.
 
 The hooks of a part, in the order of a round:
 
@@ -233,7 +233,8 @@ class Part:
     reveals: ClassVar[Reveals] = "nothing"
     """What the server learns about a client's labels, besides the model and the number of samples."""
     sends: ClassVar[str] = ""
-    """What the client sends besides the model, in words. A Flower site does not send what is not declared here."""
+    """What the client sends besides the model, in words. If no part of a method declares anything, a Flower site
+    refuses to send more than the model."""
     extra_compute: ClassVar[str] = ""
     """What a local step costs besides one forward and one backward pass, in words."""
     needs_sgd: ClassVar[bool] = False
@@ -255,7 +256,7 @@ class Part:
         """Raise `UserError` if the part cannot work with this model or number of classes. Called before training."""
 
     def client_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
-        """Return a client's state before its first round."""
+        """Return a client's state before its first round, in which it receives `params`."""
         return {}
 
     def server_state(self, params: Tensors) -> Tensors:  # noqa: ARG002
@@ -329,7 +330,10 @@ class Objective(Part):
 
 @dataclass(frozen=True)
 class Solver(Part):
-    """The direction of a local step. The engine clips it. Then the local optimiser adds weight decay and steps."""
+    """The direction of a local step. The engine clips it if the run sets `clip_norm`.
+
+    Then the local optimiser adds weight decay and steps.
+    """
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.

@@ -12,7 +12,7 @@ from fedskew.methods.parts import Client, Outputs, Part
 
 @dataclass(frozen=True)
 class Regulariser(Part):
-    """A term added to the loss of the method's objective. Without another objective, this is FedAvg's cross entropy."""
+    """A term added to the loss of the method's objective, which is FedAvg's cross entropy by default."""
 
     needs_features: ClassVar[bool] = False
     """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""

@@ -89,9 +89,9 @@ class Schedule(Part):
     stands_alone: ClassVar[bool] = False
     """Whether no solver, server rule or regulariser can be combined with it."""
     trains_clients: ClassVar[bool] = True
-    """Whether clients train. If they only send sums of their data, no other part can be combined with it."""
+    """Whether clients train. If they only send sums of their data, the method cannot be combined with another."""
     trains_encoders: ClassVar[bool] = False
-    """Whether it makes no sense if only the head is trained."""
+    """Whether the method needs a trained encoder, so that it makes no sense to train only the head."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         """Return the stages known so far. Called again after each stage, with all conclusions in `notes`."""
