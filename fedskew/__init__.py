@@ -42,10 +42,12 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.experiment.config import Config as Config
     from fedskew.experiment.result import Result as Result
     from fedskew.experiment.run import run as run
+    from fedskew.methods import Calibration as Calibration
     from fedskew.methods import Client as Client
     from fedskew.methods import MethodList as MethodList
     from fedskew.methods import Objective as Objective
     from fedskew.methods import Outputs as Outputs
+    from fedskew.methods import Part as Part
     from fedskew.methods import Personal as Personal
     from fedskew.methods import Phase as Phase
     from fedskew.methods import Regulariser as Regulariser
@@ -89,8 +91,8 @@ _NAMES = {
     "fedskew.experiment.result": "Result",
     "fedskew.experiment.run": "run",
     "fedskew.methods": (
-        "Client MethodList Objective Outputs Personal Phase Regulariser Schedule Seen ServerRule Solver Stage Survey "
-        "Tensors Trained Updates Weighting make_method method methods pack unpack"
+        "Calibration Client MethodList Objective Outputs Part Personal Phase Regulariser Schedule Seen ServerRule "
+        "Solver Stage Survey Tensors Trained Updates Weighting make_method method methods pack unpack"
     ),
     "fedskew.models": "Classifier ModelAdapter make_model",
     "fedskew.report.writing": "write_report",

@@ -98,3 +98,9 @@ def fold(keys: Tensor, value: Tensor | int) -> Tensor:
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
     """Return one float32 number in [0, 1) per key: its random number with index `draw`, the same on every device."""
     return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))
+
+
+def normal(keys: Tensor, draw: int = 0) -> Tensor:
+    """Return one standard normal float64 number per key: its random number with index `draw` (Box and Muller)."""
+    first, second = ((fold(keys, 2 * draw + part).double() + 0.5) / (1 << 32) for part in (0, 1))
+    return (-2 * first.log()).sqrt() * (2 * torch.pi * second).cos()

@@ -7,6 +7,7 @@ from fedskew.methods import (  # noqa: F401
     afl,
     balancefl,
     bounds,
+    ccvr,
     ditto,
     fed3r,
     fedacg,
@@ -77,10 +78,11 @@ from fedskew.methods.parts import (
 )
 from fedskew.methods.personal import Personal, Phase
 from fedskew.methods.regularisers import Regulariser
-from fedskew.methods.stages import Schedule, Stage, Survey
+from fedskew.methods.stages import Calibration, Schedule, Stage, Survey
 
 __all__ = [
     "METHODS",
+    "Calibration",
     "Client",
     "Entry",
     "Gradient",

@@ -17,7 +17,7 @@ from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
-from fedskew.methods.stages import Schedule
+from fedskew.methods.stages import Calibration, Schedule
 from fedskew.user_code import import_user_module
 
 
@@ -167,7 +167,7 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
 def check_part(part: type[Part]) -> None:
     """Raise `UserError` unless the class is a kind of part and has the hook that its kind requires."""
     if not issubclass(part, Objective | Schedule | Regulariser | Solver | Personal | Weighting | ServerRule):
-        kinds = "an Objective, Schedule, Regulariser, Solver, Personal, Weighting or ServerRule"
+        kinds = "an Objective, Schedule, Regulariser, Solver, Personal, Weighting, Calibration or ServerRule"
         raise UserError(f"{part.__name__} is not a part of a method; expected {kinds}")
     for kind, hook in _REQUIRED_HOOKS:
         if issubclass(part, kind) and getattr(part, hook) is getattr(kind, hook):
@@ -189,6 +189,7 @@ KINDS: tuple[tuple[type[Part], str], ...] = (
     (Solver, "solver"),
     (Personal, "personal part"),
     (Weighting, "weighting"),
+    (Calibration, "calibration"),
     (ServerRule, "server rule"),
 )
 

@@ -30,8 +30,11 @@ def clash(first: str, second: str) -> str:
         return "bounds do not combine"
     if CLOSED_FORM in (first, second):
         return "nobody trains"
-    if {"stages", "personal part"} <= {*first.split(" and "), *second.split(" and ")}:
+    parts = {*first.split(" and "), *second.split(" and ")}
+    if "personal part" in parts and parts & {"stages", "calibration"}:
         return "stages have no personal parts"
+    if {"stages", "calibration"} <= parts:
+        return "both set the stages"
     both = _slots(first) & _slots(second)
     return f"both set the {' and the '.join(sorted(both))}" if both else ""
 

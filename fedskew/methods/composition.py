@@ -21,7 +21,15 @@ from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
-from fedskew.methods.stages import Notes, Schedule, Stage, Survey
+from fedskew.methods.stages import (
+    Calibration,
+    Notes,
+    Schedule,
+    Stage,
+    Survey,
+    check_declared,
+    stage_without_training,
+)
 from fedskew.methods.wrapped_objectives import ClassWeighted, Regularised
 
 
@@ -40,12 +48,25 @@ class Method:
     """The weights of the classes in the cross entropy. The run's setting `class_weights` sets them."""
     personal: Personal | None = None
     """If None, clients send the whole model, and keep none of it."""
+    calibration: Calibration | None = None
+    """The server rule of the last round. If None, the last round is as the others."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
-        """Return the stages known so far. A method without a schedule has one stage."""
+        """Return the stages known so far. A method without a schedule or calibration has one stage."""
         if isinstance(self.objective, Schedule):
-            return [self._complete(stage) for stage in self.objective.stages(rounds, local_epochs, notes)]
-        return [self._complete(Stage("train", rounds, self.objective))]
+            stages = self.objective.stages(rounds, local_epochs, notes)
+            for stage in stages:
+                check_declared(stage, self.name, self.members)
+            return [self._complete(stage) for stage in stages]
+        if self.calibration is None:
+            return [self._complete(Stage("train", rounds, self.objective))]
+        last = stage_without_training("calibration", self.calibration)
+        return [self._complete(Stage("train", rounds - 1, self.objective)), last]
+
+    def for_stage(self, stage: Stage) -> Method:
+        """Return the method with the parts that the stage uses: its server rule, and no solver if nobody trains."""
+        changed = replace(self, server=stage.server or self.server)
+        return replace(changed, solver=SGD(), weighting=None) if stage.local_epochs == 0 else changed
 
     def _complete(self, stage: Stage) -> Stage:
         """Add class weights and regulariser to the stage's objective."""
@@ -62,9 +83,9 @@ class Method:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts in order: objective or schedule, regulariser, solver, personal part, weighting, server rule.
+        """The parts in order: objective or schedule, regulariser, solver, personal, weighting, calibration, server.
 
-        Regulariser, personal part and weighting are optional.
+        Regulariser, personal part, weighting and calibration are optional.
         """
         return tuple(getattr(self, slot) for slot, _ in _SLOTS if getattr(self, slot) is not None)
 
@@ -91,6 +112,7 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("solver", (Solver,)),
     ("personal", (Personal,)),
     ("weighting", (Weighting,)),
+    ("calibration", (Calibration,)),  # before the server rule, because it is one
     ("server", (ServerRule,)),
 )
 _ORDER = [slot for slot, _ in _SLOTS]
@@ -100,8 +122,8 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     """Make the method that `name` describes, such as `fedvls+fedsam`, with the hyper-parameters `params`.
 
     If two parts have a hyper-parameter of the same name, write `METHOD.NAME` or `SLOT.NAME`. The name of the result
-    lists the methods in a fixed order (objective, regulariser, solver, personal part, weighting, server rule), whatever
-    the order in `name`.
+    lists the methods in a fixed order (objective, regulariser, solver, personal part, weighting, calibration, server
+    rule), whatever the order in `name`.
     """
     if not isinstance(name, str):
         return _from_object(name, params)
@@ -117,7 +139,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
                     f"drop one of them from {name!r}"
                 )
             chosen[slot] = (entry, part())
-    _check_stages_are_shared(chosen, name)
+    _check_stages(chosen, name)
     _set_parameters(name, chosen, dict(params or {}))
     canonical = "+".join(entry.name for entry in _sort_entries(entries))
     return Method(name=canonical, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
@@ -163,15 +185,20 @@ def _check_stands_alone(entries: list[Entry], name: str) -> None:
         )
 
 
-def _check_stages_are_shared(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
-    """Refuse personal parts in a method with stages, which trains several models."""
-    if "personal" not in chosen or "objective" not in chosen or not isinstance(chosen["objective"][1], Schedule):
-        return
-    staged, personal = chosen["objective"][0].name, chosen["personal"][0].name
-    raise UserError(
-        f"{staged!r} trains in stages, so it cannot be combined with {personal!r}, which keeps parts of one model on "
-        f"the clients; drop one of them from {name!r}"
-    )
+def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
+    """Refuse two parts that set the stages, and personal parts in stages, which may train several models."""
+    staged = [entry.name for entry, part in chosen.values() if isinstance(part, Schedule | Calibration)]
+    if len(staged) > 1:
+        raise UserError(
+            f"{staged[0]!r} and {staged[1]!r} both set the stages of a run, so they cannot be combined; drop one of "
+            f"them from {name!r}"
+        )
+    if staged and "personal" in chosen:
+        personal = chosen["personal"][0].name
+        raise UserError(
+            f"{staged[0]!r} trains in stages, so it cannot be combined with {personal!r}, which keeps parts of one "
+            f"model on the clients; drop one of them from {name!r}"
+        )
 
 
 def _from_object(given: object, params: Mapping[str, Any] | None) -> Method:

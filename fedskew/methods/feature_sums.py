@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedskew.losses import IGNORE, class_masks
-from fedskew.methods.fedavg import CrossEntropy
 from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates, expect_linear_head
-from fedskew.methods.stages import Notes, Schedule, Stage
+from fedskew.methods.stages import Notes, Schedule, Stage, stage_without_training
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class OnePass(Schedule):
     trains_clients = False
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
-        return [Stage("closed form", 1, CrossEntropy(), everyone=True, local_epochs=0)]
+        return [stage_without_training("closed form")]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
 """The parts of a method. Each part is the maths of one client or of one server step.
 
-A method has up to six parts:
+A method has up to seven parts:
 
     objective     the local loss of one client on one batch                   `Objective`
     regulariser   a term added to the loss of any objective                   `Regulariser` (regularisers.py)
     solver        the direction in which a client steps                       `Solver`
     personal      the tensors of the model that stay on the clients           `Personal` (personal.py)
     weighting     the participants' weights in the server's mean              `Weighting`
+    calibration   a server rule for the last round of a run                   `Calibration` (stages.py)
     server rule   how the clients' models become the next global model        `ServerRule`
 
 A method in stages has a `Schedule` (stages.py) in place of the objective.
@@ -197,6 +198,8 @@ class Updates:
     """The clients' learning rate in this round."""
     participation: float
     """The fraction of the federation's clients that took part."""
+    key: int = 0
+    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round only."""
 
     def mean(self) -> Tensors:
         """Return FedAvg's weighted mean of the participants' models."""

@@ -1,30 +1,38 @@
 """Methods in stages: a `Schedule` lists `Stage`s, and may base later stages on a `Survey` of the clients.
 
 PKD (pkd.py) warms up, trains one expert per group of confused classes, and distils. FedConcat (fedconcat.py) trains one
-encoder per cluster of clients, and then a head on all of them.
+encoder per cluster of clients, and then a head on all of them. CCVR (ccvr.py) is a `Calibration`: a last round that
+follows the rounds of any objective.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.methods.parts import Objective, Part
+from fedskew.errors import UserError
+from fedskew.methods.parts import Objective, Part, ServerRule, Tensors
 
 
 @dataclass(frozen=True)
 class Survey:
     """What all clients report about their training data at the end of a stage, if its `survey` is set."""
 
-    label_counts: npt.NDArray[np.int64]
-    """[clients, C]: each client's number of samples per class."""
+    label_counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    """[clients, C]: each client's number of samples per class. Empty if the survey is a part."""
     probability: npt.NDArray[np.float64] | None = None
     """[C, C]: for each true class (row), the mean predicted probability of every class; NaN for a class without
-    samples. None in a survey of labels."""
+    samples. Only in a survey of predictions."""
+    answers: Tensors = field(default_factory=dict)
+    """The results of the hook `uplink`, if the survey is a part. The first axis runs over `clients`."""
+    clients: tuple[int, ...] = ()
+    """The numbers of the clients that answered, if the survey is a part."""
+    key: int = 0
+    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round."""
 
     def to_record(self) -> dict[str, Any]:
         """Return the part of the survey that the run records: the mean probabilities, but no client's label counts."""
@@ -69,8 +77,18 @@ class Stage:
     """Overrides the run's `average`."""
     cost: float = 1.0
     """The cost of training on one sample, in forward and backward passes of the whole model."""
-    survey: Literal["labels", "predictions"] | None = None
-    """What every client reports at the end of the stage, for `Schedule.conclude`."""
+    server: ServerRule | None = None
+    """Replaces the method's server rule in this stage. In a stage with `local_epochs=0`, the method's solver and
+    weighting take no part either."""
+    survey: Literal["labels", "predictions"] | Part | None = None
+    """What every client reports at the end of the stage, for `Schedule.conclude`: its label counts, these and its mean
+    predictions, or what the hooks `opening` and `uplink` of a part return."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts that only this stage has: those of its objective, its server rule and its survey."""
+        others = (self.server, self.survey if isinstance(self.survey, Part) else None)
+        return (*self.objective.members, *(member for part in others if part is not None for member in part.members))
 
 
 Notes = dict[str, Any]
@@ -100,3 +118,54 @@ class Schedule(Part):
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
         """Draw conclusions from the survey at the end of `stage`. They are added to `notes`."""
         return {}
+
+
+def stage_without_training(name: str, server: ServerRule | None = None) -> Stage:
+    """Return a round in which all clients run their passes over the data and send the results. Nobody trains."""
+    from fedskew.methods.fedavg import CrossEntropy  # fedavg.py imports the catalogue, which imports this module
+
+    return Stage(name, 1, CrossEntropy(), everyone=True, local_epochs=0, server=server)
+
+
+@dataclass(frozen=True)
+class Calibration(ServerRule):
+    """A server rule for the last round of a run. All clients send what its hooks compute, and nobody trains.
+
+    It combines with any objective, solver, weighting and server rule, which train the rounds before it. In the last
+    round, `updates.params` are copies of the trained global model.
+    """
+
+
+@dataclass(frozen=True)
+class SurveyRule(ServerRule):
+    """Lets clients answer a survey in a round of its own. The result of `aggregate` is not used."""
+
+    survey: Part
+
+    @property
+    def members(self) -> tuple[Part, ...]:
+        return self.survey.members
+
+
+def survey_stage(stage: Stage) -> Stage:
+    """Return the round in which all clients answer the stage's survey, which must be a part."""
+    if not isinstance(stage.survey, Part):
+        raise UserError(f"stage {stage.name!r} has no survey that is a part")
+    answering = stage_without_training(stage.name, SurveyRule(stage.survey))
+    return replace(answering, model=stage.model, concatenates=stage.concatenates)
+
+
+def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
+    """Refuse a stage that sends or reveals something that no part of the method declares.
+
+    Sites decide by these declarations whether they take part, before the first stage begins.
+    """
+    revealed = {item for part in declared for item in part.reveals.split(", ")}
+    for part in stage.parts:
+        hidden = [item for item in part.reveals.split(", ") if item not in revealed and item != "nothing"]
+        if hidden or (part.sends and not any(other.sends for other in declared)):
+            what = f"reveals {hidden[0]}" if hidden else f"sends {part.sends}"
+            raise UserError(
+                f"stage {stage.name!r} of method {method!r} has {type(part).__name__}, which {what}; expected the "
+                f"method's schedule to declare that in {'`reveals`' if hidden else '`sends`'}"
+            )

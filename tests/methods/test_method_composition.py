@@ -38,7 +38,11 @@ def clash(first: str, second: str) -> set[str]:
 
 def is_staged_and_personal(first: str, second: str) -> bool:
     kinds = {*find(first).kinds, *find(second).kinds}
-    return {"stages", "personal part"} <= kinds
+    return "personal part" in kinds and bool(kinds & {"stages", "calibration"})
+
+
+def set_stages_twice(first: str, second: str) -> bool:
+    return {"stages", "calibration"} <= {*find(first).kinds, *find(second).kinds}
 
 
 @pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if clash(*pair)])
@@ -58,7 +62,15 @@ def test_stages_and_personal_parts_are_refused_by_name(first: str, second: str) 
     assert repr(second) in str(refusal.value)
 
 
-COMBINING = [pair for pair in PAIRS if not clash(*pair) and not is_staged_and_personal(*pair)]
+@pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if set_stages_twice(*pair)])
+def test_stages_and_a_calibration_are_refused_by_name(first: str, second: str) -> None:
+    with pytest.raises(UserError, match=f"'{first}' and '{second}' both set the stages of a run"):
+        make_method(f"{first}+{second}")
+
+
+COMBINING = [
+    pair for pair in PAIRS if not clash(*pair) and not is_staged_and_personal(*pair) and not set_stages_twice(*pair)
+]
 
 
 @pytest.mark.parametrize(("first", "second"), COMBINING)

@@ -144,8 +144,8 @@ API = {
         "QuantityImbalance DoubleImbalance"
     ),
     "Methods": (
-        "methods MethodList make_method method Objective Regulariser Solver Weighting ServerRule Personal Schedule "
-        "Stage Phase Survey Client Outputs Seen Trained Updates Tensors pack unpack"
+        "methods MethodList make_method method Objective Regulariser Solver Weighting Calibration ServerRule Personal "
+        "Schedule Stage Part Phase Survey Client Outputs Seen Trained Updates Tensors pack unpack"
     ),
     "Models, losses and errors": "make_model Classifier ModelAdapter losses UserError",
 }

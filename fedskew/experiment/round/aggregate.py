@@ -14,13 +14,14 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.federation import Federation
-from fedskew.engine import Fetch, ModelState, RoundResult, to_device
+from fedskew.engine import Fetch, ModelState, RoundKey, RoundResult, to_device
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.state import RunState, ServerModel
-from fedskew.methods import Method, Tensors, Updates
+from fedskew.methods import Tensors, Updates
 from fedskew.methods.fedavg import AVERAGES
 from fedskew.methods.parts import server_step, weigh_updates, weighted_mean
+from fedskew.randomness import integer_key
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -85,8 +86,8 @@ class Aggregated:
 class Aggregator:
     """Aggregates the updates of one run's rounds."""
 
-    def __init__(self, federation: Federation, method: Method, config: Config, device: torch.device) -> None:
-        self._federation, self._method, self._config, self._device = federation, method, config, device
+    def __init__(self, federation: Federation, config: Config, device: torch.device) -> None:
+        self._federation, self._config, self._device = federation, config, device
 
     def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ServerModel:
         """Compute the next model from the clients with finite updates."""
@@ -102,11 +103,12 @@ class Aggregator:
             uplink=_rows(result.uplink, finite),
             lr=plan.work.local.lr,
             participation=len(sizes) / plan.participants.population,
+            key=server_key(plan.work.key),
         )
         sent, server_state = plan.work.exchanged, plan.start.server_state
-        weighting = self._method.weighting or AVERAGES[plan.stage.average or self._config.average]
+        weighting = plan.work.weighting or AVERAGES[plan.stage.average or self._config.average]
         updates = weigh_updates(weighting, sent.params, updates, server_state)
-        params, next_state = server_step(self._method.server, plan.parts, sent.params, updates, server_state)
+        params, next_state = server_step(plan.work.server, plan.parts, sent.params, updates, server_state)
         buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
         if plan.work.stays:  # the server keeps the initial values of personal tensors
             params, buffers = {**plan.start.model.params, **params}, {**plan.start.model.buffers, **buffers}
@@ -136,6 +138,11 @@ class Aggregator:
             {name: t[index].clone() for name, t in result.trained.params.items()},
             {name: t[index].clone() for name, t in result.trained.buffers.items()},
         )
+
+
+def server_key(key: RoundKey) -> int:
+    """Return the server's random key in a round."""
+    return integer_key(key.seed, "server", key.model, key.round)
 
 
 def server_update(model: ServerModel) -> list[torch.Tensor]:

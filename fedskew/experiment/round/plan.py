@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -75,9 +75,14 @@ class RoundPlanner:
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
         """The members of the stage's objective and of the method's solver, weighting and server rule."""
-        method = self._method
+        method = self._method_in(stage)
         others = (part for part in (method.solver, method.weighting, method.server) if part is not None)
         return (*stage.objective.members, *(member for part in others for member in part.members))
+
+    def _method_in(self, stage: Stage) -> Method:
+        """The method with the stage's server rule, if it has one, and without a solver if nobody trains."""
+        is_usual = stage.server is None and stage.local_epochs != 0
+        return self._method if is_usual else self._method.for_stage(stage)
 
     def new_model(self, model: ModelState) -> ServerModel:
         """Start a server model from this model, with the method's initial server state."""
@@ -87,15 +92,19 @@ class RoundPlanner:
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
         """Plan the round after `state`. `stage` is the stage that it belongs to."""
         parts = self.parts(stage)
+        method = self._method_in(stage)
         start = state.models.get(stage.model) or self.new_model(state.model)
         if stage.concatenates and not state.stage_round:
             start = self.new_model(runtime.network.state())
+        if stage.server is not None:
+            fresh = collect(stage.server.members, "server_state", start.model.params)
+            start = replace(start, server_state={**fresh, **start.server_state})
         participants = self._sampler.sample(stage, start.rounds)
         work = RoundWork(
             objective=stage.objective,
-            solver=self._method.solver,
-            server=self._method.server,
-            weighting=self._method.weighting,
+            solver=method.solver,
+            server=method.server,
+            weighting=method.weighting,
             personal=self._method.personal,
             stays=self._stays,
             sent=start.model,

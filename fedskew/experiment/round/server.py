@@ -14,7 +14,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import ENGINES, Engine, ModelState, RoundResult, cpu_engine, survey, train_clients, worth_compiling
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import positive_class
-from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport
+from fedskew.experiment.round.aggregate import Aggregated, Aggregator, TrainingReport, server_key
 from fedskew.experiment.round.evaluate import Predictions, RoundEvaluation, RowFields
 from fedskew.experiment.round.plan import RoundPlan, RoundPlanner
 from fedskew.experiment.round.record import RoundRecord, RoundRow
@@ -30,8 +30,9 @@ from fedskew.experiment.round.state import (
     state_bytes,
     states_after,
 )
-from fedskew.methods import Method, Stage, Survey
+from fedskew.methods import Method, Part, Stage, Survey
 from fedskew.methods.personal import personal_names
+from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.scores import Scores, score_probabilities
 from fedskew.metrics.site_scores import SiteScore
@@ -62,7 +63,7 @@ class Server:
         self.stays = personal_names(method.personal, model) if method.personal is not None else frozenset[str]()
         self._planner = RoundPlanner(federation, method, config, self._initial, self.stays)
         self._record = RoundRecord(federation, config)
-        self.aggregator = Aggregator(federation, method, config, self.device)
+        self.aggregator = Aggregator(federation, config, self.device)
         self.personal = method.personal
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
 
@@ -125,6 +126,10 @@ class Server:
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
         """Collect what all clients report at the end of this stage."""
+        if isinstance(stage.survey, Part):
+            plan = self.plan(survey_stage(stage), state)
+            answers = train_clients(plan.runtime.engine, plan.work).uplink
+            return Survey(answers=answers, clients=tuple(plan.clients.tolist()), key=server_key(plan.work.key))
         probability = None
         if stage.survey == "predictions":
             samples = self._federation.samples

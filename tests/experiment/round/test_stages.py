@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 from toy_runs import advance, finished, image_federation, linear, same_bits, server, trained
 
+from fedskew.errors import UserError
+from fedskew.experiment.round.state import RunState
+from fedskew.losses import IGNORE
+from fedskew.methods.fedavg import CrossEntropy
+from fedskew.methods.parts import Client, Part, Reveals, Seen, ServerRule, Tensors, Trained, Updates
 from fedskew.methods.pkd import weak_groups
-from fedskew.methods.stages import Survey
+from fedskew.methods.stages import Notes, Schedule, Stage, Survey
+from fedskew.randomness import fold, normal
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
@@ -88,3 +96,109 @@ def test_fedlmd_switches_at_its_round() -> None:
     assert [row.stage for row in rows] == ["teacher-free", "teacher", "teacher"]
     _, rows = trained(image_federation(), "fedlmd-switch", linear(), {"switch_round": 0}, rounds=2)
     assert [row.stage for row in rows] == ["teacher", "teacher"]
+
+
+@dataclass(frozen=True)
+class Brightness(Part):
+    """A survey: the sum of every client's inputs to the head, and nothing else."""
+
+    sends = "sum of features"
+
+    def opening(self, seen: Seen, client: Client) -> Tensors:
+        real = (seen.y != IGNORE).unsqueeze(-1)
+        return {"sum": torch.where(real, seen.out.required_features, 0.0).sum().view(1)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {"sum": client.opening["sum"]}
+
+
+@dataclass(frozen=True)
+class Jitter(ServerRule):
+    """Replaces the head's bias by random numbers, and counts its rounds."""
+
+    reveals: ClassVar[Reveals] = "nothing"
+
+    def server_state(self, params: Tensors) -> Tensors:
+        return {"jitters": torch.zeros(())}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        bias = normal(fold(torch.tensor(updates.key), torch.arange(len(sent["head.bias"]))))
+        return {**updates.mean(), "head.bias": bias.to(sent["head.bias"])}, {"jitters": state["jitters"] + 1}
+
+
+@dataclass(frozen=True)
+class TwoRules(Schedule):
+    """One round of training, a survey, two rounds with another server rule, and one of training again."""
+
+    sends = "sum of features, once"
+
+    def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
+        first = Stage("train", 1, CrossEntropy(), survey=Brightness())
+        rest = Stage("jitter", 2, CrossEntropy(), server=Jitter()), Stage("again", 1, CrossEntropy())
+        return [first, *rest] if "dark" in notes else [first]
+
+    def conclude(self, stage: Stage, survey: Survey) -> Notes:
+        order = survey.answers["sum"].flatten().argsort()
+        return {"dark": survey.clients[int(order[0])], "key": survey.key, "sums": survey.answers["sum"].tolist()}
+
+
+def test_a_stage_has_its_own_server_rule_and_a_survey_of_any_kind() -> None:
+    federation = image_federation()
+    runs = {engine: server(federation, TwoRules(), linear(), engine=engine) for engine in ("plain", "stacked")}
+    ends = {engine: finished(this) for engine, this in runs.items()}
+    state, rows = ends["plain"]
+    assert [row.stage for row in rows] == ["train", "jitter", "jitter", "again"]
+    inputs = runs["plain"]._runtimes.train
+    sums = [float(inputs.inputs(torch.from_numpy(own)).sum()) for own in federation.indices]
+    np.testing.assert_allclose(np.ravel(state.notes["sums"]), sums, rtol=1e-9)
+    assert state.notes["dark"] == int(np.argmin(sums))
+    assert state.models["global"].server_state["jitters"] == 2, "in its own stage only"
+    stacked, _ = ends["stacked"]
+    torch.testing.assert_close(stacked.model.params, state.model.params, rtol=0, atol=1e-9)
+    assert rows[1].survey is None
+
+
+def test_the_servers_numbers_depend_on_seed_and_round_only() -> None:
+    def biases(seed: int, rounds: int) -> list[list[float]]:
+        this, found = server(image_federation(), TwoRules(), linear(), seed=seed), []
+        state = this.start()
+        for _ in range(rounds):
+            state, row = advance(this, state)
+            if row.stage == "jitter":
+                found.append(state.model.params["head.bias"].tolist())
+        return found
+
+    both = biases(0, 3)
+    assert both[0] != both[1]
+    assert biases(0, 2) == both[:1]
+    assert biases(1, 2) != both[:1]
+
+
+def test_a_run_that_is_resumed_between_stages_ends_with_the_same_bits() -> None:
+    this = server(image_federation(), TwoRules(), linear())
+    whole, _ = finished(this)
+    state, _ = advance(this, this.start())
+    state, _ = advance(this, state)
+    saved = RunState.restore(state.tensors(), state.meta(), state.clients, torch.device("cpu"))
+    resumed, _ = finished(server(image_federation(), TwoRules(), linear()), saved)
+    assert same_bits(whole, resumed)
+
+
+def test_a_stage_that_reveals_more_than_its_method_declares_is_refused() -> None:
+    @dataclass(frozen=True)
+    class Counting(Brightness):
+        reveals: ClassVar[Reveals] = "label counts"
+
+    @dataclass(frozen=True)
+    class Silent(Schedule):
+        def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
+            return [Stage("train", rounds, CrossEntropy(), survey=Counting())]
+
+    @dataclass(frozen=True)
+    class Sends(Silent):
+        reveals: ClassVar[Reveals] = "label counts"
+
+    with pytest.raises(UserError, match="stage 'train' of method 'silent' has Counting, which reveals label counts"):
+        server(image_federation(), Silent(), linear()).start()
+    with pytest.raises(UserError, match="which sends sum of features; expected the method's schedule to declare that"):
+        server(image_federation(), Sends(), linear()).start()

@@ -1,0 +1,120 @@
+"""CCVR: after the training, the server draws virtual features of each class and trains the head on them.
+
+Luo et al., "No fear of heterogeneity: classifier calibration for federated learning with non-IID data", NeurIPS 2021.
+
+    client   μ_ck, Σ_ck    mean and covariance of the features of its N_ck samples of class c, once
+    server   μ_c = Σ_k N_ck/N_c·μ_ck
+             Σ_c = Σ_k (N_ck − 1)/(N_c − 1)·Σ_ck + Σ_k N_ck/(N_c − 1)·(μ_ck − μ_c)(μ_ck − μ_c)ᵀ
+             M features z ~ N(μ_c, Σ_c) of each class;  head ← SGD on CE(head(z), c), from the trained head
+
+It is the last round of a run, after rounds of any objective. A class without samples has no virtual features. A class
+with one sample has Σ_c = 0.
+
+Sent to the server: number, mean and covariance of the features of each class, in the last round. The unchanged model
+travels along.
+Extra compute: one forward pass of each sample in the last round, which trains nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedskew.errors import expect
+from fedskew.losses import class_masks
+from fedskew.methods.catalogue import register
+from fedskew.methods.head_training import HeadTraining
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained, Updates, expect_linear_head
+from fedskew.methods.stages import Calibration
+from fedskew.randomness import fold, normal
+
+
+@dataclass(frozen=True)
+class VirtualFeatures(Calibration):
+    """Trains the head on features that the server draws from one Gaussian per class."""
+
+    virtual_features: int = 100
+    """M, the number of virtual features per class. The paper uses 100 for CIFAR-10 and 500 for CIFAR-100."""
+    head_lr: float = 0.01
+    head_epochs: int = 10
+    head_batch: int = 64
+    head_momentum: float = 0.9
+
+    sends = "number, mean and covariance of the features per class, once"
+    reveals: ClassVar[Reveals] = "label counts, prototypes, feature covariance"
+    extra_compute = "1 forward of each sample in the last round"
+    multi_label = False
+
+    def __post_init__(self) -> None:
+        expect(self.virtual_features > 0, "virtual_features", self.virtual_features, "a number > 0")
+        expect(self.head_batch > 0, "head_batch", self.head_batch, "a number > 0")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
+        expect_linear_head("CCVR", params, classes)
+
+    def opening(self, seen: Seen, client: Client) -> Tensors:
+        z = seen.out.required_features.flatten(1).double()
+        members = class_masks(seen.y, len(client.label_counts)).double()  # rows of padding are in no class
+        z = torch.where(members.any(dim=1, keepdim=True), z, 0.0)
+        return {"sums": members.T @ z, "products": torch.einsum("bc,bi,bj->cij", members, z, z)}
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        dtype, counts = trained.params["head.weight"].dtype, client.label_counts.double()
+        mean = client.opening["sums"] / counts.clamp(min=1).unsqueeze(-1)
+        spread = client.opening["products"] - counts.view(-1, 1, 1) * _outer(mean)
+        covariance = spread / (counts - 1).clamp(min=1).view(-1, 1, 1)
+        return {"counts": client.label_counts, "means": mean.to(dtype), "covariances": covariance.to(dtype)}
+
+    def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+        counts, mean, covariance = self.class_statistics(updates.uplink)
+        x, y = self.draw(counts, mean, covariance, updates.key)
+        training = HeadTraining(self.head_lr, self.head_epochs, self.head_batch, self.head_momentum)
+        weight, bias = training.train(sent["head.weight"], sent["head.bias"], x, y, updates.key)
+        trained = {"head.weight": weight, "head.bias": bias}
+        return {name: trained[name].to(w) if name in trained else w for name, w in sent.items()}, state
+
+    def class_statistics(self, uplink: Tensors) -> tuple[Tensor, Tensor, Tensor]:
+        """Return N [C], μ [C, d] and Σ [C, d, d] of all clients together, in float64."""
+        counts, means, covariances = (uplink[name].double() for name in ("counts", "means", "covariances"))
+        total = counts.sum(dim=0)
+        mean = torch.einsum("kc,kci->ci", counts, means) / total.clamp(min=1).unsqueeze(-1)
+        within = torch.einsum("kc,kcij->cij", (counts - 1).clamp(min=0), covariances)
+        between = torch.einsum("kc,kci,kcj->cij", counts, means - mean, means - mean)
+        return total, mean, (within + between) / (total - 1).clamp(min=1).view(-1, 1, 1)
+
+    def draw(self, counts: Tensor, mean: Tensor, covariance: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Draw the virtual features of the classes that have samples. Return them with their labels."""
+        classes, width = mean.shape
+        shape = classes, self.virtual_features, width
+        numbers = torch.arange(classes * self.virtual_features * width, device=mean.device).view(shape)
+        z = normal(fold(torch.tensor(key, device=mean.device), numbers))
+        root = _square_root(covariance)
+        present = counts > 0
+        features = mean.unsqueeze(1) + z @ root
+        labels = torch.arange(classes, device=mean.device).unsqueeze(-1).expand(shape[:2])
+        return features[present].flatten(0, 1), labels[present].flatten()
+
+
+def _square_root(covariance: Tensor) -> Tensor:
+    """Return the symmetric square root of each matrix, without the directions that have only rounding errors."""
+    values, vectors = torch.linalg.eigh(covariance)
+    values = torch.where(values > 1e-12 * values[:, -1:], values, 0.0)
+    root: Tensor = (vectors * values.sqrt().unsqueeze(-2)) @ vectors.mT
+    return root
+
+
+def _outer(rows: Tensor) -> Tensor:
+    """Return the product r·rᵀ of each row."""
+    return rows.unsqueeze(-1) * rows.unsqueeze(-2)
+
+
+register(
+    "ccvr",
+    parts=(VirtualFeatures,),
+    paper="Luo et al., NeurIPS 2021",
+    summary="After the training, the server trains the head on features drawn from one Gaussian per class.",
+)

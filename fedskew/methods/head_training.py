@@ -1,0 +1,36 @@
+"""Training of a linear head on the server, on labelled features that the server has made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedskew.randomness import permutation
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """SGD on the cross entropy of a linear head, in float64."""
+
+    lr: float
+    epochs: int
+    batch_size: int
+    momentum: float = 0.0
+
+    def train(self, weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """Return the head's weight [C, d] and bias [C], trained on features x [n, d] with labels y [n].
+
+        `key` decides the order of the samples.
+        """
+        head = torch.cat([weight, bias.unsqueeze(-1)], dim=1).double()
+        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1).double()
+        velocity, targets = torch.zeros_like(head), torch.nn.functional.one_hot(y, len(weight)).double()
+        for epoch in range(self.epochs):
+            order = torch.from_numpy(permutation(len(x), key, "head training", epoch)).to(x.device)
+            for rows in torch.split(order, self.batch_size):
+                error = (x[rows] @ head.T).softmax(dim=-1) - targets[rows]
+                velocity = self.momentum * velocity + error.T @ x[rows] / len(rows)
+                head = head - self.lr * velocity
+        return head[:, :-1], head[:, -1]
