@@ -53,6 +53,11 @@ def other_format(what: str, found: object, readable: int, otherwise: str = "") -
     )
 
 
+def plural(number: int, noun: str) -> str:
+    """Return the number and the noun: `1 sample`, `2 samples`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def shorten(names: Sequence[str], max_shown: int = 8) -> str:
     """List the first `max_shown` names in quotes, and count the rest."""
     shown = ", ".join(map(repr, names[:max_shown]))

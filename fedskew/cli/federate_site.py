@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedskew.cli.commands import option
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def _show_data(name: str, federation: Federation) -> None:
 
     counts = federation.label_counts[0].tolist()
     by_class = ", ".join(f"{label} {count}" for label, count in zip(federation.dataset.classes, counts, strict=True))
-    stdout().print(f"{name}: {federation.sizes[0]} training samples ({by_class})", soft_wrap=True, markup=False)
+    samples = plural(int(federation.sizes[0]), "training sample")
+    stdout().print(f"{name}: {samples} ({by_class})", soft_wrap=True, markup=False)
 
 
 def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> None:

@@ -69,6 +69,7 @@ def _save(federation: Federation, path: str) -> None:
 
 def _show(federation: Federation, max_clients: int | None) -> None:
     from fedskew.cli.terminal import stdout
+    from fedskew.errors import plural
     from fedskew.report.partition_map import PartitionMap, class_table
 
     console = stdout()
@@ -80,7 +81,7 @@ def _show(federation: Federation, max_clients: int | None) -> None:
         console.print(f"only the first {max_clients} clients are listed; --all lists all", style="dim")
     summary = _summary(federation)
     console.print(
-        f"{summary['clients']} client{'s' * (summary['clients'] != 1)}, {summary['samples']} samples used, "
+        f"{plural(summary['clients'], 'client')}, {plural(summary['samples'], 'sample')} used, "
         f"{summary['unused']} unused; "
         f"sizes from {summary['smallest']} to {summary['largest']}, median {summary['median']:g}; "
         f"on average {summary['mean_vacant']:.1f} classes absent per client; split hash {summary['hash'][:12]}"

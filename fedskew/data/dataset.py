@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.table_encoding import RawTable, TableEncoding
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, plural, unknown
 from fedskew.randomness import permutation
 from fedskew.task import Task, task_for
 
@@ -230,7 +230,8 @@ def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, In
         count = round(len(members) * fraction)
         tested[members[permutation(len(members), 0, "holdout", int(label))[:count]]] = True
     if tested.all() or not tested.any():
-        raise UserError(f"{where}: {len(y)} samples are too few to hold out {fraction:g} of each class for testing")
+        few = f"{plural(len(y), 'sample')} {'is' if len(y) == 1 else 'are'} too few"
+        raise UserError(f"{where}: {few} to hold out {fraction:g} of each class for testing")
     return np.flatnonzero(~tested), np.flatnonzero(tested)
 
 

@@ -16,7 +16,7 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.loading import is_named, load
 from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, split_hash
 from fedskew.data.partitions.saved import write_split
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.notebook import label_map
 from fedskew.randomness import generator
 
@@ -50,8 +50,8 @@ class Federation:
 
     def _repr_html_(self) -> str:
         """Show the class × client map in a notebook."""
-        unused = f", {self.unused} samples unused" if self.unused else ""
-        caption = f"{self!r}: {int(self.sizes.sum())} samples{unused}"
+        unused = f", {plural(self.unused, 'sample')} unused" if self.unused else ""
+        caption = f"{self!r}: {plural(int(self.sizes.sum()), 'sample')}{unused}"
         shown = label_map(self.label_counts, self.client_labels, self.dataset.classes)
         return f"<div>{escape(caption)}</div>{shown}"
 

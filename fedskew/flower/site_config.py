@@ -77,14 +77,18 @@ class SiteConfig:
         It is a hash of the files' names, times and sizes. Links to folders are not followed. For a dataset that is
         given by its name, such as `digits`, and not by its path, the number never changes.
         """
-        path = self.folder / Path(self.data).expanduser()
-        inside = [os.path.join(parent, name) for parent, folders, files in os.walk(path) for name in (*folders, *files)]
+        paths = [self._resolve(given) for given in (self.data, self.data_params.get("test")) if isinstance(given, str)]
+        walks = [walk for path in paths for walk in os.walk(path)]
+        inside = [os.path.join(parent, name) for parent, folders, files in walks for name in (*folders, *files)]
         found = []
-        for entry in (str(path), *sorted(inside)):
+        for entry in (*map(str, paths), *sorted(inside)):
             with contextlib.suppress(OSError):
                 status = os.stat(entry)
                 found.append((entry, status.st_mtime_ns, status.st_size))
         return hash(tuple(found))
+
+    def _resolve(self, path: str) -> Path:
+        return self.folder / Path(path).expanduser()
 
     def federation(self, contract: Contract | None = None) -> Federation:
         """Read the site's data in the form of the contract, as a federation of one client."""
@@ -100,9 +104,11 @@ class SiteConfig:
         return parts[self.client]
 
     def _dataset(self, contract: Contract | None) -> Dataset:
-        path = self.folder / Path(self.data).expanduser()
+        path = self._resolve(self.data)
         name = str(path) if path.exists() else self.data
-        options = self.data_params if contract is None else contract.data_options(path, self.data_params)
+        options = dict(self.data_params) if contract is None else contract.data_options(path, self.data_params)
+        if isinstance(options.get("test"), str):
+            options["test"] = self._resolve(options["test"])
         try:
             return load(name, self.data_dir, **options)
         except ColumnMismatch as error:

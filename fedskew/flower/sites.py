@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, Message, MessageType
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.audit import describe_reply, describe_tensors
 from fedskew.flower.chained_log import Entry
 from fedskew.flower.reply_times import ReplyTimes
@@ -205,7 +205,7 @@ class Sites:
         if self._admitted.get(client, number) != number:
             return f"another node, {self._admitted[client]}, is already {name!r}"
         node.client, self._admitted[client], self.samples[client] = client, number, samples
-        self.log(f"{name} is connected with {samples} samples")
+        self.log(f"{name} is connected with {plural(samples, 'sample')}")
         return None
 
     def request(

@@ -107,7 +107,10 @@ def _tests(config: Config) -> dict[str, Any]:
 
 def _data(config: Config) -> dict[str, Any]:
     name = str(Path(config.data).resolve()) if Path(config.data).exists() else config.data
-    return {"name": name, **data_options(config)}
+    options = data_options(config)
+    if isinstance(options.get("test"), str):
+        options["test"] = str(Path(options["test"]).resolve())
+    return {"name": name, **options}
 
 
 def _data_dir(config: Config) -> str | None:

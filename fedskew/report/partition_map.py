@@ -17,7 +17,7 @@ from rich.text import Text
 
 from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.report.charts.matplotlib_text import escape_math
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PartitionMap:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fed = self.federation
-        unused = f"; {fed.unused} samples unused" if fed.unused else ""
+        unused = f"; {plural(fed.unused, 'sample')} unused" if fed.unused else ""
         yield CountsMap(fed.label_counts, fed.client_labels, fed.dataset.classes, f"{unused}; split {fed.hash[:12]}")
 
 

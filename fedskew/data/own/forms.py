@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -28,33 +29,41 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
-    """Load the data at `path`, which must exist."""
+    """Load the data at `path`, which must exist. For tables and folders of images, `test` is a test part's path."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
     if is_mapped(path):
         return load_mapped(path, **check_options(load_mapped, options, str(path)))
     if is_table(path):
-        check_options(load_tables, options, str(path), _CSV_OPTIONS)
+        check_options(load_tables, options, str(path), (*_CSV_OPTIONS, "test"))
         csv_options = {key: options[key] for key in _CSV_OPTIONS if options.get(key) is not None}
-        rest = {key: value for key, value in options.items() if key not in _CSV_OPTIONS}
-        return load_tables(path.resolve().name, _tables(path, csv_options), **rest)
+        rest = {key: value for key, value in options.items() if key not in (*_CSV_OPTIONS, "test")}
+        return load_tables(path.resolve().name, _tables(path, options.get("test"), csv_options), **rest)
     if path.is_dir():
         return load_image_folder(path, **check_options(load_image_folder, options, str(path)))
     raise UserError(f"{path}: unknown data format; expected {_FORMS}")
 
 
 def load_image_folder(
-    folder: Path, *, test_fraction: float | None = None, image_size: object = None, classes: object = None
+    folder: Path,
+    *,
+    test: object = None,
+    test_fraction: float | None = None,
+    image_size: object = None,
+    classes: object = None,
 ) -> Dataset:
     """Load one folder of images per class, in `folder` or in its train/ and test/. The folder names are the classes.
 
-    The test folder may also be called val, valid or validation. `classes` lists all classes if some have no folder.
+    The test folder may also be called val, valid or validation, or be given as `test`. `classes` lists all classes if
+    some have no folder.
     """
     size = parse_size(image_size)
     folders = [folder]
     if (folder / "train").is_dir():
-        test = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
-        folders = [folder / "train", *([test] if test else [])]
+        inside = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
+        folders = [folder / "train", *([inside] if inside else [])]
+    if test is not None:
+        folders = [*folders, _test_path(folder, test, len(folders))]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
@@ -87,8 +96,37 @@ def _table_files(path: Path) -> list[Path]:
     return []
 
 
-def _tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
+def _tables(path: Path, test: object, csv_options: dict[str, Any]) -> list[Table]:
+    """Read the training table and, if there is one, the test table."""
+    if csv_options and not any(file.name.endswith(CSV_SUFFIXES) for file in _table_files(path)):
+        option, value = next(iter(csv_options.items()))
+        raise UserError(f"{option} is {value!r}, but {path} is not a CSV file; leave out {option}")
+    tables = _read_tables(path, csv_options)
+    if test is None:
+        return tables
+    test_path = _test_path(path, test, len(tables))
+    if not is_table(test_path):
+        raise UserError(f"test is {str(test)!r}; expected a table like {path}")
+    test_tables = _read_tables(test_path, csv_options)
+    if len(test_tables) > 1:
+        raise UserError(f"test is {str(test)!r}, which has two parts; expected one table")
+    return [*tables, *test_tables]
+
+
+def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
     files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path)
     if not files:
         return saved_tables(path)
     return [parquet_table(file) if file.suffix == ".parquet" else csv_table(file, **csv_options) for file in files]
+
+
+def _test_path(path: Path, test: object, parts: int) -> Path:
+    """Return the path of a test part that is given apart from the data at `path`, which have this many parts."""
+    if not isinstance(test, str | PathLike):
+        raise UserError(f"test is of type {type(test).__name__}; expected a path, because the data are {path}")
+    if parts > 1:
+        raise UserError(f"{path} has a test part; leave out test")
+    found = Path(test).expanduser()
+    if not found.exists():
+        raise UserError(f"test is {str(test)!r}, which does not exist; expected a path like {path}")
+    return found

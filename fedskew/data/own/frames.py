@@ -63,10 +63,14 @@ def _frame_column(column: Any) -> tuple[Column, str | None]:
     """Read a column of a pandas DataFrame. If it cannot be an input, also describe what it holds."""
     missing = np.asarray(column.isna())
     if column.dtype.kind in "biuf" and str(column.dtype) != "category":
+        if column.dtype.kind == "b" and not missing.any():
+            return column.to_numpy(dtype=np.bool_), None
         if column.dtype.kind in "iu" and not missing.any():
             return np.asarray(column), None
         return column.to_numpy(dtype=np.float64, na_value=np.nan), None
     values = [None if gap else value for gap, value in zip(missing.tolist(), column.tolist(), strict=True)]
+    if column.dtype.kind == "O" and all(isinstance(value, bool | np.bool_) for value in values):
+        return np.array(values, np.bool_), None
     texts = [None if value is None else number_text(value) if _is_number(value) else str(value) for value in values]
     categorical = str(column.dtype) == "category"
     return make_strings(texts, categorical), None if categorical else _odd_content(column, values)

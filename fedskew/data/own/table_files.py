@@ -288,6 +288,6 @@ def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     if column.null_count:
         column = column.cast("float64")
     values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only
-    if values.dtype.kind == "b":
+    if values.dtype.kind == "b" and len(shape) > 1:
         values = values.astype(np.int64)
     return values.reshape(shape), None

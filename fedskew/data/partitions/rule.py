@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
-from fedskew.errors import UserError, unknown, unknown_parameter
+from fedskew.errors import UserError, plural, unknown, unknown_parameter
 from fedskew.randomness import permutation
 from fedskew.user_code import import_user_module
 
@@ -183,7 +183,7 @@ class Partition(ABC):
         if not len(indices):
             raise self.error("it makes no clients; expected at least one")
         if sizes.min() < self.smallest:
-            short = f"client {int(sizes.argmin())} gets {sizes.min()} samples"
+            short = f"client {int(sizes.argmin())} gets {plural(int(sizes.min()), 'sample')}"
             raise self.error(f"{short}; expected at least {self.smallest}; use fewer clients")
 
     def error(self, reason: str) -> UserError:
@@ -195,9 +195,9 @@ class Partition(ABC):
         """Raise `UserError` if there are too few samples for this many clients."""
         if clients * self.smallest > samples:
             raise self.error(
-                f"{clients} clients with at least {self.smallest} samples each need "
-                f"{clients * self.smallest} samples, but there are {samples}; "
-                f"use at most {samples // self.smallest} clients"
+                f"{plural(clients, 'client')} with at least {plural(self.smallest, 'sample')} each need "
+                f"{plural(clients * self.smallest, 'sample')}, but there {'is' if samples == 1 else 'are'} {samples}; "
+                f"use at most {plural(samples // self.smallest, 'client')}"
             )
 
     def require_labels(self, labels_per_client: int, labels: Labels) -> None:
@@ -212,8 +212,9 @@ class Partition(ABC):
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
+            samples = plural(int(available[c]), "sample")
             raise self.error(
-                f"class {labels.names[c]!r} has {available[c]} samples to share among {needed[c]} {shared_by}; "
+                f"class {labels.names[c]!r} has {samples} to share among {needed[c]} {shared_by}; "
                 "expected at least one each; use fewer clients"
             )
 

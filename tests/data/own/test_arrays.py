@@ -86,7 +86,7 @@ def test_a_table_is_standardised_by_its_training_part(tmp_path: Path) -> None:
         (Y + 10, None, ("10", "11", "12", "13"), [0, 1, 2]),
         (Y.astype(np.float32), None, ("0", "1", "2", "3"), [0, 1, 2]),
         (Y[:, None], None, ("0", "1", "2", "3"), [0, 1, 2]),
-        (Y % 2 == 0, None, ("0", "1"), [1, 0, 1]),
+        (Y % 2 == 0, None, ("False", "True"), [1, 0, 1]),
         (np.array(list("dcba"))[Y], None, ("a", "b", "c", "d"), [3, 2, 1]),
         (np.array([b"x", b"y"])[Y % 2], None, ("x", "y"), [0, 1, 0]),
         (Y, list("abcdefg"), tuple("abcdefg"), [0, 1, 2]),  # three vacant classes

@@ -89,7 +89,7 @@ FILES = [
     Case("only line ends", "\n\n\n", "no rows"),
     Case("only a header", "age,y\n", "no rows"),
     Case("only a header with a BOM", "\ufeffage,y\n", "no rows"),
-    Case("one row", "age,y\n3,ill\n", "1 samples are too few to hold out 0.2 of each class"),
+    Case("one row", "age,y\n3,ill\n", "1 sample is too few to hold out 0.2 of each class"),
     Case("one class", csv(cells("ill"), x=cells("1")), "has one class (ill); expected at least 2 classes"),
     Case("only the label", "y\n" + "ill\nwell\n" * 9, "no column besides the label 'y'"),
     # The shape of the file

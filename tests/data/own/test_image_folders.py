@@ -46,6 +46,18 @@ def test_train_and_test_folders_are_the_split(tmp_path: Path, test: str) -> None
     assert data.train.x.shape == (2, 3, 6, 5)  # grey beside colour
 
 
+def test_the_test_images_may_be_in_another_folder(tmp_path: Path) -> None:
+    for part, names in (("first", "ab"), ("second", "ac")):
+        for name in names:
+            save(tmp_path / part / name / "1.bmp")
+    data = load(tmp_path / "first", test=tmp_path / "second")
+    assert (data.classes, data.train.y.tolist(), data.test.y.tolist()) == (("a", "b", "c"), [0, 1], [0, 2])
+    (tmp_path / "first").rename(tmp_path / "train")
+    (tmp_path / "test").mkdir()
+    with pytest.raises(UserError, match="has a test part; leave out test"):
+        load(tmp_path, test=tmp_path / "second")
+
+
 def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
     for i in range(5):
         save(tmp_path / "a" / f"{i}.png", mode="L", value=7)

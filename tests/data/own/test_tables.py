@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import lzma
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from own_data import encoded
 
 from fedskew.data import load
+from fedskew.data.own.labels import ClassesElsewhere
 from fedskew.errors import UserError
 
 
@@ -82,6 +85,70 @@ def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> Non
     csv_file(tmp_path / "test.csv", "label,height,width\na,1,2\nb,2,3\nb,2,wide\n")
     with pytest.raises(UserError, match=r"test.csv: 'wide' in column 'width', line 4; expected a number"):
         load(tmp_path)
+
+
+def test_the_test_table_may_be_at_another_path(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a;y\n" + "1;x\n2;z\n" * 5)
+    (tmp_path / "other.csv").write_text("a;y\n3;z\n")
+    data = load(tmp_path / "train.csv", test=str(tmp_path / "other.csv"), delimiter=";")
+    assert (len(data.train), data.test.y.tolist(), data.classes) == (10, [1], ("x", "z"))
+    assert data.described["test"] == str(tmp_path / "other.csv")
+    table = {"a": [3.0], "y": ["z"]}
+    pq.write_table(pa.table(table), tmp_path / "other.parquet")
+    assert load(tmp_path / "train.csv", test=tmp_path / "other.parquet").test.y.tolist() == [1]
+    (tmp_path / "note.txt").write_text("a")
+    both = tmp_path / "both"
+    both.mkdir()
+    for name in ("train.csv", "test.csv"):
+        (both / name).write_text((tmp_path / "train.csv").read_text())
+    for name, test, problem in (
+        ("train.csv", "absent.csv", "absent.csv', which does not exist; expected a path like"),
+        ("train.csv", "note.txt", "note.txt'; expected a table like"),
+        ("train.csv", both, "which has two parts; expected one table"),
+        ("train.csv", table, "test is of type dict; expected a path"),
+        ("both", "train.csv", "both has a test part; leave out test"),
+    ):
+        with pytest.raises(UserError, match=re.escape(problem)):
+            load(tmp_path / name, test=tmp_path / test if isinstance(test, str) else test)
+
+
+def test_options_of_csv_files_are_refused_for_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1.0, 2.0], "y": ["x", "z"]}), tmp_path / "t.parquet")
+    for option, value in (("delimiter", ";"), ("decimal", ",")):
+        problem = f"{option} is {value!r}, but .*t.parquet is not a CSV file; leave out {option}"
+        with pytest.raises(UserError, match=problem):
+            load(tmp_path / "t.parquet", **{option: value})
+
+
+def test_truth_values_are_the_same_classes_from_every_source(tmp_path: Path) -> None:
+    truth = [True, True, False] * 4
+    frame = pd.DataFrame({"a": np.arange(12.0), "y": truth})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    sources = [tmp_path / "t.csv", tmp_path / "t.parquet", frame, frame.astype({"y": "boolean"})]
+    sources += [frame.astype({"y": object}), (frame[["a"]].to_numpy(), np.array(truth)), (frame[["a"]], truth)]
+    expected = load((frame[["a"]].to_numpy(), np.array(truth, int))).train.y
+    for source in sources:
+        data = load(source)
+        listed = load(source, classes=["benign", "malignant"])  # as positions
+        at_site = load(source, classes=ClassesElsewhere(("0", "1")))  # the agreement of an earlier version
+        assert (data.classes, listed.classes, at_site.classes) == (
+            ("False", "True"),
+            ("benign", "malignant"),
+            ("0", "1"),
+        )
+        for loaded in (data, listed, at_site):
+            assert np.array_equal(loaded.train.y, expected)
+        assert np.bincount(load(source, classes=["True", "False"]).train.y).tolist() == [6, 3]  # True is the first
+
+
+def test_truth_values_in_one_part_go_with_names_or_numbers_in_the_other(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("a,y\n1,True\n2,False\n3,unknown\n")
+    (tmp_path / "test.csv").write_text("a,y\n1,True\n2,False\n")
+    data = load(tmp_path)
+    assert (data.classes, data.test.y.tolist()) == (("False", "True", "unknown"), [1, 0])
+    x = np.arange(4.0)[:, None]
+    assert load((x, [0, 1, 1, 0]), test=(x, [False, True, True, True])).test.y.tolist() == [0, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
