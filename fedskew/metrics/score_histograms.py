@@ -38,7 +38,7 @@ from fedskew.metrics.scores import (
 WIDTH = 0.02
 """Width of a bin, in log-odds."""
 REACH = 20.0
-"""Larger log-odds are counted in the last bin, and smaller ones in the first."""
+"""Log-odds above this value are counted in the last bin, and those below its negative in the first."""
 SCORE_BINS = round(2 * REACH / WIDTH)
 
 

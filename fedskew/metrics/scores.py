@@ -39,8 +39,8 @@ class ClassScores:
     specificity: float | None = None
     """Share of the other samples with a probability below 0.5."""
     threshold: float | None = None
-    """The lowest threshold with the target specificity. Samples with at least this probability count as the class. None
-    if only a threshold above all probabilities reaches that specificity."""
+    """The lowest threshold with at least the target specificity. Samples with at least this probability count as the
+    class. None if only a threshold above all probabilities reaches that specificity."""
     sensitivity_at_specificity: float | None = None
     """Share of the class's samples at or above `threshold`."""
 

@@ -158,8 +158,8 @@ def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray
                 f"{name}: a pixel in row {bad[0]} is NaN, negative or above 255; expected 0 to 1 or 0 to 255 "
                 "(fedskew normalises images itself)"
             )
-    has_floats = arrays[0].dtype.kind == "f"
-    scale = 255.0 if has_floats and max(float(a.max(initial=0)) for a in arrays) <= 1 else 1.0
+    largest_float = max((float(a.max(initial=0)) for a in arrays if a.dtype.kind == "f"), default=0.0)
+    scale = 255.0 if largest_float <= 1 else 1.0
     return [
         a.astype(np.uint8, copy=False)
         if a.dtype.kind in "biu"

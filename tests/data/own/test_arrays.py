@@ -48,6 +48,14 @@ def test_floats_up_to_one_are_scaled_to_bytes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.test.x, np.rint(colour()[:4] / 2))  # with the training part's scale
 
 
+@pytest.mark.parametrize("as_floats", ["x_train", "x_test"])
+def test_floats_are_scaled_even_if_the_other_part_has_bytes(tmp_path: Path, as_floats: str) -> None:
+    x = {"x_train": colour(), "x_test": colour()[:4]}
+    data = load(npz(tmp_path, y_train=Y, y_test=Y[:4], **(x | {as_floats: x[as_floats] / 255})))
+    np.testing.assert_array_equal(data.train.x, colour())
+    np.testing.assert_array_equal(data.test.x, colour()[:4])
+
+
 def test_axes_that_cannot_be_told_apart_need_a_layout(tmp_path: Path) -> None:
     x = np.zeros((20, 3, 8, 3), np.uint8)
     path = npz(tmp_path, x=x, y=Y)
