@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.availability import working_dtype
+from fedskew.engine.kernels.weights import converted_weights
 
 
 def stacked_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply rows [K, n, in] by weights [K, out, in] and add biases [K, out]."""
     dtype = working_dtype(rows)
     # The weights in the working format are an argument, so that the backward pass need not convert them again.
-    arguments = rows.to(dtype), weight, bias, weight.detach().to(dtype)
+    arguments = rows.to(dtype), weight, bias, converted_weights(weight.detach(), dtype)
     out: Tensor = _StackedLinear.apply(*arguments)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,14 +1,46 @@
-"""Weights of stacked convolutions, rearranged for the kernels in one pass, and their gradients."""
+"""Weights of stacked layers, converted and rearranged for the kernels in one pass, and gradients of convolutions."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fedskew.engine.kernels.geometry import blocks
+from fedskew.engine.kernels.availability import supported
+from fedskew.engine.kernels.geometry import blocks, power_of_two
+from fedskew.engine.kernels.operations import operation
 
-_SIZE = 256
-"""The number of weights that one program rearranges."""
+_BLOCK = 64
+"""The most places, on each of two axes, that one program rearranges."""
+_RUN = 128
+"""The most input channels of one output channel that one program packs."""
+_CONVERTED = 2048
+"""The number of weights that one program converts."""
+
+
+def converted_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return weights [K, …] in this dtype.
+
+    If the clients' weights lie apart in memory, PyTorch converts them one by one. The kernel converts runs of them.
+    """
+    if weight.dtype == dtype or not (supported(weight, weight) and weight.numel() and weight[0].is_contiguous()):
+        return weight.to(dtype)
+    return _converted(weight, dtype)
+
+
+@operation("stacked_converted_weights")
+def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    from fedskew.engine.kernels.weights_programs import convert_program
+
+    result, size = weight.new_empty(weight.shape, dtype=dtype), weight[0].numel()
+    convert_program[(blocks(size, _CONVERTED), len(weight))](
+        weight, result, weight.stride(0), size, SIZE=_CONVERTED, num_warps=8
+    )
+    return result
+
+
+@_converted.register_fake
+def _(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.new_empty(weight.shape, dtype=dtype)
 
 
 def packed_weights(weight: Tensor, wide: int, dtype: torch.dtype, outputs_last: bool = False) -> Tensor:
@@ -25,9 +57,11 @@ def packed_weights(weight: Tensor, wide: int, dtype: torch.dtype, outputs_last: 
     else:
         packed = weight.new_empty(shape, dtype=dtype)
     weight = weight if weight[0].is_contiguous() else weight.contiguous()
-    pack_program[(blocks(out * taps * wide, _SIZE), clients)](
-        weight, packed, weight.stride(0), *packed.stride()[1:], out, C=channels, WIDE=wide, TAPS=taps, SIZE=_SIZE,
-        num_warps=4,
+    tap_slots = 1 << (taps - 1).bit_length()
+    outs, run = (32, 4) if outputs_last else (1, power_of_two(1, max(4, _RUN * 32 // max(tap_slots, 32)), wide))
+    pack_program[(blocks(out, outs) * blocks(wide, run), clients)](
+        weight, packed, weight.stride(0), *packed.stride()[1:], out, C=channels, WIDE=wide, TAPS=taps, OUTS=outs,
+        CHANNELS=run, TAP_SLOTS=tap_slots, num_warps=4,
     )  # fmt: skip
     return packed
 
@@ -37,10 +71,10 @@ def summed_gradient(partial: Tensor, like: Tensor) -> Tensor:
     from fedskew.engine.kernels.weights_programs import gradient_program
 
     clients, out, channels, kh, kw = like.shape
-    splits, size = len(partial), partial.shape[2] * out
+    taps, outs = kh * kw, power_of_two(16, _BLOCK, out)
     grad = like.new_empty(like.shape)
-    gradient_program[(blocks(size, _SIZE), clients)](
-        partial, grad, clients, splits, out, C=channels, WIDE=partial.shape[2] // (kh * kw), TAPS=kh * kw, SIZE=_SIZE,
-        num_warps=4,
+    gradient_program[(blocks(channels * taps, _BLOCK) * blocks(out, outs), clients)](
+        partial, grad, clients, len(partial), out, C=channels, WIDE=partial.shape[2] // taps, TAPS=taps, PLACES=_BLOCK,
+        OUTS=outs, num_warps=4,
     )  # fmt: skip
     return grad

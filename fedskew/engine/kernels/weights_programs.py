@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton programs that rearrange the weights of stacked convolutions [K, O, C, taps], and sum their gradients.
+"""The Triton programs that convert weights, rearrange those of stacked convolutions [K, O, C, taps], and sum gradients.
 
 The convolution reads weights [K, O, taps, wide], in any memory order, and writes partial gradients
 [splits, K, taps, wide, O]. `wide` is C, or more if the images have added channels of zeros.
@@ -10,20 +10,30 @@ import triton.language as tl
 
 
 @triton.jit
+def convert_program(weight, result, row, size, SIZE: tl.constexpr):
+    """Convert SIZE weights of one client. `row` is the stride from one client's weights to the next's in `weight`."""
+    client = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    value = tl.load(weight + client * row + at, mask=at < size)
+    tl.store(result + client * size + at, value.to(result.dtype.element_ty), mask=at < size)
+
+
+@triton.jit
 def pack_program(
     weight, packed, row, to_out, to_tap, to_in, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
-    SIZE: tl.constexpr,
+    OUTS: tl.constexpr, CHANNELS: tl.constexpr, TAP_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Write SIZE weights of one client to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
+    """Write all taps of a block of one client's weights to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
 
-    `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
+    The block has OUTS output channels and CHANNELS input channels, so that both sides are read and written in runs of
+    memory. `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
     """
     client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    out = place // (TAPS * WIDE)
-    tap = place // WIDE % TAPS
-    channel = place % WIDE
-    known = out < outs
+    channel_blocks: tl.constexpr = (WIDE + CHANNELS - 1) // CHANNELS
+    out = tl.program_id(0) // channel_blocks * OUTS + tl.arange(0, OUTS)[:, None, None]
+    channel = tl.program_id(0) % channel_blocks * CHANNELS + tl.arange(0, CHANNELS)[None, :, None]
+    tap = tl.arange(0, TAP_SLOTS)[None, None, :]
+    known = (out < outs) & (channel < WIDE) & (tap < TAPS)
     value = tl.load(weight + client * row + (out * C + channel) * TAPS + tap, mask=known & (channel < C), other=0.0)
     at = packed + client * outs * TAPS * WIDE + out * to_out + tap * to_tap + channel * to_in
     tl.store(at, value.to(packed.dtype.element_ty), mask=known)
@@ -31,18 +41,22 @@ def pack_program(
 
 @triton.jit
 def gradient_program(
-    partial, grad, clients, splits, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr
-):
-    """Sum SIZE gradients of one client over the splits, in order, and write them to `grad`, [K, O, C, taps]."""
+    partial, grad, clients, splits, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
+    PLACES: tl.constexpr, OUTS: tl.constexpr,
+):  # fmt: skip
+    """Sum a block of one client's gradients over the splits, in order, and write it to `grad`, [K, O, C, taps].
+
+    The block has PLACES of the inner axes [C, taps] and OUTS output channels, so that both sides are read and written
+    in runs of memory.
+    """
     client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    out = place % outs
-    channel = place // outs % WIDE
-    tap = place // outs // WIDE
-    known = (tap < TAPS) & (channel < C)
+    place_blocks: tl.constexpr = (C * TAPS + PLACES - 1) // PLACES
+    place = tl.program_id(0) % place_blocks * PLACES + tl.arange(0, PLACES)[:, None]
+    out = tl.program_id(0) // place_blocks * OUTS + tl.arange(0, OUTS)[None, :]
+    known = (place < C * TAPS) & (out < outs)
     size = TAPS * WIDE * outs
-    total = tl.zeros((SIZE,), dtype=tl.float32)
+    source = partial + (place % TAPS * WIDE + place // TAPS) * outs + out
+    total = tl.zeros((PLACES, OUTS), dtype=tl.float32)
     for split in range(splits):
-        total += tl.load(partial + (split * clients + client) * size + place, mask=known, other=0.0)
-    at = grad + client * outs * C * TAPS + (out * C + channel) * TAPS + tap
-    tl.store(at, total.to(grad.dtype.element_ty), mask=known)
+        total += tl.load(source + (split * clients + client) * size, mask=known, other=0.0)
+    tl.store(grad + (client * outs + out) * (C * TAPS) + place, total.to(grad.dtype.element_ty), mask=known)

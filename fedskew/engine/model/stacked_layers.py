@@ -182,8 +182,8 @@ def _convolution(forward: StackedForward, name: str, layer: nn.Conv2d, x: Tensor
         x, padding = _split(wide, 0, x.shape[:2]), (0, 0)
     if not isinstance(padding, str) and layer.dilation == (1, 1) and kernels.supported(x, weight):
         stride, padding = (layer.stride[0], layer.stride[1]), (padding[0], padding[1])
-        if layer.groups == 1 and layer.kernel_size == (1, 1) and padding == (0, 0):
-            return _pointwise(x[..., :: stride[0], :: stride[1]], weight, bias)
+        if layer.groups == 1 and layer.kernel_size == (1, 1) and (stride, padding) == ((1, 1), (0, 0)):
+            return _pointwise(x, weight, bias)
         if layer.groups == 1:
             return kernels.stacked_conv2d(x, weight, bias, stride, padding)
         if layer.groups == layer.in_channels == layer.out_channels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_cases import DEVICE, assert_close, made
+from kernel_cases import DEVICE, INTERPRETED, assert_close, made, needs_triton
 
 from fedskew.engine.kernels import stacked_linear
 
@@ -33,3 +33,14 @@ def test_under_autocast_weights_get_gradients_in_their_own_format() -> None:
     assert y.dtype == torch.bfloat16
     assert all(g.dtype == torch.float32 for g in grads)
     assert torch.equal(grads[2], torch.full_like(bias, 257.0))  # bfloat16 would round it to 256
+
+
+@needs_triton
+def test_weights_that_lie_apart_are_converted_to_pytorchs_bits() -> None:
+    from fedskew.engine.kernels.weights import _converted, converted_weights
+
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16  # Triton's interpreter does not round to bfloat16
+    arena = made(3, 3000, seed=4)
+    weight = arena[:, 5 : 5 + 2211].view(3, 67, 33)
+    assert torch.equal(converted_weights(weight, dtype), weight.to(dtype))
+    torch.library.opcheck(_converted.overload, (weight, dtype))
