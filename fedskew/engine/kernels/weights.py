@@ -9,7 +9,7 @@ from fedskew.engine.kernels.availability import supported
 from fedskew.engine.kernels.geometry import blocks, power_of_two
 from fedskew.engine.kernels.operations import operation
 
-_BLOCK = 64
+_BLOCK = 32
 """The most places, on each of two axes, that one program rearranges."""
 _RUN = 128
 """The most input channels of one output channel that one program packs."""
