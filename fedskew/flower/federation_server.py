@@ -16,13 +16,15 @@ from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.received_updates import VERSION
 from fedskew.flower.remote_evaluation import SiteEvaluation, TestedModel
 from fedskew.flower.remote_federation import RemoteFederation
+from fedskew.flower.remote_surveys import ask_survey
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings, require_testable
 from fedskew.flower.sites import Sites, require_any_reply, usable_replies
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled
-from fedskew.methods import Method, Stage, Survey, Tensors
+from fedskew.methods import Method, Part, Stage, Survey, Tensors
 from fedskew.methods.personal import shared_tensors
+from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.metrics.scores import Scores
@@ -103,13 +105,15 @@ class FederationServer(Server):
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """Return what the sites report about their labels. They are asked once per stage."""
+        """Return what the sites report at the end of a stage. They are asked once per stage."""
         if stage.name not in self._surveys:
             self._surveys[stage.name] = self._ask_sites(stage, state)
         return self._surveys[stage.name]
 
     def _ask_sites(self, stage: Stage, state: RunState) -> Survey:
         self._sites.wait_for(self._settings.required_sites)
+        if isinstance(stage.survey, Part):
+            return ask_survey(self._sites, self.plan(survey_stage(stage), state), self._settings.round_timeout)
         with_predictions = stage.survey == "predictions"
         payload = to_bytes(model_tensors("sent", state.models[stage.model].model)) if with_predictions else b""
         facts = {client: {"predictions": with_predictions} for client in self._sites.online}

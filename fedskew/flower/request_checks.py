@@ -164,6 +164,15 @@ def require_covered(
         refuse_unbounded(release.privacy, method, config.average, buffers)
 
 
+def require_covered_survey(stage: str, policy: Policy) -> None:
+    """Refuse the survey of a stage for a site that demands noise, because the answers have none."""
+    if policy.demands_noise:
+        raise UserError(
+            f"the server requests the survey of stage {one_line(stage)!r}, whose answers have no noise; this site "
+            f"demands noise (policy.{'noise' if policy.epsilon is None else 'epsilon'})"
+        )
+
+
 def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
     """Refuse to report the accuracy before and after local training unless the site's policy allows it."""
     require_agreed_tests({"detail": "total", "labels": None}, method, site)

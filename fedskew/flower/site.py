@@ -8,7 +8,8 @@ evaluate   the model's results on the site's test part: by class or in total, as
            also score histograms by class, if it allows results by class
 column_sums  before the first round: counts, means and squared deviations of a table's columns, and its frequent
            categories, if the app declares them and the site's policy allows them
-survey     label counts and mean predictions per class, for methods that declare label counts
+survey     label counts and mean predictions per class, for methods that declare label counts; or the answers to the
+           survey of the method's current stage
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ from fedskew.flower.request_checks import (
     require_agreed_tests,
     require_approved,
     require_covered,
+    require_covered_survey,
     require_declared,
     require_known_code,
     require_own_name,
@@ -69,6 +71,7 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
 from fedskew.methods.personal import personal_names, shared_tensors
+from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Confusion, correct
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
@@ -80,7 +83,7 @@ _ALLOWED_FACTS = {
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests", "local_tests", "central_noise"},
     "evaluate": {"labels", "detail", "frozen", "model", "round", "notes", "scores", "run", "kept"},
-    "survey": {"predictions"},
+    "survey": {"predictions", "client", "stage", "notes", "local", "key"},
     "column_sums": set(),
 }
 """The facts that each request may have. Others are refused, because they may be privacy settings of a later version."""
@@ -304,6 +307,8 @@ class Site:
             return {"refused": str(error)}
 
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        if "stage" in facts:
+            return self._answer_survey(run, facts, payload)
         require_declared("survey", run.method)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
 
@@ -318,6 +323,21 @@ class Site:
             return {}, to_bytes(report)
 
         return self._answer_once(run, "label counts", {"predictions": facts["predictions"]}, tensors, count)
+
+    def _answer_survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        """Answer the survey that the site's own copy of the method has in this stage, without any training."""
+        stage = survey_stage(run.stage(facts))
+        require_covered_survey(stage.name, self.config.policy)
+        tensors = run.on_device(from_bytes(payload))
+
+        def ask() -> Answer:
+            no_training = {**facts["local"], "epochs": 0}
+            work = run.work({**facts, "local": no_training, "companions": []}, stage, tensors, {})
+            answers = train_clients(run.runtime(stage.concatenates, tensors).engine, work).uplink
+            _refuse_undeclared(work, answers)
+            return {}, to_bytes({name: t[0].cpu() for name, t in answers.items()})
+
+        return self._answer_once(run, f"the survey of stage {stage.name!r}", {"stage": facts["stage"]}, tensors, ask)
 
 
 class SiteRun:
@@ -400,20 +420,20 @@ class SiteRun:
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
         """Make the site's part of a round, in the form that an engine expects."""
         key = RoundKey(**facts["key"])
-        held = self.held(stage.labels)
+        held, method = self.held(stage.labels), self.method.for_stage(stage)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
         work = RoundWork(
             objective=stage.objective,
-            solver=self.method.solver,
-            server=self.method.server,
+            solver=method.solver,
+            server=method.server,
             sent=self.received_model(tensors),
             downlink=unpack("downlink", tensors),
             companions={name: read_model(f"companion:{name}", tensors) for name in facts["companions"]},
             assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
             local=LocalTraining(**facts["local"]),
             key=key,
-            weighting=self.method.weighting,
-            personal=self.method.personal,
+            weighting=method.weighting,
+            personal=method.personal,
             stays=self._stays,
         )
         fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())

@@ -1,0 +1,141 @@
+"""Surveys of any kind, and a server rule of a stage's own: sites answer as simulated clients do, and only what is asked
+by their own copy of the method."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from in_process import Case, case, small_data
+from test_sites_equal_simulation import assert_same_model, settings
+
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.engine import LocalTraining, ModelState, RoundKey
+from fedskew.errors import UserError
+from fedskew.experiment.preparation import prepare
+from fedskew.experiment.run import run_prepared
+from fedskew.flower.contract import Contract
+from fedskew.flower.model_message import model_tensors
+from fedskew.flower.policy import Policy
+from fedskew.flower.server_app import run_federation
+from fedskew.flower.tensors import from_bytes, to_bytes
+
+METHOD = """
+from dataclasses import dataclass
+
+import torch
+
+from fedskew.methods import Part, Schedule, ServerRule, Stage
+from fedskew.methods.fedavg import CrossEntropy
+from fedskew.randomness import fold, normal
+
+
+@dataclass(frozen=True)
+class FeatureNorm(Part):
+    sends = "mean norm of its features, once"
+
+    def opening(self, seen, client):
+        return {"norms": torch.where(seen.y >= 0, seen.out.required_features.norm(dim=-1), 0.0).sum()}
+
+    def uplink(self, trained, client):
+        return {"norm": client.opening["norms"] / client.label_counts.sum()}
+
+
+@dataclass(frozen=True)
+class NoisyMean(ServerRule):
+    def aggregate(self, sent, updates, state):
+        bias = sent["head.bias"]
+        noise = normal(fold(torch.tensor(updates.key), torch.arange(len(bias)))).to(bias)
+        return {**updates.mean(), "head.bias": bias + 0.01 * noise}, state
+
+
+@dataclass(frozen=True)
+class LoudLast(Schedule):
+    sends = "mean norm of its features, once"
+
+    def stages(self, rounds, local_epochs, notes):
+        first = Stage("all", rounds - 1, CrossEntropy(), survey=FeatureNorm())
+        last = Stage("loud", 1, CrossEntropy(), clients=tuple(notes.get("loud", ())), server=NoisyMean())
+        return [first, last] if notes else [first]
+
+    def conclude(self, stage, survey):
+        loudest = survey.answers["norm"].argsort(descending=True)[:2]
+        return {"loud": sorted(survey.clients[row] for row in loudest.tolist()), "key": survey.key}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.3, clients=3), seed=0)
+
+
+@pytest.fixture
+def surveying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the method in a module that sites allow."""
+    (tmp_path / "surveying.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "surveying:LoudLast"
+
+
+def test_sites_answer_a_survey_as_simulated_clients_do(
+    surveying: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = settings(surveying)
+    here = case(tmp_path, split, data, config, site={"packages": ("surveying",)})
+    apart, together = run_federation(here.grid, here.context), run_prepared(prepare(config, split))
+    assert_same_model(apart, together)
+    assert apart.notes == together.notes
+    assert [row.stage for row in apart.history[1:]] == ["all", "loud"]
+    answers = [from_bytes(m.payload) for m in here.grid.sent if m.kind == "survey"]
+    assert [set(found) for found in answers] == [{"norm"}] * 3
+    assert all(found["norm"].dim() == 0 for found in answers), "one number, and nothing else"
+
+
+def test_sites_send_the_statistics_of_a_calibration(data: Path, split: Federation, tmp_path: Path) -> None:
+    config = settings("fedprox+ccvr", clients_per_round=2)
+    here = case(tmp_path, split, data, config)
+    assert_same_model(run_federation(here.grid, here.context), run_prepared(prepare(config, split)))
+    uplinks = [n for m in here.grid.sent if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")]
+    assert sorted(uplinks) == sorted([f"uplink/{name}" for name in ("counts", "covariances", "means")] * 3)
+
+
+def ask(here: Case, split: Federation, **changed: Any) -> tuple[Any, bytes]:
+    """Ask the first site the survey of a stage, as a server could."""
+    _, site = next(iter(here.grid._sites.values()))
+    prepared = prepare(here.config, split)
+    model = prepared.model
+    terms = {"contract": Contract.from_dataset(split.dataset).to_json(), "config": here.config.to_mapping()}
+    question = {"stage": 0, "notes": {}, "client": 0, "key": asdict(RoundKey(0, 0, 1))}
+    local = asdict(LocalTraining(epochs=3, batch_size=20, lr=1.0))
+    sent = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+    payload = to_bytes({name: t.detach() for name, t in model_tensors("sent", sent).items()})
+    return site.answer({"kind": "survey", "terms": terms, **question, "local": local, **changed}, payload)
+
+
+def test_a_site_answers_only_surveys_of_its_method(
+    surveying: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(surveying), site={"packages": ("surveying",)})
+    _, payload = ask(here, split)
+    assert set(from_bytes(payload)) == {"norm"}
+    with pytest.raises(UserError, match="stage 'loud' has no survey that is a part"):
+        ask(here, split, stage=1, notes={"loud": [0]})
+    plain = case(tmp_path / "plain", split, data, settings("fedavg"))
+    with pytest.raises(UserError, match="stage 'train' has no survey that is a part"):
+        ask(plain, split)
+
+
+def test_a_site_that_demands_noise_answers_no_survey(
+    surveying: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    site = {"packages": ("surveying",), "policy": Policy(noise=1.0)}
+    here = case(tmp_path, split, data, settings(surveying), site=site)
+    with pytest.raises(UserError, match=r"the survey of stage 'all', whose answers have no noise; this site demands"):
+        ask(here, split)
