@@ -134,7 +134,7 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
     from fedskew.report.partition_map import CountsMap
 
     console = stdout()
-    for line in diagnosis.words():
+    for line in diagnosis.sentences():
         console.print(line, markup=False)
     counts = diagnosis.counts
     console.print(CountsMap(counts.counts, counts.clients, counts.classes))

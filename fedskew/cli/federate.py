@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FEDERATION = "Federation"
 
 _SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train", "lora_rank")
-"""Flags that have no meaning in a federation across machines."""
+"""Flags that do not apply to a federation across machines."""
 _APP_FLAGS = [
     name
     for name, flag in FLAGS.items()
@@ -251,7 +251,7 @@ def _run(
 ) -> None:
     """Train a federation: start its run on the SuperLink, and resume it if it fails.
 
-    Run it on the server. It ends with status 0 only if the run was completed.
+    Use this command on the server. It ends with status 0 only if the run was completed.
     """
     from fedskew.cli.terminal import notice
     from fedskew.flower.planning import read_app

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedskew.lab.sweep.job import Job
     from fedskew.lab.sweep.records import Outcome
     from fedskew.lab.sweep.search import Search
-    from fedskew.lab.sweep.table import Line
+    from fedskew.lab.sweep.table import Row
     from fedskew.results.ranking import RankingMetric
 
 RECORDS = "runs.jsonl"
@@ -111,7 +111,7 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.table import write_csv, write_parquet
 
-    lines = [_line(point, campaign) for point in points]
+    lines = [_row(point, campaign) for point in points]
     write_csv(lines, folder / "table.csv")
     has_parquet = write_parquet(lines, folder / "table.parquet")
     if as_json:
@@ -123,16 +123,16 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
     console.print(f"{tables} written to {folder}", markup=False, soft_wrap=True)
 
 
-def _line(point: Point, campaign: Campaign) -> Line:
-    from fedskew.lab.sweep.table import line
+def _row(point: Point, campaign: Campaign) -> Row:
+    from fedskew.lab.sweep.table import make_row
 
     record = campaign.known.get(point.job)
     rounds = point.config.rounds
     status = "failed" if point.job.label in campaign.failures else "unfinished"
-    return line(point.grid_values, rounds, record, "finished" if record and record.rounds >= rounds else status)
+    return make_row(point.grid_values, rounds, record, "finished" if record and record.rounds >= rounds else status)
 
 
-def _table(lines: Sequence[Line], metric: RankingMetric) -> object:
+def _table(lines: Sequence[Row], metric: RankingMetric) -> object:
     """Show means over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 

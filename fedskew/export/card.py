@@ -47,7 +47,7 @@ def _title(run: Result, site: str | None) -> str:
 def _site_lead(run: Result, site: str) -> str:
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained by "
-        f"federated learning on {_data(run)}: {run.rounds} rounds. It is the model of {escape(site)}, whose personal "
+        f"federated learning on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}, whose personal "
         "tensors never left it. It fits the data of that site, and may be worse elsewhere."
     )
 
@@ -72,10 +72,14 @@ def _lead(run: Result) -> str:
     size = f"{parameter_count(run.model):,} parameters{in_encoders}"
     lead = (
         f"A classifier for {len(run.classes)} classes ({size}), trained by federated learning on {_data(run)}: "
-        f"{run.rounds} rounds, accuracy {percent(evaluation.accuracy)}, "
+        f"{_rounds(run)}, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
     return lead + (f" **It does not recognise {', '.join(map(escape, lost))}.**" if lost else "")
+
+
+def _rounds(run: Result) -> str:
+    return f"{run.rounds} round{'s' * (run.rounds != 1)}"
 
 
 def _data(run: Result) -> str:
@@ -144,7 +148,7 @@ def _coverage(run: Result) -> str:
     held_by_one = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
     held_by_none = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
     sentences = [
-        f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples, {sizes.sum():,} in total, "
+        f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples each ({sizes.sum():,} in total), "
         f"from {present.min()} to {present.max()} of the {len(run.classes)} classes. "
         f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
@@ -195,7 +199,7 @@ def _checks(onnx_difference: float | None, site: str | None) -> str:
     if onnx_difference is not None:
         lines.append(
             f"- `model.onnx` was compared with PyTorch on random batches of 1, 2 and 7. Its logits differ by at most "
-            f"{onnx_difference:.1e}, relative to the largest logit."
+            f"{onnx_difference:.1e}, relative to the largest logit, or to 1 if that is larger."
         )
     return "\n".join(lines)
 

@@ -115,7 +115,10 @@ def describe_inputs(run: Result, with_words: bool) -> str:
         scaling = standardised if inputs.get("scaling") else as_given
         described = f"Rows of {inputs['shape'][0]} numbers, {_array(run)}{columns}. {scaling}"
         if inputs.get("encoding"):
-            encoded = "`rows()` makes these numbers from the table's columns: one number per category, and gaps filled."
+            encoded = (
+                "`rows()` makes these numbers from the table's columns. A column of numbers gives one, and a column of "
+                "categories gives one per category. Gaps in numbers become the mean."
+            )
             described = f"{encoded}\n\n{_column_table(run)}\n\n{described}"
     else:
         known = "`words.txt` lists the words, starting at index 2." if with_words else "The vocabulary is not included."

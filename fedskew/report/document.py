@@ -73,7 +73,7 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     summary = overview(found) if has_several else None
     if summary is not None and not detailed:
         note = f"{len(found)} settings are too many to show in detail; for details, report on the runs of one setting."
-        summary = replace(summary, words=[*summary.words, note])
+        summary = replace(summary, paragraphs=[*summary.paragraphs, note])
     if has_several:
         title = f"{sum(len(comparison.runs) for comparison in found)} runs in {len(found)} settings"
     else:

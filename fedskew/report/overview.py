@@ -24,7 +24,7 @@ def overview(comparisons: Sequence[Comparison]) -> Section:
     runs = [run for method in methods for run in method.runs]
     finished = sum(run.finished for run in runs)
     differing = ", ".join(keys) or "nothing"
-    words = [
+    paragraphs = [
         f"{len(runs)} runs, {finished} finished, in {len(comparisons)} settings that differ in {differing}.",
         *_winners(comparisons),
         "± is the sample standard deviation over the seeds.",
@@ -36,7 +36,7 @@ def overview(comparisons: Sequence[Comparison]) -> Section:
     if len(comparisons) > 1 and all(len(comparison.methods) > 1 for comparison in comparisons):
         figures.append(Figure("winners", "Accuracy by setting and method", [_grid(comparisons)], wide=True))
     table = Table("overview", "All settings and methods", columns, rows)
-    return Section("overview", "Overview", words, figures, [table])
+    return Section("overview", "Overview", paragraphs, figures, [table])
 
 
 def _winners(comparisons: Sequence[Comparison]) -> list[str]:

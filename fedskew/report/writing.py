@@ -91,7 +91,7 @@ def _answer(content: Document) -> Iterator[str]:
             yield f"{chapter.title}:"
         yield from chapter.verdict
     if content.summary is not None and not content.chapters:
-        yield from content.summary.words
+        yield from content.summary.paragraphs
     for section in content.sections:
         if section.key.endswith("circumstances"):
             yield from section.missing

@@ -111,7 +111,7 @@ def test_several_settings_are_kept_apart() -> None:
     assert len(keys) == len(set(keys))
     assert [chapter.title for chapter in report.chapters] == ["lr=0.1", "lr=0.2"]
     assert report.summary is not None
-    assert "8 runs, 8 finished, in 2 settings that differ in lr." in report.summary.words[0]
+    assert "8 runs, 8 finished, in 2 settings that differ in lr." in report.summary.paragraphs[0]
 
 
 def test_a_sweep_has_an_overview_and_no_chapters() -> None:

@@ -18,7 +18,7 @@ from fedskew.choose.trials import RaceWatcher
 from fedskew.errors import UserError
 from fedskew.live.state import LiveState
 from fedskew.report.document import document
-from fedskew.report.figures import heats
+from fedskew.report.figures import heat_maps
 from fedskew.report.figures.catalogue import FIGURES
 from fedskew.report.page.render import charts, page
 from fedskew.results import compare_runs, comparisons, load_run, load_runs_and_races
@@ -178,7 +178,7 @@ def test_the_live_page_follows_a_race_beside_a_run(runs: dict[str, Path], tmp_pa
 
 
 def test_figures_of_papers_are_drawn_or_refused_in_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
-    needs_model = (heats.embeddings, heats.model_internals)
+    needs_model = (heat_maps.embeddings, heat_maps.model_internals)
     for moment in cut(runs["pkd-0"], tmp_path / "run"):
         found = comparisons(load_runs_and_races([tmp_path / "run"]).runs)
         for entry in FIGURES.values():

@@ -26,7 +26,7 @@ SCALE = "scale"
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `loop` is an ordinary PyTorch loop. `limit` is one step on one large batch.
 `bare steps` are an engine's local steps, timed with its whole rounds."""
-NOT_OURS = (LOOP, TUNED_LOOP, LIMIT)
+REFERENCES = (LOOP, TUNED_LOOP, LIMIT)
 """Contenders that do not use fedskew's engines."""
 
 

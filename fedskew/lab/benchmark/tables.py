@@ -9,7 +9,7 @@ from rich.table import Table as RichTable
 
 from fedskew.lab.benchmark.results import BARE, Level, Measurement, Results
 from fedskew.lab.benchmark.scale import PHASES, ScaleCase
-from fedskew.lab.benchmark.targets import growth, rounds_rows, steps_rows, targets
+from fedskew.lab.benchmark.targets import rounds_rows, sorted_by_size, steps_rows, targets
 
 Row = tuple[str, ...]
 
@@ -139,7 +139,7 @@ def _rounds(results: Results) -> Table:
 
 
 def _growth(results: Results, level: Level, title: str) -> Table:
-    measured = growth(results.measurements, level)
+    measured = sorted_by_size(results.measurements, level)
     rows = [
         (
             _name(m), f"{m.federation:,}", f"{m.clients:,}", f"{1000 * m.time:.1f}", f"{100 * m.spread:.0f} %",

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fedskew.lab.benchmark.results import BARE, LIMIT, LOOP, NOT_OURS, TUNED_LOOP, Level, Measurement, Results, fastest
+from fedskew.lab.benchmark.results import (
+    BARE,
+    LIMIT,
+    LOOP,
+    REFERENCES,
+    TUNED_LOOP,
+    Level,
+    Measurement,
+    Results,
+    fastest,
+)
 from fedskew.lab.benchmark.scale import MAX_HOST_MEMORY
 from fedskew.lab.benchmark.whole_runs import (
     FIRST,
@@ -69,13 +79,13 @@ def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]
     `auto` chooses represents fedskew. If `auto` was not measured, the fastest engine does.
     """
     loops = (LOOP, TUNED_LOOP) if kind == "cuda" else (LOOP,)
-    steps = _at("steps", measurements)
+    steps = _at_level("steps", measurements)
     rows = []
     for model, clients, batch_size, method in dict.fromkeys(
         (m.model, m.clients, m.batch_size, m.method) for m in steps
     ):
         case = [m for m in steps if (m.model, m.clients, m.method) == (model, clients, method)]
-        ours = [m for m in case if m.contender not in NOT_OURS]
+        ours = [m for m in case if m.contender not in REFERENCES]
         ours = [m for m in ours if m.asked == "auto"] or ours
         references = [m for m in case if m.contender in loops]
         loop = fastest(references)
@@ -96,8 +106,8 @@ def _same_format_ratios(ours: Sequence[Measurement], loops: Sequence[Measurement
 
 def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:
     """Make one row per measurement of fedskew's whole rounds."""
-    rounds = _at("rounds", measurements)
-    return [_rounds_row(m, rounds) for m in rounds if m.contender not in (*NOT_OURS, BARE)]
+    rounds = _at_level("rounds", measurements)
+    return [_rounds_row(m, rounds) for m in rounds if m.contender not in (*REFERENCES, BARE)]
 
 
 def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
@@ -105,7 +115,7 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
         m for m in rounds if (m.model, m.clients, m.precision) == (ours.model, ours.clients, ours.precision)
     ]  # fmt: skip
     fedavg = [m for m in same if m.method == "fedavg"]
-    same_engine = [m for m in fedavg if m.contender not in (*NOT_OURS, BARE) and _engine(m) == _engine(ours)]
+    same_engine = [m for m in fedavg if m.contender not in (*REFERENCES, BARE) and _engine(m) == _engine(ours)]
     engine = [m for m in same_engine if m.sizes == ours.sizes and m is not ours]
     bare = [m for m in fedavg if m.contender == BARE] if ours.method == "fedavg" else []
     loop = [m for m in fedavg if m.contender == LOOP] if ours.method == "fedavg" else []
@@ -117,9 +127,9 @@ def _engine(m: Measurement) -> str:
     return m.asked or m.contender
 
 
-def growth(measurements: Sequence[Measurement], level: Level) -> list[Measurement]:
+def sorted_by_size(measurements: Sequence[Measurement], level: Level) -> list[Measurement]:
     """The measurements by federation size or participants, smallest first."""
-    return sorted(_at(level, measurements), key=lambda m: (m.federation, m.clients))
+    return sorted(_at_level(level, measurements), key=lambda m: (m.federation, m.clients))
 
 
 def largest_change(times: Iterable[float]) -> float | None:
@@ -136,7 +146,7 @@ def last_cost_ratio(measured: Sequence[Measurement]) -> float | None:
     return (last.time / last.clients) / (before.time / before.clients)
 
 
-def _at(level: Level, measurements: Sequence[Measurement]) -> list[Measurement]:
+def _at_level(level: Level, measurements: Sequence[Measurement]) -> list[Measurement]:
     return [m for m in measurements if m.level == level]
 
 
@@ -237,7 +247,7 @@ def _rounds(results: Results) -> Iterator[Target]:
 
 
 def _growth(results: Results) -> Iterator[Target]:
-    federation = growth(results.measurements, "federation")
+    federation = sorted_by_size(results.measurements, "federation")
     change = largest_change(m.time for m in federation)
     if change is not None:
         sizes = f"{federation[0].federation:,} to {federation[-1].federation:,} clients"
@@ -245,7 +255,7 @@ def _growth(results: Results) -> Iterator[Target]:
         memory = largest_change(m.memory for m in federation if m.memory)
         if memory is not None and results.kind == "cuda":  # too coarse on a CPU
             yield Target(f"{sizes}: change in memory", memory, FEDERATION_GROWTH, False)
-    participants = growth(results.measurements, "participants")
+    participants = sorted_by_size(results.measurements, "participants")
     cost = last_cost_ratio(participants)
     if cost is not None:
         numbers = f"{participants[-2].clients} to {participants[-1].clients} participants"

@@ -34,7 +34,7 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats(device)
             self._before = torch.cuda.memory_allocated(device)
         else:
-            _return_unused()
+            _return_freed_memory()
             with contextlib.suppress(OSError):
                 (_SELF / "clear_refs").write_text(_RESET_PEAK)
             self._before = (_read_proc(_SELF / "status", "VmRSS") or 0) + _worker_memory()
@@ -61,7 +61,7 @@ def _read_proc(file: Path, key: str) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":")), None)
 
 
-def _return_unused() -> None:
+def _return_freed_memory() -> None:
     """Return freed memory to the system. Otherwise its reuse would not be measured."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -86,7 +86,7 @@ def _is_known(method: str) -> bool:
         return False
 
 
-def recommended(ranked: Sequence[Candidate]) -> str:
+def recommend(ranked: Sequence[Candidate]) -> str:
     """Return the best candidate that was rerun in enough settings and gains enough, or else FedAvg."""
     good = [c for c in ranked if c.settings >= fewest_settings(ranked) and c.gain > MARGIN]
     return good[0].method if good else "fedavg"

@@ -21,7 +21,7 @@ from fedskew.lab.diagnosis.advice import (
     candidates,
     fewest_settings,
     printed_gains,
-    recommended,
+    recommend,
 )
 from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
 from fedskew.lab.diagnosis.reruns import config_setting
@@ -84,7 +84,7 @@ class Diagnosis:
     @property
     def method(self) -> str:
         """The method to start with."""
-        return recommended(self.candidates)
+        return recommend(self.candidates)
 
     @property
     def beta(self) -> str:
@@ -97,7 +97,7 @@ class Diagnosis:
             return f"above {BETAS[1] / 10:g}: practically no skew"
         return f"{beta:.3g}"
 
-    def words(self) -> Iterator[str]:
+    def sentences(self) -> Iterator[str]:
         """Yield the diagnosis in sentences."""
         skew, n = self.skew, len(self.counts.clients)
         yield from self.counts.notes
@@ -272,7 +272,7 @@ class Diagnosis:
             self.measures(), self.clients(), self.settings(), self.methods(), self.evidence(), self.printed_table()
         )  # fmt: skip
         return {
-            "words": list(self.words()),
+            "words": list(self.sentences()),
             "beta": self.skew.beta,
             "method": self.method,
             **{t.key: [dict(zip(t.columns, row, strict=True)) for row in t.rows] for t in tables},
@@ -320,4 +320,4 @@ def diagnosis_document(diagnosis: Diagnosis, title: str, config: str) -> Documen
                 tables=[diagnosis.methods(), diagnosis.evidence(), diagnosis.printed_table()]),
         Section("start", "A configuration to start from", [START], listing=config),
     ]  # fmt: skip
-    return Document(title, [Chapter(title, list(diagnosis.words()), [], sections)], None, [])
+    return Document(title, [Chapter(title, list(diagnosis.sentences()), [], sections)], None, [])

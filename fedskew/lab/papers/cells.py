@@ -11,7 +11,7 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, with_values
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import Number, Protocol, conditions, numbers, protocol
+from fedskew.lab.papers.protocol import PrintedNumber, Protocol, conditions, numbers, protocol
 from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
@@ -31,7 +31,7 @@ class Cell:
     method: str
     """The method's name in the paper."""
     metric: str
-    printed: Number | None = None
+    printed: PrintedNumber | None = None
 
     @property
     def column(self) -> tuple[str, str, str, str]:

@@ -42,7 +42,7 @@ class Measure:
 
     read: Callable[[MetricInputs], float | None]
     percent: bool = True
-    more_is_better: bool = True
+    higher_is_better: bool = True
     needs_baseline: bool = False
     """Whether the metric needs FedAvg's run."""
 
@@ -107,7 +107,7 @@ def _compute_per_round(start: str) -> Measure:
         stages = _stages(inputs, start)
         return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
 
-    return Measure(read, percent=False, more_is_better=False)
+    return Measure(read, percent=False, higher_is_better=False)
 
 
 def _activation(inputs: MetricInputs) -> float | None:
@@ -172,19 +172,19 @@ MEASURES: dict[str, Measure] = {
     "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _FEDGR_LAST).accuracy),
     "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _FEDGR_LAST).accuracy),
     "speed-up": Measure(_speed_up, percent=False, needs_baseline=True),
-    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, more_is_better=False, needs_baseline=True),
+    "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, higher_is_better=False, needs_baseline=True),
     "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, needs_baseline=True),
     "best class": _classes(max),
     "mean class": _classes(_mean),
     "worst class": _classes(min),
-    "class gap": Measure(lambda r: max(r.record.class_accuracy) - min(r.record.class_accuracy), more_is_better=False),
-    "drift diversity": _local(lambda _, local: local["drift_diversity"], percent=False, more_is_better=False),
+    "class gap": Measure(lambda r: max(r.record.class_accuracy) - min(r.record.class_accuracy), higher_is_better=False),
+    "drift diversity": _local(lambda _, local: local["drift_diversity"], percent=False, higher_is_better=False),
     "warm-up compute": _compute_per_round("warm-up"),
     "experts' compute": _compute_per_round("expert"),
     "distillation compute": _compute_per_round("distil"),
     "expert activation": Measure(_activation),
-    "compute before distillation": Measure(_compute_before_distillation, percent=False, more_is_better=False),
-    "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, more_is_better=False),
+    "compute before distillation": Measure(_compute_before_distillation, percent=False, higher_is_better=False),
+    "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, higher_is_better=False),
     "before update": _local(lambda _, local: _mean(local["before"])),
     "after update": _local(_mean_after),
     "after update, mean class": _local(lambda r, local: _mean(_after(r, local))),

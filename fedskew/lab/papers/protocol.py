@@ -17,7 +17,7 @@ PUBLISHED = files("fedskew.lab.papers") / "published"
 
 
 @dataclass(frozen=True)
-class Number:
+class PrintedNumber:
     """A number as printed in the paper. `mean` is None if the paper prints no legible number."""
 
     table: str
@@ -38,7 +38,7 @@ class Number:
 
 
 @cache
-def numbers(paper: str) -> tuple[Number, ...]:
+def numbers(paper: str) -> tuple[PrintedNumber, ...]:
     """Read all printed numbers of a paper, in the order of its tables. The protocol `fedskew` has none."""
     path = PUBLISHED / f"{paper}.csv"
     if not path.is_file():
@@ -46,9 +46,9 @@ def numbers(paper: str) -> tuple[Number, ...]:
     return tuple(_number(row) for row in csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
 
-def _number(row: dict[str, Any]) -> Number:
+def _number(row: dict[str, Any]) -> PrintedNumber:
     mean, std = row.pop("mean"), row.pop("std")
-    return Number(**row, mean=float(mean) if mean else None, std=float(std) if std else None)
+    return PrintedNumber(**row, mean=float(mean) if mean else None, std=float(std) if std else None)
 
 
 PROTOCOLS = files("fedskew.lab.papers") / "protocols"

@@ -150,7 +150,7 @@ def compare_order(column: Sequence[CellRerun]) -> Order | None:
     if len(known) < 2:
         return None
     agreeing = sum((a[1] - b[1]) * (a[2] - b[2]) > 0 or a[1] == b[1] for a, b in combinations(known, 2))
-    sign = 1 if measure(column[0].cell.metric).more_is_better else -1
+    sign = 1 if measure(column[0].cell.metric).higher_is_better else -1
     best = [max(known, key=lambda entry, i=i: sign * entry[i])[0] for i in (1, 2)]  # type: ignore[misc]
     return Order(agreeing, len(known) * (len(known) - 1) // 2, *best)
 

@@ -15,7 +15,7 @@ from fedskew.experiment.config.values import read_yaml
 from fedskew.lab.papers.map import federation_results, guide, known_seeds
 from fedskew.lab.papers.protocol import protocol
 from fedskew.lab.papers.selection import all_tables, read_plan
-from fedskew.lab.papers.table_section import device, line, table_section
+from fedskew.lab.papers.table_section import device, markdown_row, table_section
 from fedskew.lab.sweep.campaign import is_enough
 from fedskew.lab.sweep.grid import Point, read_grid
 from fedskew.lab.sweep.records import Records, RecordsFile, read_folder, until
@@ -199,12 +199,16 @@ def _still_to_do(folder: Path, records: Records) -> list[str]:
 
 def _machines(records: Records) -> str:
     """List the machines, versions and commands of all runs."""
-    lines = ["## Machines and versions\n", line(("runs", "machine", "versions", "precision")), line(["---"] * 4)]
+    lines = [
+        "## Machines and versions\n",
+        markdown_row(("runs", "machine", "versions", "precision")),
+        markdown_row(["---"] * 4),
+    ]
     counted = Counter(
         (device(r), ", ".join(f"{k} {v}" for k, v in sorted(r.content["versions"].items())), r.config.precision)
         for r in records
     )
-    lines += [line((str(number), *what)) for what, number in sorted(counted.items())]
+    lines += [markdown_row((str(number), *what)) for what, number in sorted(counted.items())]
     commands = Counter(str(r.content["command"]) for r in records)
     lines += ["", "Commands:\n", "```text", *sorted(commands), "```"]
     return "\n".join(lines) + "\n"

@@ -79,10 +79,10 @@ def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
     compared = any(one.cell.printed is not None for column in group for one in column)
     unit = " (%)" if measure(metric).percent else ""
     heading = f"**{metric}**{unit}{', paper → rerun' if compared else ''}:\n"
-    lines = [heading, line(("method", *settings)), line(["---"] * (1 + len(settings)))]
+    lines = [heading, markdown_row(("method", *settings)), markdown_row(["---"] * (1 + len(settings)))]
     for method in methods:
         cells = [next((_cell(one) for one in column if one.cell.method == method), "") for column in group]
-        lines.append(line((_method(rules, method), *cells)))
+        lines.append(markdown_row((_method(rules, method), *cells)))
     return "\n".join(lines) + "\n"
 
 
@@ -98,7 +98,7 @@ def _cell(one: CellRerun) -> str:
     return f"{'' if paper == '–' else paper + ' → '}{rerun}{f' ({difference})' if difference else ''}"
 
 
-def line(cells: Iterable[str]) -> str:
+def markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 

@@ -58,7 +58,7 @@ class Grid:
         for seed in self.seeds:
             for values in itertools.product(*self.axes.values()):
                 values_by_key = dict(zip(self.axes, values, strict=True))
-                config = _checked(with_values(self.base, {**values_by_key, "seed": seed}), values_by_key)
+                config = _check_config(with_values(self.base, {**values_by_key, "seed": seed}), values_by_key)
                 found.append(
                     Point(config, {key: _format_value(value) for key, value in values_by_key.items()} | {"seed": seed})
                 )
@@ -102,7 +102,7 @@ def _seeds(base: Config, listed: Any) -> list[int]:
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 
 
-def _checked(config: Config, values_by_key: Mapping[str, Any]) -> Config:
+def _check_config(config: Config, values_by_key: Mapping[str, Any]) -> Config:
     """Check names and parameters before anything runs. Whether they fit the data is checked when a run starts."""
     try:
         make_method(config.method, config.method_params)

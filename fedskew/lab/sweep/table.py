@@ -17,11 +17,11 @@ from fedskew.metrics.summary import CurveSummary
 from fedskew.results.comparison import SCORE_KEYS
 from fedskew.results.ranking import RankingMetric
 
-Line = dict[str, Any]
+Row = dict[str, Any]
 """A row of the table, by column."""
 
 
-def line(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Line:
+def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:
     """Make the row of a run, up to `rounds` if the record is longer."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
     return {**grid_values, "status": status, **measured}
@@ -33,7 +33,7 @@ _MEASURED = (
 )  # fmt: skip
 
 
-def _measured(record: Record, rounds: int) -> Line:
+def _measured(record: Record, rounds: int) -> Row:
     curve = until(record.curve, rounds)
     summary = CurveSummary.from_curve(curve, record.config.mean_last)
     values = (
@@ -54,16 +54,16 @@ _FEDERATION = ("data", "partition", "clients_per_round")
 """Keys of the data, the split and the participation. Runs that differ in them are not compared."""
 
 
-def grid_keys(lines: Sequence[Line]) -> list[str]:
+def grid_keys(lines: Sequence[Row]) -> list[str]:
     """The keys that were varied, besides the seed."""
     names = list(lines[0])
     return names[: names.index("seed")]
 
 
-def by_point(lines: Sequence[Line]) -> dict[GridValues, list[Line]]:
+def by_point(lines: Sequence[Row]) -> dict[GridValues, list[Row]]:
     """Group the runs by point of the grid. Each group has one run per seed."""
     keys = grid_keys(lines)
-    points: dict[GridValues, list[Line]] = {}
+    points: dict[GridValues, list[Row]] = {}
     for row in lines:
         points.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
     return points
@@ -74,7 +74,7 @@ def measured_name(metric: RankingMetric) -> str:
     return metric.name.replace("-", "_")
 
 
-def best_points(lines: Sequence[Line], metric: RankingMetric) -> set[GridValues]:
+def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[GridValues]:
     """Return the point with the best mean over its seeds for each federation and participation.
 
     There is none where fewer than two points compete.
@@ -91,7 +91,7 @@ def best_points(lines: Sequence[Line], metric: RankingMetric) -> set[GridValues]
     return {max(found, key=lambda grid_values: found[grid_values]) for found in means.values() if len(found) > 1}
 
 
-def _mean(grid_values: GridValues, rows: Sequence[Line], metric: RankingMetric) -> float:
+def _mean(grid_values: GridValues, rows: Sequence[Row], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
         point = ", ".join(grid_values)
@@ -110,7 +110,7 @@ def _reason_for_gap(metric: RankingMetric) -> str:
     )
 
 
-def write_csv(lines: Sequence[Line], path: Path) -> None:
+def write_csv(lines: Sequence[Row], path: Path) -> None:
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, _columns(lines), lineterminator="\n")
     writer.writeheader()
@@ -118,7 +118,7 @@ def write_csv(lines: Sequence[Line], path: Path) -> None:
     replace_file(path, lambda draft: _write(draft, text.getvalue()))
 
 
-def write_parquet(lines: Sequence[Line], path: Path) -> bool:
+def write_parquet(lines: Sequence[Row], path: Path) -> bool:
     """Write a Parquet file. Return False if pyarrow is not installed."""
     try:
         import pyarrow
@@ -130,7 +130,7 @@ def write_parquet(lines: Sequence[Line], path: Path) -> bool:
     return True
 
 
-def _columns(lines: Sequence[Line]) -> list[str]:
+def _columns(lines: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(name for row in lines for name in row))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fedskew.errors import unknown
 from fedskew.report.charts.chart import Figure
-from fedskew.report.figures import bars, curves, heats, sweeps
+from fedskew.report.figures import bars, curves, heat_maps, sweeps
 from fedskew.results import Comparison
 
 Draw = Callable[[Sequence[Comparison]], Figure]
@@ -29,14 +29,14 @@ _ENTRIES = (
           "--methods fedavg,fedlc,fedvls --eval-local, with --beta 0.1; another run with --partition iid",
           bars.local_update),
     Entry("fedvls/2", "confusion matrix of one client's model after its update (also Fig. 6)",
-          "--methods fedavg,fedvls --eval-local", heats.local_confusion),
+          "--methods fedavg,fedvls --eval-local", heat_maps.local_confusion),
     Entry("fedvls/3", "accuracy over rounds, a panel per split and dataset",
           "one comparison per --data and --beta", curves.accuracy_by_setting),
     Entry("fedvls/4", "accuracy over rounds by participation, local epochs or number of clients (also Fig. 8)",
           "a sweep over clients_per_round, local_epochs or partition.clients", curves.accuracy_by_setting),
     Entry("fedvls/5", "like fedvls/1, for all methods", "--methods ... --eval-local", bars.local_update),
     Entry("fedvls/7", "samples by client and class, a panel per split (feded: Fig. 3)",
-          "one run per split", heats.maps),
+          "one run per split", heat_maps.maps),
     Entry("fedvls/9", "accuracy by class after local updates, mean over clients, and after aggregation (feded: Fig. 4)",
           "--methods ... --eval-local", bars.local_and_aggregated),
     Entry("fedvls/lambda", "accuracy over the distillation weight",
@@ -44,7 +44,7 @@ _ENTRIES = (
     Entry("fedvls/ablation", "accuracy without each part of the loss",
           "runs of fedvls with distill_weight or suppress_weight 0", bars.by_part),
     Entry("fedlmd/2", "labels of the sampled clients and predictions, round × class",
-          "--methods fedavg,fedlmd --clients 100 --clients-per-round 10", heats.labels_and_predictions),
+          "--methods fedavg,fedlmd --clients 100 --clients-per-round 10", heat_maps.labels_and_predictions),
     Entry("fedlmd/4", "accuracy over rounds of FedAvg with and without distillation",
           "--methods fedavg,fedkd", curves.accuracy_by_setting),
     Entry("fedlmd/5", "methods without a teacher under several splits",
@@ -57,17 +57,17 @@ _ENTRIES = (
           "a sweep over method.switch_round of fedlmd-switch", sweeps.over_keys),
     Entry("fedlmd/9", "accuracy over temperature × weight",
           "a sweep over method.temperature and method.beta of fedlmd and fedlmd-tf", sweeps.grid),
-    Entry("fedlmd/10", "samples by client and class, 100 clients", "one run per --beta", heats.maps),
+    Entry("fedlmd/10", "samples by client and class, 100 clients", "one run per --beta", heat_maps.maps),
     Entry("fedgr/1", "label, quantity and double imbalance of 10 clients",
-          "runs with --partition fedgr-label, fedgr-quantity, fedgr-double", heats.maps),
+          "runs with --partition fedgr-label, fedgr-quantity, fedgr-double", heat_maps.maps),
     Entry("fedgr/2", "methods under the three imbalances", "the runs of fedgr/1 with several methods", bars.by_setting),
     Entry("fedgr/4", "accuracy over the strength of gravity", "a sweep over method.gravity", sweeps.over_keys),
-    Entry("fedgr/5", "t-SNE of features", "--methods fedavg,fedgr", heats.embeddings),
+    Entry("fedgr/5", "t-SNE of features", "--methods fedavg,fedgr", heat_maps.embeddings),
     Entry("pkd/2", "accuracy by class minus the mean, with the gap",
           "runs of centralised and of fedavg with --partition balanced and one-class, and several models",
           bars.around_mean),
     Entry("pkd/3", "feature distances, mean probabilities and predictions by class",
-          "a run of fedavg", heats.model_internals),
+          "a run of fedavg", heat_maps.model_internals),
     Entry("pkd/4", "best and worst class over rounds, a panel per setting",
           "runs with --clients-per-round 10 and 100, and --partition one-class", curves.best_and_worst),
     Entry("pkd/5", "classes of the confusable group over rounds", "a run of fedavg or pkd", curves.confusable_group),

@@ -15,11 +15,11 @@ def circumstances(comparison: Comparison) -> Section:
     runs = comparison.runs
     tables = [_configuration(comparison), _methods(comparison), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
-    words = [
+    paragraphs = [
         "The first table has the keys that the runs share. A key that may differ between them, such as the device, has "
         "the value of the first run. To repeat a run, use fedskew run -c FOLDER/config.yaml."
     ]
-    return Section("circumstances", "What was run", words, tables=tables, missing=missing)
+    return Section("circumstances", "What was run", paragraphs, tables=tables, missing=missing)
 
 
 def _problems(run: Result) -> list[str]:

@@ -19,7 +19,7 @@ MAX_PANELS = 6
 """The most methods with panels."""
 MAX_NAMES = 4
 """The most class names that describe an expert in a legend."""
-WORDS = (
+EXPLANATION = (
     "PKD groups the classes that the global model confuses on training samples after the warm-up, unless the groups "
     "are configured. It trains an expert per group. By default, an expert teaches the samples that are mistaken for "
     "another class of its group."
@@ -44,9 +44,10 @@ def experts(comparison: Comparison) -> Section | None:
                   if survey(run) is None and (chart := _confusion_chart(method, run, comparison))]),
         *_activation_figures(methods, first, comparison),
     ]  # fmt: skip
-    words = [WORDS, *(f"{method.label}, seed {run.seed}: {line}" for method, run in first if (line := _threshold(run)))]
+    thresholds = [(method, run, line) for method, run in first if (line := _threshold(run))]
+    paragraphs = [EXPLANATION, *(f"{method.label}, seed {run.seed}: {line}" for method, run, line in thresholds)]
     missing = [line for method in methods for line in _missing(method)]
-    return Section("experts", "PKD's experts", words, figures, [_table(methods, comparison)], missing=missing)
+    return Section("experts", "PKD's experts", paragraphs, figures, [_table(methods, comparison)], missing=missing)
 
 
 def _threshold(run: Result) -> str | None:

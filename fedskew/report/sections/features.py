@@ -1,6 +1,6 @@
 """The section with t-SNE and PCA of the models' features.
 
-The charts of distances between classes and of mean probabilities are drawn only as figures (`report.figures.heats`).
+The charts of class distances and of mean probabilities are drawn only as figures (`report.figures.heat_maps`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def features(comparison: Comparison) -> Section:
         )
         if len(items) > most
     ]
-    words = [
+    paragraphs = [
         "The features are the inputs of the model's head, or its outputs if it has no separate head. The charts show "
         f"up to {PLOTTED_SAMPLES} test samples, the same for all methods. t-SNE preserves neighbourhoods, not "
         "distances. PCA shows the two directions of largest variance."
@@ -54,7 +54,7 @@ def features(comparison: Comparison) -> Section:
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),
         Figure("pca", "Principal components of the features", clouds["pca"], 3),
     ]
-    return Section("features", "Features", words, figures, missing=missing)
+    return Section("features", "Features", paragraphs, figures, missing=missing)
 
 
 def cloud_chart(key: str, title: str, points: Floats, outputs: ModelOutputs, comparison: Comparison) -> Points:

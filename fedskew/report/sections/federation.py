@@ -22,15 +22,16 @@ def federation(comparison: Comparison) -> Section:
     counts = comparison.label_counts
     sites = next((run.sites for run in comparison.runs if run.sites), ())
     if counts is None and sites:
-        words = [f"{len(sites)} sites: {', '.join(sites)}. They did not share their label counts, so no map is shown."]
-        return Section("federation", "The federation", words)
+        listed = f"{len(sites)} site{'s' * (len(sites) != 1)}: {', '.join(sites)}."
+        note = f"{listed} They did not share their label counts, so no map is shown."
+        return Section("federation", "The federation", [note])
     if counts is None:
         return Section("federation", "The federation", missing=[
             "the clients' label counts: the folder has no about.json and the data were not found; "
             "set FEDSKEW_DATA, or repeat the runs"])  # fmt: skip
     run = next(run for run in comparison.runs if run.label_counts is not None)
     groups = class_groups(counts)
-    words = [
+    paragraphs = [
         f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
         "A class is vacant on a client that has no samples of it. Otherwise it is a majority class if it has more than "
         "an even share of the client's samples, and a minority class if not.",
@@ -38,7 +39,7 @@ def federation(comparison: Comparison) -> Section:
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
     if len(counts) > MAX_CLIENTS:
-        words.append(f"The figures and the table show the first {MAX_CLIENTS} clients.")
+        paragraphs.append(f"The figures and the table show the first {MAX_CLIENTS} clients.")
     clients = comparison.client_labels[:MAX_CLIENTS]
     series = [
         BarSeries(name, [int(v) for v in groups[name][:MAX_CLIENTS]], style=i)
@@ -64,7 +65,7 @@ def federation(comparison: Comparison) -> Section:
             for k, row in enumerate(counts[:MAX_CLIENTS])
         ],
     )  # fmt: skip
-    return Section("federation", "The federation", words, figures, [table])
+    return Section("federation", "The federation", paragraphs, figures, [table])
 
 
 def class_groups(counts: Counts) -> dict[str, Counts]:

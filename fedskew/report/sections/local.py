@@ -21,7 +21,7 @@ def local(comparison: Comparison) -> Section:
     methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted)]
     if not methods:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
-    words = [
+    paragraphs = [
         "Each client's model is evaluated before and after its local training. Under label skew, local training tends "
         "to forget the classes of which a client has no samples (vacant) or few (minority). A good method for label "
         "skew retains them.",
@@ -46,7 +46,7 @@ def local(comparison: Comparison) -> Section:
             )
         )
     missing = [f"{method.label}: {_reason(method)}" for method in comparison.methods if method not in methods]
-    return Section("local", "Local training", words, figures, missing=missing)
+    return Section("local", "Local training", paragraphs, figures, missing=missing)
 
 
 def _reason(method: MethodRuns) -> str:

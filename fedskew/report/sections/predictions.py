@@ -31,8 +31,8 @@ def confusion(comparison: Comparison) -> Section:
     panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
-    words = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
-    return Section("confusion", "Confusion", words, [Figure("confusion", "Confusion matrices", panels, 3)])
+    paragraphs = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
+    return Section("confusion", "Confusion", paragraphs, [Figure("confusion", "Confusion matrices", panels, 3)])
 
 
 def confusion_chart(method: MethodRuns, comparison: Comparison) -> Heat:
@@ -72,14 +72,14 @@ def predictions(comparison: Comparison) -> Section:
     panels = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
     figure = Figure("predictions", _caption(labels), with_common_scale(panels), 3)
     missing = [] if labels else ["labels of the sampled clients: the runs have no label counts"]
-    return Section("predictions", title, [_words(labels, runs[0][1])], [figure], missing=missing)
+    return Section("predictions", title, [_explanation(labels, runs[0][1])], [figure], missing=missing)
 
 
 def _caption(labels: Heat | None) -> str:
     return "Labels of the sampled clients and predictions, round by round" if labels else "Predictions, round by round"
 
 
-def _words(labels: Heat | None, run: Result) -> str:
+def _explanation(labels: Heat | None, run: Result) -> str:
     if labels is None:
         return f"The panels show what the global model predicts after each round (seed {run.seed})."
     return (

@@ -16,19 +16,19 @@ from fedskew.results.significance import INTERVAL_NOTE
 def race_section(race: RaceRecord) -> Section:
     """Build the section: the final with costs, a curve per method, and all candidates of each rung."""
     metric = find_metric(race.rank_by).label
-    words = [
+    paragraphs = [
         f"{len(race.methods)} methods were raced on validation data, held out of the training data. The tables show "
         f"{metric} in percent, as a mean over the last rounds and the splits. The test set was not used.",
     ]
     if not race.finished:
-        words.append("The race is not finished; repeat its command to continue it.")
+        paragraphs.append("The race is not finished; repeat its command to continue it.")
     if has_intervals(race.final):
-        words.append(INTERVAL_NOTE)
+        paragraphs.append(INTERVAL_NOTE)
     tables = [_final(race.final)] if race.final else []
     tables += [_rung(rung) for rung in reversed(race.rungs)]
     figures = [Figure("race", "Best candidate of each method", [_curves(race.rungs, metric)])] if race.rungs else []
     missing = [f"{method} could not run here: {reason}" for method, reason in (race.failures or {}).items()]
-    return Section("race", "The race", words, figures, tables, missing=missing)
+    return Section("race", "The race", paragraphs, figures, tables, missing=missing)
 
 
 def _final(final: Sequence[Finalist]) -> Table:

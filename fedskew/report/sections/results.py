@@ -23,27 +23,27 @@ def results(comparison: Comparison) -> Section:
     """Build the section: the final table, and the significance of differences."""
     ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
-    words = [
+    paragraphs = [
         "Mean ± sample standard deviation over the seeds, after the last round. Two columns use other rounds: the best "
         "accuracy is that of the best round, chosen on the test set, as in papers, and the mean of last accuracies is "
         "over the last evaluated rounds."
     ]
     if len(comparison.competing) > 1:
         tables.append(_significance(comparison))
-        words.append(
+        paragraphs.append(
             f"The second table compares the best method by {comparison.metric.label} with each of the others, paired "
             "by seed. p is two-sided, from Student's t test, and corrected by Holm's method for these comparisons. "
             "Each interval has the level at which Holm's method tests that comparison, so it excludes 0 exactly if the "
             'difference is significant. "Seeds to settle it" is the number of seeds with which the difference would '
             f"be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
         )
-        words += _few_seeds_note(min(0 if d is None else d.seeds for d in comparison.differences()))
+        paragraphs += _few_seeds_note(min(0 if d is None else d.seeds for d in comparison.differences()))
     missing = [
         f"{method.label}: no evaluated round in {method.runs[0].folder}"
         for method in comparison.methods
         if not method.counted
     ]
-    return Section("results", "Final results", words, tables=tables, missing=missing)
+    return Section("results", "Final results", paragraphs, tables=tables, missing=missing)
 
 
 def _few_seeds_note(fewest: int) -> list[str]:

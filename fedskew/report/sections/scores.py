@@ -39,7 +39,7 @@ def scores(comparison: Comparison) -> Section:
     if len(methods) * len(comparison.classes) <= MAX_ROWS:
         tables.append(_by_class(methods, comparison))
     missing = [f"{method.label}: {MISSING}" for method in comparison.methods if method not in methods]
-    return Section("scores", title, _words(methods, comparison), figures, tables, missing=missing)
+    return Section("scores", title, _paragraphs(methods, comparison), figures, tables, missing=missing)
 
 
 def _scores(method: MethodRuns) -> list[Scores]:
@@ -47,7 +47,7 @@ def _scores(method: MethodRuns) -> list[Scores]:
     return [run.scores for run in method.counted if run.scores is not None and run.scores.classes]
 
 
-def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
+def _paragraphs(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     first = _scores(methods[0])[0]
     if comparison.is_multi_label:
         what = "Each label is scored by itself, and the first table has the means over the labels."
@@ -58,15 +58,15 @@ def _words(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     else:
         what = f"{comparison.classes[first.positive]} is the positive class."
         binned = "the probability of the positive class with how often it is true"
-    words = [
+    paragraphs = [
         f"{what} Values are means over the seeds, on the test set after the last round.",
         f"The reliability diagram compares {binned}. The calibration error is the mean distance from the diagonal, "
         "weighted by samples. Lower is better for Brier score, log loss and calibration error.",
     ]
     if errors := [one.auroc_error for method in methods for one in _scores(method) if one.auroc_error]:
         bound = f"The error of AUROC is at most {max(errors):.1g}."
-        words.append(f"AUROC and AUPRC come from the sum of the sites' histograms. {bound}")
-    return words
+        paragraphs.append(f"AUROC and AUPRC come from the sum of the sites' histograms. {bound}")
+    return paragraphs
 
 
 def reliability_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Lines:

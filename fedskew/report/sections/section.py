@@ -19,7 +19,7 @@ class Section:
 
     key: str
     title: str
-    words: Sequence[str] = ()
+    paragraphs: Sequence[str] = ()
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
 

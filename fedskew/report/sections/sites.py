@@ -15,7 +15,7 @@ MAX_BARS = 30
 """With more sites, the bars are left out."""
 MAX_ROWS = 400
 """The most rows in the table of scores."""
-WORDS = (
+PARAGRAPHS = (
     "Each site holds out a part of its own data. The final model is tested on it, and every site counts once, whatever "
     "its size. The worst decile is the mean of the worst tenth of the sites.",
     "Intervals of AUROC are 95 % intervals by DeLong's method, on the logit scale. They reflect the choice of the "
@@ -39,7 +39,7 @@ def sites(comparison: Comparison) -> Section | None:
     tables = [_fairness_table(methods), *_local_tables(methods)]
     if scored := [(m, run) for m, run in first if run.site_scores][: max(1, MAX_ROWS // len(names))]:
         tables.append(_scores_table(scored))
-    return Section("sites", "Sites", list(WORDS), figures, tables)
+    return Section("sites", "Sites", list(PARAGRAPHS), figures, tables)
 
 
 def site_accuracies(run: Result) -> dict[str, float]:

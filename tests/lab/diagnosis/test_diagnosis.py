@@ -14,7 +14,7 @@ from fedskew.data import make_partition
 from fedskew.data.label_counts import LabelCounts
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.round.record import RoundRow
-from fedskew.lab.diagnosis.advice import MARGIN, candidates, printed_gains, recommended
+from fedskew.lab.diagnosis.advice import MARGIN, candidates, printed_gains, recommend
 from fedskew.lab.diagnosis.diagnosis import Diagnosis
 from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
 from fedskew.lab.diagnosis.setting import KnownSetting, Score
@@ -71,7 +71,7 @@ def test_a_setting_names_what_is_unusual_in_its_split() -> None:
 def test_nothing_near_is_said() -> None:
     table = LabelCounts(("a", "b"), ("x", "y"), np.array([[1000, 1], [3, 40_000]]))
     found = Diagnosis.from_counts(table)
-    text = " ".join(found.words())
+    text = " ".join(found.sentences())
     assert "fedskew reran nothing near this federation" in text
     assert "To measure that, use fedskew choose." in text
     assert found.candidates == []
@@ -80,7 +80,7 @@ def test_nothing_near_is_said() -> None:
 
 def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
     table = LabelCounts(("a", "b"), ("x", "y", "z"), np.array([[10, 5, 0], [10, 0, 0]]))
-    text = " ".join(Diagnosis(table, []).words())
+    text = " ".join(Diagnosis(table, []).sentences())
     assert "No client has samples of z" in text
     assert "Classes that only one client has: y. Rounds without that client may make the model forget" in text
 
@@ -88,7 +88,7 @@ def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
 def test_many_classes_without_samples_are_counted() -> None:
     names = tuple(f"c{number}" for number in range(9))
     table = LabelCounts(("a", "b"), names, np.array([[10, 5, *[0] * 7], [10, 5, *[0] * 7]]))
-    text = " ".join(Diagnosis(table, []).words())
+    text = " ".join(Diagnosis(table, []).sentences())
     assert "No client has samples of c2, c3, c4, c5, c6 and 2 more;" in text
 
 
@@ -116,7 +116,7 @@ def test_prints_and_far_settings_do_not_count() -> None:
     far = KnownSetting("digits", "iid", (), 99, None, [Score("fedlmd", 99, 1, "rerun", 1)])
     (only,) = candidates([Neighbour(near, 0.05), Neighbour(far, 0.5)])
     assert (only.method, only.gain) == ("fedvls", 3)
-    assert recommended([only]) == "fedvls"
+    assert recommend([only]) == "fedvls"
 
 
 def test_candidates_are_sorted_by_their_gain_and_not_by_a_rounded_one() -> None:
@@ -149,7 +149,7 @@ def test_a_printed_gain_is_compared_with_its_rerun(printed: float, rerun: float 
     (one,) = printed_gains([Neighbour(_setting(*scores), 0.0)])
     assert one.outcome == outcome
     table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
-    text = " ".join(Diagnosis(table, [Neighbour(_setting(*scores), 0.0)]).words())
+    text = " ".join(Diagnosis(table, [Neighbour(_setting(*scores), 0.0)]).sentences())
     assert ("Not every printed gain was confirmed" in text) == (outcome == "refuted")
     assert NEARNESS in text
 
@@ -157,9 +157,9 @@ def test_a_printed_gain_is_compared_with_its_rerun(printed: float, rerun: float 
 @pytest.mark.parametrize("gain", [-10, MARGIN - 0.1])
 def test_a_gain_that_another_split_may_undo_is_no_reason(gain: float) -> None:
     neighbours = [Neighbour(_setting(Score("fedvls", 70 + gain, 70, "rerun", 1)), 0.0)]
-    assert recommended(candidates(neighbours)) == "fedavg"
+    assert recommend(candidates(neighbours)) == "fedavg"
     table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
-    text = " ".join(Diagnosis(table, neighbours).words())
+    text = " ".join(Diagnosis(table, neighbours).sentences())
     assert ("No method beat FedAvg" in text) == (gain < 0)
     assert ("No method gained more than 2 points" in text) == (gain > 0)
 
@@ -169,7 +169,7 @@ def test_a_large_gain_in_too_few_settings_is_not_denied() -> None:
              for n in (10, 20, 30)]  # fmt: skip
     neighbours = [*often, Neighbour(_setting(Score("fedvls", 78, 70, "rerun", 1)), 0.0)]
     table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
-    text = " ".join(Diagnosis(table, neighbours).words())
+    text = " ".join(Diagnosis(table, neighbours).sentences())
     assert "No method that was rerun in 2 or more of them gained more than 2 points" in text
     assert "the most: fedprox, +1.0" in text
 

@@ -9,13 +9,13 @@ import pytest
 
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, table_cells
-from fedskew.lab.papers.protocol import Number
+from fedskew.lab.papers.protocol import PrintedNumber
 from fedskew.lab.papers.rerun import CellRerun, collect_rerun, compare_order, rerun_json, rich_table, row, title
 from fedskew.lab.sweep.records import Record, Records
 
 
 def again(method: str, printed: float | None, *values: float, metric: str = "best", rounds: int = 200) -> CellRerun:
-    number = Number("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
+    number = PrintedNumber("table3", "cifar10", "dirichlet:0.05", "", method, metric, printed, None, "")
     cell = Cell("fedlmd", "table3", "cifar10", "dirichlet:0.05", "", method, metric, number)
     return CellRerun(cell, values, tuple(record(rounds, rounds) for _ in values), 200)
 

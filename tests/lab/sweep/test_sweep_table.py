@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.table import Line, best_points
+from fedskew.lab.sweep.table import Row, best_points
 from fedskew.results.ranking import find_metric
 
 
-def line(method: str, **measured: float | None) -> Line:
+def line(method: str, **measured: float | None) -> Row:
     return {"method": method, "seed": 0, "status": "done", "accuracy": 0.5, **measured}
 
 

@@ -25,5 +25,5 @@ def test_the_note_on_few_seeds_is_about_the_pair_with_the_fewest(
     runs = [made_up("fedvls", s, [0.8 + s / 100] * 2) for s in range(6)]
     runs += [made_up("fedavg", s, [0.3] * 2) for s in fedavg] + [made_up("fedlmd", s, [0.2] * 2) for s in fedlmd]
     (comparison,) = comparisons(runs)
-    words = results(comparison).words
-    assert words[2:] == [] if note is None else words[2].startswith(note)
+    paragraphs = results(comparison).paragraphs
+    assert paragraphs[2:] == [] if note is None else paragraphs[2].startswith(note)
