@@ -11,7 +11,7 @@
     summary.json        the result, written last
     audit.jsonl         on Flower: the server's audit log, which begins before the run does
 
-A run can be killed at any time, because a round's row is on disk before its checkpoint. To resume, call
+A run can be killed at any time, because a round's row is written before its checkpoint. To resume, call
 `load_checkpoint`, then `truncate_rounds` with the checkpoint's round, and then run the next round. Writing needs a
 lock. Reading does not.
 """
@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -51,9 +53,15 @@ FORMAT = 1
 """The version of the folder's format, in about.json. New keys and files keep it. It grows if an older fedskew would
 misread the folder. Folders of fedskew 0.1.0 have format 1 and do not record it. Checkpoints have their own format."""
 
+_SYNC_SECONDS = 1.0
+"""Rows are forced to disk at most this often, because that takes longer than a short round."""
+
 
 class RoundsFile:
-    """The history of a run, with one JSON row per round. A row is forced to disk as its round ends.
+    """The history of a run, with one JSON row per round.
+
+    A row is written as its round ends, so it survives if the process is killed. If the power fails, the rows of the
+    last second can be lost. A run then resumes from the newest checkpoint whose row exists.
 
     The `round` of each row is larger than that of the previous row. If the process is killed, only the last row can be
     damaged. All rows before it are read.
@@ -61,6 +69,7 @@ class RoundsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._last_sync = -math.inf
 
     def read(self) -> tuple[list[RoundRow], str | None]:
         """Read the good rows. Also return a warning if rows were skipped, except for an incomplete last one."""
@@ -74,7 +83,9 @@ class RoundsFile:
             end = file.seek(0, os.SEEK_END)
             try:
                 _write_all(file.fileno(), line)
-                os.fsync(file.fileno())
+                if time.monotonic() - self._last_sync >= _SYNC_SECONDS:
+                    os.fsync(file.fileno())
+                    self._last_sync = time.monotonic()
             except OSError:
                 os.ftruncate(file.fileno(), end)
                 raise
@@ -248,6 +259,9 @@ class RunFolder:
         """Write the result, after everything else. Its `status: finished` marks the run as finished."""
         self._require_open()
         self._checkpoints.wait()
+        if self.rounds_path.exists():
+            with reporting_os_errors("write", self.rounds_path):
+                sync(self.rounds_path)
         write_file(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
     def rounds(self) -> list[RoundRow]:
