@@ -65,7 +65,7 @@ def _methods(
 
 
 def _method_json(entry: Entry) -> dict[str, Any]:
-    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds")
+    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds", "secure_aggregation")
     return {key: getattr(entry, key) for key in keys} | {"parameters": _defaults(entry)}
 
 
@@ -98,7 +98,7 @@ def _show_methods(entries: list[Entry]) -> None:
     methods.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("parts", "sent by clients", "revealed about labels", "extra compute"):
+    for heading in ("parts", "sent by clients", "revealed about labels", "extra compute", "secure sums"):
         cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
@@ -109,7 +109,8 @@ def _show_methods(entries: list[Entry]) -> None:
         if parameters := _parameters(entry, ", ", "="):
             description.append(f"\n{parameters}", style="cyan")
         methods.add_row(name, description)
-        cost.add_row(name, ", ".join(entry.kinds) or "-", entry.sends, _revealed(entry), entry.extra_compute)
+        kinds, secure = ", ".join(entry.kinds) or "-", "yes" if entry.secure_aggregation else "no"
+        cost.add_row(name, kinds, entry.sends, _revealed(entry), entry.extra_compute, secure)
     console = stdout()
     console.print(methods)
     console.print(cost)
@@ -133,6 +134,7 @@ def _show_method(entry: Entry) -> None:
         "sent by clients": entry.sends,
         "revealed about labels": _revealed(entry),
         "extra compute": entry.extra_compute,
+        "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.single_updates_needed}",
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }
     for heading, value in rows.items():

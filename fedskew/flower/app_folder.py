@@ -15,6 +15,7 @@ from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE
+from fedskew.flower.secure.requirements import require_sums_suffice
 from fedskew.flower.settings import FederationSettings, require_noiseless_sums, require_testable
 from fedskew.methods import make_method
 
@@ -29,6 +30,7 @@ _OMITTED_KEYS = (
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
     """Write the app's folder, which must be new or empty."""
     require_noiseless_sums(settings, contract)
+    require_sums_suffice(settings, contract, config)
     require_testable(settings, make_method(config.method, config.method_params))
     path = Path(folder)
     with reporting_os_errors("write", path):

@@ -44,6 +44,7 @@ class FederationServer(Server):
         config: Config,
         sites: Sites,
         settings: FederationSettings,
+        evaluation: type[SiteEvaluation] = SiteEvaluation,
     ) -> None:
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
@@ -53,7 +54,7 @@ class FederationServer(Server):
         require_testable(settings, method)
         self._surveys: dict[str, Survey] = {}
         self._final_histograms: dict[str, ScoreHistograms] | None = None
-        self.site_evaluation = SiteEvaluation(sites, settings, federation.classes, federation.dataset.task)
+        self.site_evaluation = evaluation(sites, settings, federation.classes, federation.dataset.task)
 
     @property
     def engine_name(self) -> str:

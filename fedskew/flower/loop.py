@@ -108,7 +108,7 @@ class FederatedRounds:
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
             if requested is None:
-                self._sites.wait_for(self._settings.required_sites)
+                self._sites.wait_for(self._settings.sites_to_begin)
                 requested = self._request(self._server.plan(stage, state))
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
             enough = min(self._settings.required_sites, len(plan.clients))

@@ -12,6 +12,7 @@
       tests_per_round: 2             # models that the server may have tested for one round; the second is for a restart
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
+      require: [secure-aggregation]  # what a run must use; default: nothing
 
 `column sums` and `local tests` leave a site only if `reveals` lists them.
 
@@ -38,6 +39,8 @@ COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """What leaves a site only if `reveals` lists it."""
 LOSSES, UPDATES = "losses", "updates"
 """What leaves a site that demands noise only if `reveals` lists it."""
+SECURE_AGGREGATION = "secure-aggregation"
+"""What a site can require of a run."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)
@@ -61,6 +64,12 @@ class Policy:
     """How many models the site tests for one round. A round that is repeated after a restart may give another model."""
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
+    require: tuple[str, ...] = ()
+    """What a run must use."""
+
+    def requires(self, item: str) -> bool:
+        """Whether `require` lists this item."""
+        return item in self.require
 
     @property
     def demands_noise(self) -> bool:
@@ -99,6 +108,7 @@ class Policy:
         if self.hours is not None and not _within(now.hour, *self.hours):
             first, last = self.hours
             raise UserError(f"this site works from {first} to {last} o'clock only (policy.hours)")
+        self.require_secure_aggregation(facts["terms"].get("secure_aggregation") is not None)
         if facts["kind"] != "train":
             return
         round = facts["key"]["round"] + 1
@@ -125,6 +135,14 @@ class Policy:
             raise UserError(
                 f"{demand}, but training losses have none; expected federation.share_loss = false, or policy.reveals: "
                 f"[{LOSSES}]"
+            )
+
+    def require_secure_aggregation(self, is_used: bool) -> None:
+        """Refuse a run without secure aggregation, if the site requires it."""
+        if self.requires(SECURE_AGGREGATION) and not is_used:
+            raise UserError(
+                f"this site takes part only in runs with secure aggregation (policy.require: {SECURE_AGGREGATION}); "
+                "expected federation.secure_aggregation = true"
             )
 
     def require_noise(self, noise: list[float] | None) -> None:
@@ -175,7 +193,15 @@ def read_policy(values: Any) -> Policy:
         minutes=_number("minutes", values.get("minutes"), float),
         tests_per_round=_number("tests_per_round", values.get("tests_per_round"), int) or Policy.tests_per_round,
         smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
+        require=_requirements(values.get("require")),
     )
+
+
+def _requirements(value: Any) -> tuple[str, ...]:
+    listed = [value] if isinstance(value, str) else value or []
+    is_known = isinstance(listed, list) and all(item == SECURE_AGGREGATION for item in listed)
+    expect(is_known, "policy.require", value, SECURE_AGGREGATION)
+    return tuple(listed)
 
 
 def _names(key: str, value: Any) -> tuple[str, ...] | None:

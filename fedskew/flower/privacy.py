@@ -28,15 +28,10 @@ from torch import Tensor
 
 from fedskew.errors import UserError
 from fedskew.methods import Method, Tensors
-from fedskew.methods.fedavg import Mean
-from fedskew.methods.fedavgm import FedAvgM
-from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 
 SENSITIVITY = {"central": 2.0, "local": 2.0}
 """Sensitivity of one release, in units of clip / K (central) or clip (local)."""
 NEIGHBOURS = "for a site whose data are replaced by any others; who takes part is public"
-_MEANS = (Mean, FedAvgM, FedAdagrad, FedAdam, FedYogi)
-"""Server rules that use only the mean of the updates."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -116,7 +111,7 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
     extras = [part.sends for part in method.members if part.sends]
     if extras:
         raise UserError(f"method {method.name!r} sends {', '.join(extras)}, which {kind} privacy does not cover")
-    if kind == "central" and not isinstance(method.server, _MEANS):
+    if kind == "central" and not method.server.uses_only_mean:
         raise UserError(
             f"method {method.name!r} does more than average the updates; central privacy needs a mean, such as fedavg's"
         )

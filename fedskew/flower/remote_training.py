@@ -85,7 +85,7 @@ class SiteTraining:
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
         quorum = Quorum(self._settings.required_sites, frozenset(participants))
         answers = self._sites.request(
-            "train", participants | others, payload, self._settings.round_timeout, _round_name(plan), quorum
+            "train", participants | others, payload, self._settings.round_timeout, round_name(plan), quorum
         )
         reports = {
             client: reply.facts.get("tests") if client in participants else reply.facts
@@ -125,7 +125,7 @@ class SiteTraining:
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
-            self._sites.log(f"round {_round_name(plan)}: the update of {name} is discarded: {reason}")
+            self._sites.log(f"round {round_name(plan)}: the update of {name} is discarded: {reason}")
             if isinstance(answers[client], Reply):
                 entry = {"event": "discarded", "site": name, "kind": "train", "round": plan.work.key.round + 1}
                 self._sites.audit(entry | {"reason": reason})
@@ -169,6 +169,6 @@ class SiteTraining:
         }
 
 
-def _round_name(plan: RoundPlan) -> str:
+def round_name(plan: RoundPlan) -> str:
     """The number of the round, counted for its model only, as Flower's logs show it."""
     return str(plan.work.key.round + 1)

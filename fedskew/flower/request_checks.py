@@ -17,6 +17,7 @@ from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, Policy
 from fedskew.flower.privacy import refuse_unbounded
+from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import Release
@@ -38,6 +39,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
         "central_noise": [settings.clip, settings.noise] if settings.privacy == "central" else None,
         "detail": settings.site_metrics,
         "local_tests": settings.local_tests,
+        **secure_terms(settings),
     }
 
 
@@ -64,6 +66,8 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     requested, agreed = Contract.from_json(terms["contract"]), Contract.from_json(approved["contract"])
     if requested != agreed and not requested.completes(agreed):
         found.append("the contract")
+    if terms.get("secure_aggregation") != approved.get("secure_aggregation"):
+        found.append("secure_aggregation")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
     if facts["kind"] == "train" and facts.get("central_noise") != approved.get(
         "central_noise", facts.get("central_noise")

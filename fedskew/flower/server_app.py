@@ -37,11 +37,16 @@ from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.remote_encoding import FittedEncoding, fit_at_sites
+from fedskew.flower.remote_evaluation import SiteEvaluation
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.remote_training import SiteTraining
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.run_status import STATUS
+from fedskew.flower.secure.evaluation import SecureEvaluation
+from fedskew.flower.secure.requirements import require_sums_suffice
+from fedskew.flower.secure.terms import secure_terms
+from fedskew.flower.secure.training import SecureTraining
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts, one_line
@@ -106,19 +111,22 @@ def run_federation(grid: Grid, context: Context) -> Result:
     without_sites = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
     prepared = prepare(config, without_sites)
     refuse_unfit(prepared.method, prepared.config)
-    terms = _terms(contract, prepared.config)
+    require_sums_suffice(settings, contract, prepared.config)
+    terms = _terms(contract, prepared.config) | secure_terms(settings)
     times = ReplyTimes(settings.grace, settings.grace_seconds)
-    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times, audit)
+    is_secure = settings.secure_aggregation
+    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times, audit, knows_samples=not is_secure)
     senders = () if record.fitted is None else record.fitted.sites
     federation = RemoteFederation(dataset, sites, config.seed, column_sums_from=senders)
     prepared = replace(prepared, federation=federation)
-    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings)
+    trains, tests = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
+    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings, tests)
     kept_rounds = 2 * config.checkpoint_every
-    training = SiteTraining(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
+    training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
     rounds = FederatedRounds(server, training, sites, settings, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         log(f"warning: {warning}")
-    sites.wait_for(settings.begin_with or settings.required_sites)
+    sites.wait_for(settings.begin_with or settings.sites_to_begin)
     return run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
 
 

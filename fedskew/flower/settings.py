@@ -26,6 +26,8 @@ from fedskew.experiment.config.values import (
     text,
 )
 from fedskew.flower.contract import Contract
+from fedskew.flower.secure.fixed_point import FEWEST_BITS, FixedPoint
+from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD
 from fedskew.methods import Method
 
 FEDERATION = "federation"
@@ -44,6 +46,12 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     if not all(stripped) or len(set(stripped)) < len(stripped):
         raise invalid_value(key, value, "different names, separated by commas")
     return stripped
+
+
+def _node_keys(key: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(line, str) for line in value.values()):
+        raise invalid_value(key, value, "a mapping from sites to public keys, as `federate init --node-keys` writes it")
+    return {str(name): line for name, line in value.items()}
 
 
 def _data(key: str, value: Any) -> str:
@@ -103,6 +111,20 @@ class FederationSettings:
     clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy adds noise")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
     delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
+    secure_aggregation: bool = _option(
+        False, flag, "whether the server learns only sums over the sites, and no single update"
+    )
+    secure_threshold: float = _option(
+        LEAST_THRESHOLD,
+        real(at_least=LEAST_THRESHOLD, at_most=1),
+        "share of a round's sites that secure aggregation needs to the end; at least 2/3",
+    )
+    largest_change: float = _option(
+        16.0, real(above=0), "with secure aggregation, the largest change of any number of the model in a round"
+    )
+    node_keys: Mapping[str, str] | None = _option(
+        None, optional(_node_keys), "with secure aggregation, the public node key of every site"
+    )
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
     def __post_init__(self) -> None:
@@ -132,11 +154,44 @@ class FederationSettings:
             )
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
+        if self.secure_aggregation:
+            self._check_secure_aggregation()
+
+    def _check_secure_aggregation(self) -> None:
+        """Refuse settings with which the server would need or learn more than sums."""
+        if len(self.sites) < FEWEST_SITES:
+            raise invalid_value("federation.sites", ", ".join(self.sites), f"at least {FEWEST_SITES} for secure sums")
+        if missing := [site for site in self.sites if site not in (self.node_keys or {})]:
+            raise UserError(
+                f"federation.node_keys has no key of {missing[0]!r}, which secure aggregation needs; expected "
+                "`federate init --node-keys FOLDER`"
+            )
+        for key, value, single in (
+            ("site_metrics", self.site_metrics, "class"),
+            ("local_tests", self.local_tests, True),
+            ("privacy", self.privacy, "central"),
+        ):
+            if value == single:
+                raise UserError(
+                    f"federation.{key} is {json.dumps(value)}, which needs single sites' results; secure aggregation "
+                    "gives the server only sums"
+                )
+        bits = FixedPoint(len(self.sites), self.most_samples, self.largest_change).fraction_bits
+        if bits < FEWEST_BITS:
+            raise UserError(
+                f"federation.most_samples is {self.most_samples} and federation.largest_change is "
+                f"{self.largest_change:g}; expected smaller ones, because they leave {bits} of {FEWEST_BITS} bits"
+            )
 
     @property
     def required_sites(self) -> int:
         """The number of sites that a round needs: the minimum, or half of all sites."""
         return self.minimum or -(-len(self.sites) // 2)
+
+    @property
+    def sites_to_begin(self) -> int:
+        """The number of sites that must be connected before a round begins."""
+        return max(self.required_sites, FEWEST_SITES) if self.secure_aggregation else self.required_sites
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contract, Config]:

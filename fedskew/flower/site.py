@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -77,14 +78,21 @@ from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.models import make_model
 from fedskew.models.concatenation import concatenate
 
+if TYPE_CHECKING:
+    from fedskew.flower.secure.site import SecureSite
+
 _ALLOWED_FACTS = {
     "hello": {"refused"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
-    | {"tests", "local_tests", "central_noise"},
-    "evaluate": {"labels", "detail", "frozen", "model", "round", "notes", "scores", "run", "kept"},
+    | {"tests", "local_tests", "central_noise", "secure"},
+    "evaluate": {"labels", "detail", "frozen", "model", "round", "notes", "scores", "run", "kept", "secure"},
     "survey": {"predictions", "client", "stage", "notes", "local", "key"},
     "column_sums": set(),
+    "secure_keys": {"session"},
+    "secure_shares": {"session", "keys"},
+    "secure_confirm": {"session", "contributors"},
+    "secure_unmask": {"session", "signatures"},
 }
 """The facts that each request may have. Others are refused, because they may be privacy settings of a later version."""
 
@@ -97,6 +105,8 @@ class Site:
         self._data: dict[str, Federation] = {}
         """The site's data, read in the form of the last run's contract."""
         self._runs: dict[str, SiteRun] = {}
+        self._secure: SecureSite | None = None
+        """The sessions of secure aggregation, if a run uses it."""
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         """Answer one message."""
@@ -108,7 +118,7 @@ class Site:
             "survey": self._survey,
             "column_sums": self._column_sums,
         }
-        if facts.get("kind") not in requests:
+        if facts.get("kind") not in _ALLOWED_FACTS:
             raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
         if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
             raise UserError(
@@ -122,9 +132,19 @@ class Site:
         try:
             run = self._current_run(facts["terms"])
             with arithmetic(run.config.precision):
+                if facts["terms"].get("secure_aggregation") is not None:
+                    return self._secure_site().answer(run, facts, payload, lambda f, p: requests[f["kind"]](run, f, p))
+                if facts["kind"] not in requests or "secure" in facts:
+                    raise UserError("the server requests a step of secure aggregation, which the run does not use")
                 return requests[facts["kind"]](run, facts, payload)
         finally:
             self._ledger.add_time(name, time.monotonic() - began)
+
+    def _secure_site(self) -> SecureSite:
+        from fedskew.flower.secure.site import SecureSite  # imported late, because most runs do without it
+
+        self._secure = self._secure or SecureSite(self.config, self._log)
+        return self._secure
 
     def privacy_spent(self) -> Facts:
         """The privacy that all updates of this site have spent."""
@@ -385,6 +405,10 @@ class SiteRun:
             models = [self._runtime.network.module(read_model(f"companion:{name}", tensors)) for name in frozen]
             self._concatenated = encoders, self.runtimes.runtime(concatenate(models), "plain")
         return self._concatenated[1]
+
+    def sample_count(self, stage: Stage) -> int:
+        """The number of the site's training samples that the stage uses."""
+        return int(self.held(stage.labels).sizes[0])
 
     def stage(self, facts: Facts) -> Stage:
         return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]

@@ -56,6 +56,8 @@ class SiteConfig:
     revealed, because tests have no noise and can reveal label counts."""
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
+    keys: str | None = None
+    """The folder with the site's node key, which signs the messages of secure aggregation."""
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None
@@ -150,7 +152,7 @@ _EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
 
 def _check(values: Mapping[str, Any], data: object) -> None:
     expect(isinstance(data, str) and bool(data), "data", data, "a path, a dataset's name, or a mapping with a name")
-    for key in ("name", "data_dir", "state", "device", "split"):
+    for key in ("name", "data_dir", "state", "device", "keys", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
     metrics = values.get("metrics", "none")

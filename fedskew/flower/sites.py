@@ -108,13 +108,15 @@ class Sites:
         most_samples: int = MAX_SAMPLES,
         reply_times: ReplyTimes | None = None,
         audit: Callable[[Entry], object] = dict,
+        knows_samples: bool = True,
     ) -> None:
-        """`audit` receives an entry for each request and each reply."""
+        """`audit` receives an entry for each request and each reply. If the server does not know the sites' numbers of
+        samples, each site counts as one sample when it is admitted."""
         self._grid = grid
         self.names = tuple(names)
         self._terms = terms
         self.log, self.audit = log, audit
-        self._most_samples = most_samples
+        self._most_samples, self._knows_samples = most_samples, knows_samples
         self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
         self.samples = [0] * len(names)
@@ -192,7 +194,7 @@ class Sites:
         """Admit a node, or return the reason why not."""
         if isinstance(reply, Failure):
             return reply.reason
-        name, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples")
+        name, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples") if self._knows_samples else 1
         if node.name and name != node.name:
             return f"its key belongs to {node.name!r}, but its site.yaml has the name {name!r}"
         if name not in self.names:
@@ -205,7 +207,7 @@ class Sites:
         if self._admitted.get(client, number) != number:
             return f"another node, {self._admitted[client]}, is already {name!r}"
         node.client, self._admitted[client], self.samples[client] = client, number, samples
-        self.log(f"{name} is connected with {plural(samples, 'sample')}")
+        self.log(f"{name} is connected" + (f" with {plural(samples, 'sample')}" if self._knows_samples else ""))
         return None
 
     def request(
@@ -216,10 +218,12 @@ class Sites:
         timeout: float,
         group: str = "",
         quorum: Quorum | None = None,
+        is_timed: bool = True,
     ) -> dict[int, Reply | Failure]:
         """Send each site its facts, and all of them the same payload. Return their replies within `timeout` seconds.
 
-        Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`).
+        Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`). Requests that
+        are not timed do not count for that time.
         """
         nodes, began = self.online, time.monotonic()
         self._record_requests(kind, facts, payload, group)
@@ -241,7 +245,7 @@ class Sites:
                 client = waiting.pop(message.metadata.reply_to_message_id)
                 answers[client] = _read(message)
                 self._record_answer(kind, client, facts[client], group, answers[client])
-                if isinstance(answers[client], Reply):
+                if is_timed and isinstance(answers[client], Reply):
                     self._reply_times.add(client, time.monotonic() - began)
             if time.monotonic() >= end:
                 missing = self._missing(waiting, timeout)

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, single_updates_needed
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Calibration, Schedule
@@ -61,6 +61,18 @@ class Entry:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
         model = next((part.shares for part in self.parts if issubclass(part, Personal)), "model")
         return ", ".join(dict.fromkeys([f"{model}, sample count", *(part.sends for part in self.parts if part.sends)]))
+
+    @property
+    def single_updates_needed(self) -> str:
+        """Say why the server needs single clients' updates. Empty if their mean is enough, as in secure aggregation."""
+        if self.stands_alone:
+            return "is not a federated method"
+        return next(filter(None, map(single_updates_needed, self.parts)), "")
+
+    @property
+    def secure_aggregation(self) -> bool:
+        """Whether the method works with secure aggregation, in which the server learns only sums of updates."""
+        return not self.single_updates_needed
 
     @property
     def extra_compute(self) -> str:

@@ -52,13 +52,23 @@ def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
 
 
 def markdown_tables() -> str:
-    """Return two tables: the methods of each kind, and which kinds combine."""
+    """Return two tables: the methods of each kind, with those for secure aggregation, and which kinds combine."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)
     names = sorted(kinds, key=_sort_key)
-    lines = ["| sets | methods |", "|---|---|"]
-    lines += [f"| {name} | {', '.join(f'`{method}`' for method in kinds[name])} |" for name in names]
+    lines = ["| sets | methods | with secure aggregation |", "|---|---|---|"]
+    lines += [f"| {name} | {_listed(kinds[name])} | {_secure(kinds[name])} |" for name in names]
     lines += ["", f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     lines += [f"| **{one}** | {' | '.join(clash(one, other) or '✓' for other in names)} |" for one in names]
     return "\n".join(lines) + "\n"
+
+
+def _listed(methods: list[str]) -> str:
+    return ", ".join(f"`{method}`" for method in methods)
+
+
+def _secure(methods: list[str]) -> str:
+    """List the methods that work with secure aggregation."""
+    secure = [method for method in methods if METHODS[method].secure_aggregation]
+    return "all" if secure == methods else _listed(secure) or "none"

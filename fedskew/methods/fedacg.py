@@ -47,6 +47,8 @@ class LookaheadMomentum(ServerRule):
     server_momentum: float = 0.85
     """λ; the value in the authors' code."""
 
+    uses_only_mean = True
+
     def __post_init__(self) -> None:
         expect(0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "a number ≥ 0 and < 1")
 

@@ -43,6 +43,8 @@ class SGD(Solver):
 class Mean(ServerRule):
     """w ← Σ a_k·w_k, which is a server rule's default."""
 
+    uses_only_mean = True
+
 
 @dataclass(frozen=True)
 class SampleWeights(Weighting):

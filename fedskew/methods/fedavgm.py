@@ -31,6 +31,8 @@ class FedAvgM(ServerRule):
     server_lr: float = 1.0
     """η_g."""
 
+    uses_only_mean = True
+
     def __post_init__(self) -> None:
         expect(
             0 <= self.server_momentum < 1,

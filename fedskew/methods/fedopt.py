@@ -39,6 +39,8 @@ class _Adaptive(ServerRule):
     """With a small τ, the steps of all coordinates have similar sizes. With a large τ, they are proportional to m."""
     beta1: float = 0.9
 
+    uses_only_mean = True
+
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
         expect(self.tau > 0, "tau", self.tau, "a number > 0")

@@ -69,6 +69,7 @@ class MethodList(Sequence[Entry]):
                 "sends": entry.sends,
                 "reveals": entry.reveals,
                 "extra compute": entry.extra_compute,
+                "secure aggregation": "yes" if entry.secure_aggregation else "no",
             }
             for entry in self._entries
         ]

@@ -369,12 +369,29 @@ class Weighting(Part):
 class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
+    uses_only_mean: ClassVar[bool] = False
+    """Whether `aggregate` uses the updates only through `updates.mean()`. Then the server needs no single update, so
+    secure aggregation and central privacy are possible."""
+
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current parameters.
 
         The default is FedAvg's weighted mean. A server rule that users choose must override this hook.
         """
         return updates.mean(), state
+
+
+def single_updates_needed(part: type[Part]) -> str:
+    """Say why the server needs single clients' updates for a part. Empty if the mean of the models is enough."""
+    if part.sends:
+        return f"sends {part.sends}"
+    if part.next_server_state is not Part.next_server_state:
+        return "keeps a state on the server that is made from single updates"
+    if issubclass(part, Weighting) and part.weigh is not Weighting.weigh:
+        return "sets the weights of single updates"
+    if issubclass(part, ServerRule) and not part.uses_only_mean:
+        return "uses single updates on the server"
+    return ""
 
 
 def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:

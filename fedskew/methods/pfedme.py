@@ -56,6 +56,8 @@ class PartialMean(ServerRule):
     server_lr: float = 1.0
     """β."""
 
+    uses_only_mean = True
+
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
 

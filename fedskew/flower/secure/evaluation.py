@@ -1,0 +1,49 @@
+"""Tests at the sites with secure aggregation: the server learns how many test samples of all sites are right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedskew.engine import ModelState
+from fedskew.errors import UserError
+from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
+from fedskew.flower.model_message import companion_tensors, model_tensors
+from fedskew.flower.remote_evaluation import Kept, Replies, SiteEvaluation
+from fedskew.flower.secure.sums import SecureSums
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Reply, Sites
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.wire import Facts
+from fedskew.task import Task
+
+_ALL_SITES = -1
+"""The key of the total, which is no site's number."""
+
+
+class SecureEvaluation(SiteEvaluation):
+    """Evaluates models on the sum of the sites' results. No single site's result is known."""
+
+    def __init__(self, sites: Sites, settings: FederationSettings, classes: int, task: Task) -> None:
+        super().__init__(sites, settings, classes, task)
+        self._sums = SecureSums(sites, settings)
+
+    def test_request(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
+        """Make the request for the sites' tests. None if the server tests the model."""
+        return super().test_request(labels, frozen) if self.by_sites else None
+
+    def _ask(
+        self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState], kept: Kept
+    ) -> dict[int, Reply]:
+        self._sites.wait_for(self._settings.sites_to_begin)
+        payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
+        facts = {client: {**test_request, **kept.get(client, {})} for client in self._sites.online}
+        for _ in range(self._settings.attempts):
+            found = self._sums.request("evaluate", facts, payload)
+            if found.total is not None:
+                return {_ALL_SITES: Reply({**found.total.counts}, b"")}
+            self._sites.log(f"the sites' tests have no sum: {found.reason}")
+        raise UserError(f"the sites' tests had no sum in every attempt ({self._settings.attempts}): {found.reason}")
+
+    def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
+        """Return the evaluation of the round. There are no results by site."""
+        return {"evaluation": self.evaluate(replies)} if self.by_sites else server_tests.measure(model, labels)

@@ -1,0 +1,94 @@
+"""Sites' identities: the node keys that sign what a site sends, and the roster of all sites' public keys.
+
+The roster is part of the federation's app. A site's administrator compares the fingerprints in it with those of the
+other sites, and approves it with the app. So a server cannot pretend to be a site.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+
+from fedskew.errors import UserError
+from fedskew.flower.wire import Garbled
+
+Roster = Mapping[str, str]
+"""The public node key of every site, as OpenSSH writes it, without the comment."""
+
+_ALGORITHM = ec.ECDSA(hashes.SHA384())
+
+
+class NodeIdentity:
+    """A site's own node key."""
+
+    def __init__(self, key: Path) -> None:
+        try:
+            private = load_ssh_private_key(key.read_bytes(), password=None)
+        except OSError as error:
+            raise UserError(f"cannot read {key} ({error.strerror}); expected the site's node key") from error
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UserError(f"{key} is not a node key without a passphrase ({error})") from error
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise UserError(f"{key} is not an ECDSA key; expected one of ssh-keygen -t ecdsa -b 384")
+        self._key = private
+
+    @property
+    def public(self) -> str:
+        return self._key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+    def sign(self, content: bytes) -> str:
+        return self._key.sign(content, _ALGORITHM).hex()
+
+
+def verify(public: str, signature: object, content: bytes) -> None:
+    """Raise `Garbled` unless the owner of the public key signed the content."""
+    try:
+        load_public_key(public).verify(bytes.fromhex(str(signature)), content, _ALGORITHM)
+    except (InvalidSignature, ValueError) as error:
+        raise Garbled("its signature does not match its node key in the roster") from error
+
+
+def load_public_key(line: str) -> ec.EllipticCurvePublicKey:
+    """Load a public key in OpenSSH's format. Raise ValueError if it is none."""
+    try:
+        key = load_ssh_public_key(line.encode())
+    except UnsupportedAlgorithm as error:
+        raise ValueError("an unsupported type of key") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("not an ECDSA key")
+    return key
+
+
+def fingerprint(line: str) -> str:
+    """Return the fingerprint that `ssh-keygen -l` shows."""
+    hashed = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return "SHA256:" + base64.b64encode(hashed).decode().rstrip("=")
+
+
+def read_roster(folder: Path, sites: Sequence[str]) -> dict[str, str]:
+    """Read the sites' public keys from `NAME/node.pub` or `NAME.pub` in a folder."""
+    return {site: _read_public_key(folder, site) for site in sites}
+
+
+def _read_public_key(folder: Path, site: str) -> str:
+    for path in (folder / site / "node.pub", folder / f"{site}.pub"):
+        if path.is_file():
+            line = " ".join(path.read_text(encoding="utf-8", errors="replace").split()[:2])
+            try:
+                load_public_key(line)
+            except ValueError as error:
+                raise UserError(f"{path} is not the public key of a site ({error}); expected node.pub") from error
+            return line
+    raise UserError(f"{folder} has no public key of {site!r}; expected {site}/node.pub or {site}.pub")

@@ -1,0 +1,182 @@
+"""One site in one session of secure aggregation. It takes each step once, in order.
+
+What it refuses matters more than what it computes: see `confirm` and `unmask`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Mapping
+
+from fedskew.errors import UserError
+from fedskew.flower.secure.identity import NodeIdentity, Roster, verify
+from fedskew.flower.secure.keys import AgreementKey, decrypt, encrypt
+from fedskew.flower.secure.masks import Vector, add_pairwise_mask, expand_seed
+from fedskew.flower.secure.session import (
+    FEWEST_SITES,
+    PublicKeys,
+    canonical,
+    confirmation,
+    count_needed,
+    keys_context,
+    keys_message,
+)
+from fedskew.flower.secure.shares import SECRET_BYTES, split_secret
+from fedskew.flower.wire import Garbled
+
+STEPS = ("keys", "shares", "input", "confirm", "unmask", "end")
+RecordRelease = Callable[[str, list[str]], None]
+"""Called with the request's digest and the contributors before a site reveals shares. It may refuse."""
+
+
+class Participant:
+    """The secrets of one site in one session."""
+
+    def __init__(self, session: str, name: str, identity: NodeIdentity, roster: Roster, threshold: float) -> None:
+        self._session, self._name, self._identity = session, name, identity
+        self._roster, self._threshold = roster, threshold
+        self._sealing, self._masking = AgreementKey(), AgreementKey()
+        self._seed = secrets.token_bytes(SECRET_BYTES)
+        """The seed of the site's own mask. Without that mask, a server could call a late update missing, learn the
+        pairwise masks, and read the update when it arrives."""
+        self._keys: dict[str, PublicKeys] = {}
+        self._own_shares = (b"", b"")
+        self._peers: dict[str, tuple[bytes, bytes]] = {}
+        """The shares of each site's seed and of its masking key, for the sites that sent shares."""
+        self._request = ""
+        self._contributors: list[str] = []
+        self._next = "keys"
+
+    def public_keys(self) -> PublicKeys:
+        """Step 1: return the signed public keys."""
+        self._begin("keys")
+        sealing, masking = self._sealing.public, self._masking.public
+        commitment = hashlib.sha256(self._seed).digest()
+        signature = self._identity.sign(keys_message(self._session, self._name, sealing, masking, commitment))
+        self._keys = {self._name: PublicKeys(sealing, masking, commitment, signature)}
+        return self._keys[self._name]
+
+    def make_shares(self, keys: Mapping[str, PublicKeys]) -> dict[str, bytes]:
+        """Step 2: return encrypted shares of both secrets for every other site."""
+        self._begin("shares")
+        own = self._keys[self._name]
+        if keys.get(self._name) != own:
+            raise Garbled("the session's list of keys does not have this site's keys")
+        if len(keys) < FEWEST_SITES:
+            raise Garbled(f"the session has {len(keys)} sites; expected at least {FEWEST_SITES}")
+        for name, found in keys.items():
+            self._check_keys(name, found)
+        public = [key for found in keys.values() for key in (found.sealing, found.masking)]
+        if len(set(public)) < len(public):
+            raise Garbled("two keys of the session are the same")
+        self._keys = {name: keys[name] for name in sorted(keys)}
+        secrets_ = (self._seed, self._masking.private)
+        shares = [split_secret(secret, self.needed, len(keys)) for secret in secrets_]
+        by_site = dict(zip(self._keys, zip(*shares, strict=True), strict=True))
+        self._own_shares = by_site.pop(self._name)
+        return {
+            peer: encrypt(self._sealing_key(peer), b"".join(pair), self._sealing_context(self._name, peer))
+            for peer, pair in by_site.items()
+        }
+
+    def _check_keys(self, name: str, keys: PublicKeys) -> None:
+        if name not in self._roster:
+            raise Garbled(f"the session has a site {name!r} that is not in the roster")
+        message = keys_message(self._session, name, keys.sealing, keys.masking, keys.commitment)
+        try:
+            verify(self._roster[name], keys.signature, message)
+        except Garbled as error:
+            raise Garbled(f"{name}: {error}") from error
+
+    @property
+    def needed(self) -> int:
+        """The number of sites that can unmask the sum."""
+        return count_needed(len(self._keys), self._threshold)
+
+    def receive_shares(self, sealed: Mapping[str, bytes]) -> None:
+        """Step 3, before the site works on the request: read the shares of the other sites."""
+        self._begin("input")
+        if strange := sorted(sealed.keys() - (self._keys.keys() - {self._name})):
+            raise Garbled(f"shares come from {strange[0]!r}, which has no keys in the session")
+        self._peers = {self._name: self._own_shares}
+        for peer, content in sealed.items():
+            opened = decrypt(self._sealing_key(peer), content, self._sealing_context(peer, self._name))
+            self._peers[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
+        if len(self._peers) < self.needed:
+            raise Garbled(f"{len(self._peers)} sites have sent shares; expected at least {self.needed}")
+
+    def mask(self, vector: Vector, request: str) -> Vector:
+        """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
+        if self._next != "confirm" or self._request:
+            raise UserError("this session's masks are used already; a second vector would reveal the difference")
+        self._request = request
+        masked = vector + expand_seed(self._seed, len(vector))
+        for peer in self._peers.keys() - {self._name}:
+            masked = add_pairwise_mask(masked, self._masking_seed(peer), self._name, peer)
+        return masked
+
+    def confirm(self, contributors: list[str]) -> str:
+        """Step 4: sign the list of sites whose vectors are in the sum. A site signs one list per session."""
+        self._begin("confirm")
+        if not self._request:
+            raise UserError("the server asks to confirm a sum to which this site has not contributed")
+        if len(set(contributors)) < len(contributors) or not set(contributors) <= self._peers.keys():
+            raise Garbled("the list of contributors has sites that did not send shares")
+        if len(contributors) < self.needed:
+            raise Garbled(f"the sum has {len(contributors)} contributors; this site needs at least {self.needed}")
+        self._contributors = sorted(contributors)
+        return self._identity.sign(self._confirmation())
+
+    def unmask(self, signatures: Mapping[str, object], record: RecordRelease) -> tuple[dict[str, bytes], ...]:
+        """Step 5: return one share per site: of its seed if it contributed, and otherwise of its masking key.
+
+        With both shares of enough sites, the server could read a single update. So a site never reveals both for the
+        same peer. It reveals them only for the list that it signed, and only if enough sites signed the same list for
+        the same request.
+        """
+        self._begin("unmask")
+        confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._peers)
+        if confirmed < self.needed:
+            raise Garbled(f"{confirmed} sites have confirmed the sum; this site needs at least {self.needed}")
+        record(self._request, self._contributors)
+        seeds = {name: self._peers[name][0] for name in self._contributors}
+        others = {name: shares[1] for name, shares in self._peers.items() if name not in seeds}
+        self._peers, self._seed = {}, b""
+        return seeds, others
+
+    def _has_signed(self, name: str, signature: object) -> bool:
+        """Whether a site has signed the list that this site signed, for the same request."""
+        try:
+            verify(self._roster[name], signature, self._confirmation())
+        except Garbled:
+            return False
+        return True
+
+    def _begin(self, step: str) -> None:
+        """Allow each step once and in order. A step that fails ends the session at this site."""
+        if step != self._next:
+            raise UserError(f"the server asks for step {step!r} of a session; this site expects {self._next!r}")
+        self._next = STEPS[STEPS.index(step) + 1]
+
+    def _confirmation(self) -> bytes:
+        return confirmation(self._context(), self._request, self._contributors)
+
+    def _context(self) -> bytes:
+        return keys_context(self._session, self._keys)
+
+    def _sealing_key(self, peer: str) -> bytes:
+        return self._sealing.agree(
+            self._keys[peer].sealing, canonical("seal", self._session, *sorted((self._name, peer)))
+        )
+
+    def _sealing_context(self, sender: str, receiver: str) -> bytes:
+        return canonical("shares", self._context().decode(), sender, receiver)
+
+    def _masking_seed(self, peer: str) -> bytes:
+        return self._masking.agree(self._keys[peer].masking, mask_purpose(self._session, self._name, peer))
+
+
+def mask_purpose(session: str, one: str, other: str) -> bytes:
+    """The purpose for which two sites agree on the seed of their pairwise mask."""
+    return canonical("mask", session, *sorted((one, other)))

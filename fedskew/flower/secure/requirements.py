@@ -1,0 +1,32 @@
+"""Refuse what secure aggregation cannot do, before anything starts."""
+
+from __future__ import annotations
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.flower.contract import Contract
+from fedskew.flower.secure.session import FEWEST_SITES
+from fedskew.flower.settings import FederationSettings
+from fedskew.methods.class_weights import entries_with_weights
+
+
+def require_sums_suffice(settings: FederationSettings, contract: Contract, config: Config) -> None:
+    """Refuse methods and settings for which the server needs single sites' answers."""
+    if not settings.secure_aggregation:
+        return
+    for entry in entries_with_weights(config.method, config.class_weights):
+        if entry.single_updates_needed:
+            raise UserError(
+                f"{entry.name} {entry.single_updates_needed}, so it cannot use secure aggregation; expected a method "
+                "whose server needs only the mean (see the column of `fedskew methods`)"
+            )
+    if contract.column_sums:
+        raise UserError(
+            "column sums are sent by single sites; secure aggregation needs an encoding from a file (init --encoding "
+            "without --column-sums)"
+        )
+    if config.clients_per_round is not None and config.clients_per_round < FEWEST_SITES:
+        raise UserError(
+            f"clients_per_round is {config.clients_per_round}; secure aggregation needs at least {FEWEST_SITES} sites "
+            "in a round"
+        )

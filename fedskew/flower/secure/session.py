@@ -1,0 +1,80 @@
+"""What both sides of a session compute in the same way: thresholds, and the bytes that sites sign."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedskew.flower.wire import Facts, Garbled
+
+FEWEST_SITES = 3
+"""With two sites, each knows the other's update from the sum and its own."""
+LEAST_THRESHOLD = 2 / 3
+"""The smallest share of a session's sites that can unmask its sum.
+
+A dishonest server must not learn both secrets of a site. It could tell some sites that the update of a site arrived,
+and others that it did not. Then it needs t honest or colluding sites for either secret. If c of n sites collude with
+it, that fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude.
+"""
+
+
+def count_needed(sites: int, threshold: float) -> int:
+    """The number of sites that can unmask a sum, out of those with keys in the session."""
+    return max(2, math.ceil(threshold * sites - 1e-9))
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """The public keys of one site in one session."""
+
+    sealing: bytes
+    """For the encryption of shares."""
+    masking: bytes
+    """For the seeds of pairwise masks."""
+    commitment: bytes
+    """The hash of the seed of the site's own mask, by which the server recognises a seed from wrong shares."""
+    signature: str
+
+    def to_json(self) -> Facts:
+        keys = {name: getattr(self, name).hex() for name in ("sealing", "masking", "commitment")}
+        return {**keys, "signature": self.signature}
+
+    @classmethod
+    def from_json(cls, values: object) -> PublicKeys:
+        if not isinstance(values, dict) or values.keys() != {"sealing", "masking", "commitment", "signature"}:
+            raise Garbled("its keys are not readable")
+        sealing, masking, commitment = (from_hex(values[name], 32) for name in ("sealing", "masking", "commitment"))
+        return cls(sealing, masking, commitment, str(values["signature"]))
+
+
+def from_hex(value: object, length: int | None = None) -> bytes:
+    """Read bytes that another machine sent as text."""
+    try:
+        content = bytes.fromhex(str(value))
+    except ValueError as error:
+        raise Garbled("it has bytes that are not readable") from error
+    if length is not None and len(content) != length:
+        raise Garbled(f"it has a value of {len(content)} bytes; expected {length}")
+    return content
+
+
+def canonical(step: str, *values: object) -> bytes:
+    """Return values as bytes, which are different for different steps and values."""
+    return json.dumps(["fedskew secure aggregation 1", step, *values], sort_keys=True).encode()
+
+
+def keys_message(session: str, site: str, sealing: bytes, masking: bytes, commitment: bytes) -> bytes:
+    """The bytes that a site signs in step 1."""
+    return canonical("keys", session, site, sealing.hex(), masking.hex(), commitment.hex())
+
+
+def keys_context(session: str, keys: Mapping[str, PublicKeys]) -> bytes:
+    """The bytes that identify a session and the keys of all its sites."""
+    return canonical("context", session, {site: found.to_json() for site, found in keys.items()})
+
+
+def confirmation(context: bytes, request: str, contributors: Iterable[str]) -> bytes:
+    """The bytes that a site signs in step 4. `request` is the digest of what the server asked for in step 3."""
+    return canonical("confirm", context.decode(), request, sorted(contributors))
