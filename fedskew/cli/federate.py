@@ -57,6 +57,15 @@ _ColumnSums = Annotated[
     ),
 ]
 
+_SecureAggregation = Annotated[
+    bool,
+    typer.Option(
+        "--secure-aggregation",
+        help="let the server learn only sums over the sites, and no single site's update",
+        rich_help_panel=FEDERATION,
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     group = typer.Typer(cls=Commands, help="Run a federation across machines with Flower.", no_args_is_help=True)
@@ -134,6 +143,13 @@ def _init(
                FEDERATION),
     ] = None,
     column_sums: _ColumnSums = False,
+    secure_aggregation: _SecureAggregation = False,
+    node_keys: Annotated[
+        str | None,
+        option("--node-keys", "DIR",
+               "folder with the sites' public keys, NAME/node.pub or NAME.pub; requires --secure-aggregation",
+               FEDERATION),
+    ] = None,
     federation: _FederationSettings = None,
 ) -> None:  # fmt: skip
     """Write the Flower app of a federation, with a README for its operators.
@@ -148,6 +164,7 @@ def _init(
     from fedskew.flower.contract import Contract
     from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import contract_from_file, contract_from_text, make_settings, resolve_config
+    from fedskew.flower.secure.identity import read_roster
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None and encoding is None) or (shape and encoding):
@@ -160,7 +177,12 @@ def _init(
         contract = Contract.from_dataset(load(config.data, config.data_dir, **data_options(config)))
     if column_sums:
         contract = contract.draft()
-    federation_settings = make_settings(names, parse_assignments(federation or ()))
+    values = parse_assignments(federation or ())
+    if secure_aggregation != (node_keys is not None):
+        raise UserError("--secure-aggregation and --node-keys go together; expected both, or neither")
+    if node_keys is not None:
+        values |= {"secure_aggregation": True, "node_keys": read_roster(Path(node_keys), names)}
+    federation_settings = make_settings(names, values)
     resolved_config = resolve_config(config, contract, names)
     path = write_app(folder, federation_settings, contract, resolved_config)
     for warning in settings_warnings(federation_settings, contract, resolved_config):
@@ -184,6 +206,7 @@ def _up(
         ),
     ] = 3,
     column_sums: _ColumnSums = False,
+    secure_aggregation: _SecureAggregation = False,
     federation: _FederationSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -206,7 +229,8 @@ def _up(
     config = settings.config()
     if config.partition.rule not in ("column", "counts", "saved"):  # these take the sites from the data or a file
         config = with_values(config, {"partition.clients": sites})
-    trial = plan_trial(Path(folder), config, parse_assignments(federation or ()), column_sums)
+    values = parse_assignments(federation or ()) | ({"secure_aggregation": True} if secure_aggregation else {})
+    trial = plan_trial(Path(folder), config, values, column_sums)
     for warning in settings_warnings(*read_app(trial.app)):
         show(f"warning: {warning}")
     run = run_folder(trial)

@@ -14,6 +14,7 @@ from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
+    from fedskew.flower.settings import FederationSettings
     from fedskew.flower.site_config import SiteConfig
 
 
@@ -72,6 +73,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     if site.name not in settings.sites:
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     site.policy.require_run(config)
+    site.policy.require_secure_aggregation(settings.secure_aggregation)
     site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
     site.policy.require_noise_on_all(settings.privacy, settings.share_loss)
     contract.admit(federation.dataset)
@@ -93,8 +95,19 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
+    if settings.secure_aggregation:
+        _check_secure_aggregation(settings, site)
     if not require_approval(Path(app), site.folder):
         notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
+
+
+def _check_secure_aggregation(settings: FederationSettings, site: SiteConfig) -> None:
+    from fedskew.flower.secure.site import SecureSite
+    from fedskew.flower.secure.terms import SecureTerms
+
+    terms = SecureTerms.from_settings(settings)
+    assert terms is not None
+    SecureSite(site, str).identity(terms)
 
 
 def _show_column_sums(site: SiteConfig, federation: Federation) -> None:

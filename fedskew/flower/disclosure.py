@@ -10,6 +10,8 @@ from fedskew.experiment.preparation import data_shape
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
+from fedskew.flower.secure.identity import fingerprint
+from fedskew.flower.secure.session import count_needed
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_name, entries_with_weights, sent_by_clients
@@ -45,6 +47,8 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
     """Describe what leaves a site, one line for each kind of data."""
     entries = entries_with_weights(config.method, config.class_weights)
     loss = " and the mean training loss" if settings.share_loss else ""
+    if settings.secure_aggregation:
+        return _secure_disclosures(settings, config, entries_name(entries))
     tests = TESTS[settings.site_metrics]
     if settings.local_tests:
         tests += (
@@ -57,6 +61,22 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
         f"tests: {tests}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
         f"privacy: {describe_privacy(settings, config.rounds)}",
+    ]
+
+
+def _secure_disclosures(settings: FederationSettings, config: Config, method: str) -> list[str]:
+    """Describe what leaves a site with secure aggregation."""
+    loss = ", their mean training loss" if settings.share_loss else ""
+    sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
+    fewest = count_needed(sites, settings.secure_threshold)
+    return [
+        f"{method} sends only masked numbers: if {sites} sites begin a round and at least {fewest} complete it, the "
+        f"server learns the mean of their updates{loss} and the total of their sample counts; it cannot read a single "
+        "site's update, unless a third of the sites or more help it",
+        "tests: " + ("totals over all sites" if settings.evaluation == "sites" else "nothing"),
+        "sums can still reveal something about a site, to everyone who has the model",
+        f"privacy: {describe_privacy(settings, config.rounds)}",
+        *(f"node key of {name}: {fingerprint(key)}" for name, key in (settings.node_keys or {}).items()),
     ]
 
 

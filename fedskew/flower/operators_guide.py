@@ -55,6 +55,7 @@ data: data.npz                # {kind} data with inputs of shape {shape}; any fo
 # data: {{name: patients.csv, label: diagnosis}}
 state: state                  # state that methods keep between rounds; back it up with the data
 # metrics: total              # the most detailed test results that this site reports: none, total or class
+# keys: keys                  # folder with this site's node.key; only for secure aggregation
 # packages: [hospital_models] # packages, besides fedskew and the app, whose methods and models may run here
 # policy: {{methods: [fedavg], reveals: [], rounds: 200, noise: 1.0, clip: 2.0, hours: 20-6}}   # limits; see deploy.md
 # device: cuda

@@ -108,7 +108,6 @@ class Policy:
         if self.hours is not None and not _within(now.hour, *self.hours):
             first, last = self.hours
             raise UserError(f"this site works from {first} to {last} o'clock only (policy.hours)")
-        self.require_secure_aggregation(facts["terms"].get("secure_aggregation") is not None)
         if facts["kind"] != "train":
             return
         round = facts["key"]["round"] + 1

@@ -125,6 +125,8 @@ class Site:
                 f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
             )
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
+        is_secure = facts["terms"].get("secure_aggregation") is not None
+        self.config.policy.require_secure_aggregation(is_secure)
         require_approved(facts, self.config)
         name = digest(json.dumps(facts["terms"]["config"], sort_keys=True).encode())[:16]
         self._ledger.require_time(name)
@@ -132,7 +134,7 @@ class Site:
         try:
             run = self._current_run(facts["terms"])
             with arithmetic(run.config.precision):
-                if facts["terms"].get("secure_aggregation") is not None:
+                if is_secure:
                     return self._secure_site().answer(run, facts, payload, lambda f, p: requests[f["kind"]](run, f, p))
                 if facts["kind"] not in requests or "secure" in facts:
                     raise UserError("the server requests a step of secure aggregation, which the run does not use")

@@ -21,6 +21,7 @@ from fedskew.flower.planning import make_settings, read_app, resolve_config
 from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, revealed_by
 from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
+from fedskew.flower.secure.identity import read_roster
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.supervised_run import completed_rounds, run_to_end
 from fedskew.methods import make_method
@@ -43,9 +44,12 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
                 f"--data synthetic --set data.classes={','.join(federation.dataset.classes)}"
             )
     names = site_names(federation)
+    is_secure = bool(settings.get("secure_aggregation"))
+    keys = make_credentials(folder / "keys", names) if is_secure else None
     values = {
         "minimum": federation.clients,
-        **_tests(config),
+        **_tests(config, is_secure),
+        **({} if keys is None else {"node_keys": read_roster(keys.folder / "sites", names)}),
         "folder": str((folder / "run").resolve()),
         **settings,
     }
@@ -62,10 +66,12 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
             shutil.rmtree(app)
         write_app(app, planned, contract, resolve_config(config, contract, names))
         shutil.copyfile(split, folder / "split.json")
-    keys = make_credentials(folder / "keys", names)
+    keys = keys or make_credentials(folder / "keys", names)
     trial = LocalFederation(folder, app, keys, names, forks_workers=True)
     for client, name in enumerate(names):
-        write_site(trial.site_file(name), _site(client, name, config, planned, column_sums))
+        site = _site(client, name, config, planned, column_sums)
+        own_keys = {"keys": str(keys.node(name).folder.resolve())} if is_secure else {}
+        write_site(trial.site_file(name), site | own_keys)
     return trial
 
 
@@ -96,11 +102,11 @@ def site_names(federation: Federation) -> list[str]:
     return [f"site-{site:0{digits}d}" for site in range(1, number + 1)]
 
 
-def _tests(config: Config) -> dict[str, Any]:
+def _tests(config: Config, is_secure: bool) -> dict[str, Any]:
     """Let the server test the model. If there is no global model, each site tests its own."""
     personal = make_method(config.method, config.method_params).personal
     if personal is not None and not personal.has_global_model:
-        return {"evaluation": "sites", "site_metrics": "class"}
+        return {"evaluation": "sites", "site_metrics": "total" if is_secure else "class"}
     test_data = {"data_dir": _data_dir(config), **_data(config)}
     return {"evaluation": "server", "site_metrics": "none", "test_data": test_data}
 

@@ -71,4 +71,7 @@ def _listed(methods: list[str]) -> str:
 def _secure(methods: list[str]) -> str:
     """List the methods that work with secure aggregation."""
     secure = [method for method in methods if METHODS[method].secure_aggregation]
-    return "all" if secure == methods else _listed(secure) or "none"
+    others = [method for method in methods if method not in secure]
+    if not others:
+        return "all"
+    return f"all but {_listed(others)}" if len(others) < len(secure) else _listed(secure) or "none"

@@ -1,8 +1,8 @@
 """Fixed-point numbers modulo 2⁶⁴, so that masked updates add up exactly.
 
 A site with weight w sends round(w·x·2^f) for every number x of its update. The server adds these up, and divides the
-sum by Σw·2^f. If every site's weight is a whole number of at least 1, the mean differs from the exact weighted mean by at
-most 2^-(f+1), plus the rounding of float64. f is as large as the bounds allow: Σ|w·x|·2^f stays below 2⁶².
+sum by Σw·2^f. Every weight is a whole number of at least 1, so the mean differs from the exact weighted mean by at most
+2^-(f+1), plus the rounding of float64. f is as large as the bounds allow: Σ|w·x|·2^f stays below 2⁶².
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class FixedPoint:
         for bits, tensors in ((self.fraction_bits, values), (0, whole)):
             for name, shape in tensors:
                 end = start + math.prod(shape)
-                means[name] = np.ldexp(numbers[start:end].astype(np.float64), -bits).reshape(shape) / weight
+                means[name] = (np.ldexp(numbers[start:end].astype(np.float64), -bits) / weight).reshape(shape)
                 start = end
         return Total(found, weight, means)
 

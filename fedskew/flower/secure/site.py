@@ -62,7 +62,7 @@ class SecureSite:
         """Answer a request of a run with secure aggregation."""
         terms = SecureTerms.from_json(facts["terms"]["secure_aggregation"])
         self._require_approved_roster()
-        kind, identity = facts["kind"], self._identity(terms)
+        kind, identity = facts["kind"], self.identity(terms)
         if kind == "hello":
             return {"site": answer_plainly(facts, payload)[0]["site"]}, b""
         if kind == "secure_keys":
@@ -75,7 +75,7 @@ class SecureSite:
         session = self._session(secure)
         session.receive_shares({name: from_hex(sealed) for name, sealed in _mapping(secure.get("shares")).items()})
         plain = {name: value for name, value in facts.items() if name != "secure"}
-        contribution = self._contribution(run, plain, payload, answer_plainly)
+        contribution = self._contribution(run, plain, payload, answer_plainly, terms.largest_change)
         try:
             vector, layout = terms.encoding.encode(contribution)
         except OutOfRange as error:
@@ -98,7 +98,12 @@ class SecureSite:
         return {name: {n: share.hex() for n, share in s.items()} for name, s in (("seeds", seeds), ("keys", keys_))}
 
     def _contribution(
-        self, run: RunAtSite, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]
+        self,
+        run: RunAtSite,
+        facts: Facts,
+        payload: bytes,
+        answer_plainly: Callable[[Facts, bytes], Answer],
+        largest_loss: float,
     ) -> Contribution:
         if facts["kind"] == "evaluate":
             return self._tests(facts, payload, answer_plainly)
@@ -109,7 +114,8 @@ class SecureSite:
         samples = run.sample_count(stage)
         weight = samples if (stage.average or run.config.average) == "samples" else 1
         counts = {"samples": samples, "visits": int(reply["visits"])}
-        return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, reply.get("loss"))
+        loss = min(reply["loss"], largest_loss) if "loss" in reply else None
+        return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, loss)
 
     def _tests(self, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
         """Return how many test samples are right. A site that does not report its tests adds zeros."""
@@ -136,7 +142,8 @@ class SecureSite:
             raise UserError("this site does not know the session; its worker has been started again, or it came late")
         return self._sessions[name]
 
-    def _identity(self, terms: SecureTerms) -> NodeIdentity:
+    def identity(self, terms: SecureTerms) -> NodeIdentity:
+        """Load the site's node key. Refuse terms with another public key of this site."""
         if self._config.keys is None:
             raise UserError("secure aggregation needs this site's node key; expected keys: FOLDER in its site.yaml")
         identity = NodeIdentity(NodeKeys(self._config.folder / self._config.keys).private)
