@@ -8,7 +8,7 @@ from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import companion_tensors, model_tensors
-from fedskew.flower.remote_evaluation import Kept, Replies, SiteEvaluation
+from fedskew.flower.remote_evaluation import Kept, Replies, SiteEvaluation, TestedModel
 from fedskew.flower.secure.sums import SecureSums
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites
@@ -27,9 +27,9 @@ class SecureEvaluation(SiteEvaluation):
         super().__init__(sites, settings, classes, task)
         self._sums = SecureSums(sites, settings)
 
-    def test_request(self, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
+    def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
         """Make the request for the sites' tests. None if the server tests the model."""
-        return super().test_request(labels, frozen) if self.by_sites else None
+        return super().test_request(tested, labels, frozen) if self.by_sites else None
 
     def _ask(
         self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState], kept: Kept
