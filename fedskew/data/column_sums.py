@@ -29,7 +29,7 @@ from fractions import Fraction
 import numpy as np
 
 from fedskew.data.table_encoding import ColumnEncoding, Numbers, RawTable, Strings, TableEncoding
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 SMALLEST_GROUP = 5
 """By default, a site reports nothing about fewer rows than this."""
@@ -53,10 +53,11 @@ class NumberSums:
     """Sum of the squared deviations from the mean."""
 
     def describe(self) -> str:
+        gaps = plural(self.missing, "gap")
         if not self.count:
-            return f"{self.name}: no value, {self.missing} gaps"
-        deviation = math.sqrt(self.squares / self.count)
-        return f"{self.name}: {self.count} values, mean {self.mean:.6g}, deviation {deviation:.6g}, {self.missing} gaps"
+            return f"{self.name}: no value, {gaps}"
+        values, deviation = plural(self.count, "value"), math.sqrt(self.squares / self.count)
+        return f"{self.name}: {values}, mean {self.mean:.6g}, deviation {deviation:.6g}, {gaps}"
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class Dataset:
         return dict(self.source) or {"name": self.name}
 
     def __repr__(self) -> str:
-        sizes = f"{len(self.train)} training and {len(self.test)} test samples"
+        sizes = f"{len(self.train)} training and {plural(len(self.test), 'test sample')}"
         return f"Dataset({self.name!r}, {self.kind}, {len(self.classes)} classes, {sizes} of shape {self.input_shape})"
 
     @property
@@ -153,7 +153,7 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
         check_label_matrix(y, classes, where)
         y = np.zeros(len(y), np.int64)
     if len(x) != len(y):
-        raise UserError(f"{where}: {len(x)} inputs but {len(y)} labels; expected equal lengths")
+        raise UserError(f"{where}: {plural(len(x), 'input')} but {plural(len(y), 'label')}; expected equal lengths")
     if len(y) == 0:
         raise UserError(f"{where}: no samples")
     outside = np.flatnonzero((y < 0) | (y >= classes))

@@ -46,7 +46,7 @@ class Federation:
             f"{key}={value!r}" for key, value in self.partition.items() if key not in ("name", "clients")
         )
         rule = f"{self.partition.get('name')}({params})"
-        return f"Federation({self.dataset.name!r}, {self.clients} clients, {rule}, seed={self.seed})"
+        return f"Federation({self.dataset.name!r}, {plural(self.clients, 'client')}, {rule}, seed={self.seed})"
 
     def _repr_html_(self) -> str:
         """Show the class × client map in a notebook."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from fedskew.data.csv_files import find_delimiter, read_csv
 from fedskew.data.partitions.rule import IntArray
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
@@ -95,7 +95,8 @@ def _read_table(path: Path, data_classes: Sequence[str]) -> LabelCounts:
     width = len(rows[0].cells)
     for row in rows:
         if len(row.cells) != width:
-            raise UserError(f"{path} line {row.line}: {len(row.cells)} columns; expected {width}, as in the first row")
+            found = plural(len(row.cells), "column")
+            raise UserError(f"{path} line {row.line}: {found}; expected {width}, as in the first row")
     has_header = _is_header(rows[0].cells, data_classes)
     header, body = (rows[0].cells, rows[1:]) if has_header else ([""] * width, rows)
     if not body:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.report.document import Document, document
 from fedskew.report.page.render import body, charts, page
 from fedskew.results import LoadedRuns, Result, find_runs, load_runs_and_races
@@ -99,16 +99,12 @@ def _status(loaded: LoadedRuns, ended: bool) -> str:
     if not runs and not races:
         return "ended before the first round" if ended else "waiting"
     unfinished = [_position(run) for run in runs if not run.finished]
-    unfinished += [f"race: {_rungs_done(len(race.rungs))}" for race in races if not race.finished]
+    unfinished += [f"race: {plural(len(race.rungs), 'rung')} done" for race in races if not race.finished]
     if not unfinished:
         return "finished"
     finished = sum(run.finished for run in runs)
     parts = [f"{finished} of {len(runs)} runs finished"] if len(runs) > 1 else []
     return ", ".join([*(["interrupted"] if ended else []), *parts, *unfinished[:_MAX_LISTED]])
-
-
-def _rungs_done(rungs: int) -> str:
-    return f"{rungs} rung{'s' * (rungs != 1)} done"
 
 
 def _position(run: Result) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from fedskew.errors import UserError, did_you_mean
+from fedskew.errors import UserError, did_you_mean, plural
 
 
 def named_tensors(part: object, hook: str, returned: object) -> dict[str, Tensor]:
@@ -53,7 +53,7 @@ def wrong_tensors(part: object, hook: str, returned: object, expected: Mapping[s
 def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) -> UserError:
     """Make the error for a server rule that does not return the next parameters and the next state."""
     if not isinstance(returned, tuple | list) or len(returned) != 2:
-        found = f"{len(returned)} values" if isinstance(returned, tuple | list) else _describe(returned)
+        found = plural(len(returned), "value") if isinstance(returned, tuple | list) else _describe(returned)
         return UserError(
             f"{_call(part, 'aggregate')} returned {found}; expected two: the next parameters and the state"
         )
@@ -63,7 +63,8 @@ def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) 
 def wrong_weights(part: object, returned: object, weights: Tensor) -> UserError:
     """Make the error for a weighting that does not return one number per participant."""
     found = _describe(returned)
-    return UserError(f"{_call(part, 'weigh')} returned {found}; expected {len(weights)} numbers, one per participant")
+    numbers = plural(len(weights), "number")
+    return UserError(f"{_call(part, 'weigh')} returned {found}; expected {numbers}, one per participant")
 
 
 def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:

@@ -102,7 +102,7 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
         ("1,-2,3\n4,5,6\n", "line 1 column 2: '-2'"),
         ("1.5,2,3\n4,5,6\n", "line 1 column 1: '1.5'"),
         ("1,,3\n4,5,6\n", "line 1 column 2: ''"),
-        ("a,b\n1\n", "1 columns; expected 2"),
+        ("a,b\n1\n", "1 column; expected 2"),
         ("a,b\n", "no clients"),
         ("a,b\n1,2\n0,0\n", "client '1' has no samples"),
         ("client,a\n0,1\n", "counts of one class; expected at least 2 classes"),

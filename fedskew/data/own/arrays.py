@@ -16,7 +16,7 @@ from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import known_classes, read_labels
 from fedskew.data.table_encoding import RawTable
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, plural, unknown
 
 _CHANNELS = (1, 3, 4)
 _LAYOUTS = ("nchw", "nhwc")
@@ -71,7 +71,7 @@ def array_dataset(
         has_only_numbers = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
         return replace(dataset, columns=(), encoding=None) if has_only_numbers else dataset
     if columns is not None:
-        raise UserError(f"columns has {len(columns)} names, but {where[0]} holds images; leave columns out")
+        raise UserError(f"columns is set, but {where[0]} holds images; leave columns out")
     return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)
 
 
@@ -98,7 +98,8 @@ def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence
     names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
     if len(names) != width or len(set(names)) < width:
         raise UserError(
-            f"columns has {len(names)} names, {where[0]} has shape {arrays[0].shape}; expected one per feature"
+            f"columns has {plural(len(set(names)), 'different name')}, but {where[0]} has "
+            f"{plural(width, 'feature')}; expected one name per feature"
         )
     tables = []
     for array, source in zip(arrays, where, strict=True):
@@ -119,7 +120,8 @@ def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | 
         if array.dtype.kind not in "biuf":
             raise UserError(f"{name}: values of type {array.dtype}; expected numbers")
         if array.ndim not in (2, 3, 4):
-            raise UserError(f"{name}: {array.ndim} dimensions; expected 2 (a table), 3 (grey images) or 4 (images)")
+            found = plural(array.ndim, "dimension")
+            raise UserError(f"{name}: {found}; expected 2 (a table), 3 (grey images) or 4 (images)")
         if array.ndim != arrays[0].ndim:
             raise UserError(f"{name}: {array.ndim} dimensions, but {where[0]} has {arrays[0].ndim}; expected the same")
     if arrays[0].ndim == 2:

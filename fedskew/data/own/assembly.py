@@ -15,7 +15,7 @@ from fedskew.data.images import channel_statistics
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
 from fedskew.data.table_encoding import DraftEncoding, RawTable, Strings, TableEncoding, fit_encoding
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 Array = npt.NDArray[np.generic]
 IntArray = npt.NDArray[np.int64]
@@ -54,7 +54,8 @@ def assemble(
     """
     for part in parts:
         if len(part.x) != len(part.labels):
-            raise UserError(f"{part.where}: {len(part.x)} inputs but {len(part.labels)} labels; expected equal lengths")
+            found = f"{plural(len(part.x), 'input')} but {plural(len(part.labels), 'label')}"
+            raise UserError(f"{part.where}: {found}; expected equal lengths")
     names, numbers = encode_labels([part.labels for part in parts], classes)
     splits = _train_and_test(parts, numbers, test_fraction)
     dataset = _dataset(name, kind, names, splits, (length, vocabulary), encoding)
@@ -143,7 +144,7 @@ def _encoding_notes(
     if found := [f"{column} {count}" for column, count in gaps.items() if count]:
         marked = sum(column.marks_gaps for column in encoding.columns)
         how = "numbers are filled with the mean"
-        how += f", and {marked} more input{'s' * (marked != 1)} mark{'s' * (marked == 1)} them" if marked else ""
+        how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} them" if marked else ""
         notes.append(f"{name}: gaps in {_shortened(found)}: {how}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]

@@ -16,7 +16,7 @@ import torch
 from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
 from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.labels import class_list, encode_labels, read_labels
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 _LARGEST_EXACT = 1 << 24
 """If one input is floating-point, all inputs are stored as float32. This is exact for whole numbers up to this one."""
@@ -66,7 +66,8 @@ def _train_and_test(
     samples = [Samples(x, y) for x, y in zip(rows, numbers, strict=True)]
     for part, where in zip(samples, ("x", "test x"), strict=False):
         if len(part.x) != len(part.y):
-            raise UserError(f"{where}: {len(part.x)} inputs but {len(part.y)} labels; expected equal lengths")
+            found = f"{plural(len(part.x), 'input')} but {plural(len(part.y), 'label')}"
+            raise UserError(f"{where}: {found}; expected equal lengths")
     if len(samples) == 2:
         if fraction is not None:
             raise UserError("there is a test part; leave out test_fraction")

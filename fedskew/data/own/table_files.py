@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, is_unnamed, make_strings
 from fedskew.data.own.tables import Table
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
 TEST_SPLITS = ("test", "validation", "valid", "val")
@@ -100,7 +100,8 @@ def _read_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
     header = [name.strip() for name in rows[0][1]]
     for line, cells in rows[1:]:
         if len(cells) != len(header):
-            raise UserError(f"{path}: line {line} has {len(cells)} cells; expected {len(header)} as in the first line")
+            found = plural(len(cells), "cell")
+            raise UserError(f"{path}: line {line} has {found}; expected {len(header)}, as in the first line")
     return header, [[cells[place] for _, cells in rows[1:]] for place in range(len(header))]
 
 

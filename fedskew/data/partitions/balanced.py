@@ -18,6 +18,7 @@ from fedskew.data.partitions.rule import (
     register,
     share_equally,
 )
+from fedskew.errors import plural
 from fedskew.randomness import permutation
 
 
@@ -58,8 +59,8 @@ class OneClass(CountedPartition):
     def counts(self, labels: Labels, seed: int) -> IntArray:  # noqa: ARG002 - the counts are not random
         if self.clients < labels.classes:
             raise self.error(
-                f"{self.clients} clients of one class each leave some of the {labels.classes} classes "
-                f"without a client; use at least {labels.classes} clients"
+                f"{plural(self.clients, 'client')} with one class each cannot have all {labels.classes} classes; "
+                f"use at least {labels.classes} clients"
             )
         owned = np.arange(self.clients)[:, None] % labels.classes == np.arange(labels.classes)
         most_owners = np.full(labels.classes, owned.sum(axis=0).max())

@@ -17,6 +17,7 @@ from fedskew.data.partitions.rule import (
     check_whole_number,
     register,
 )
+from fedskew.errors import plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
@@ -76,7 +77,7 @@ class Dirichlet(CountedPartition):
             if drawn >= TRIAL_DRAWS and fewest_short > MAX_TOO_SMALL:
                 break
         raise self.error(
-            f"the best of {drawn} draws left {fewest_short} clients with fewer than {self.min_size} of the "
+            f"the best of {drawn} draws left {plural(fewest_short, 'client')} with fewer than {self.min_size} of the "
             f"{len(labels)} samples; use fewer clients, a larger beta or a smaller min_size"
         )
 
@@ -162,7 +163,7 @@ class DomainDirichlet(Partition):
         if self.per_domain is None:
             if self.clients < domains:
                 raise self.error(
-                    f"{self.clients} clients for {domains} domains; expected at least one client per domain"
+                    f"{plural(self.clients, 'client')} for {domains} domains; expected at least one client per domain"
                 )
             even, more = divmod(self.clients, domains)
             return tuple(even + (domain < more) for domain in range(domains))

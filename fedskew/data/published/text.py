@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedskew.data.csv_files import read_csv
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 LENGTH = 200
 """The default number of words kept from each text."""
@@ -133,7 +133,8 @@ def _ag_news_part(path: Path) -> LabelledTexts:
     texts, labels = [], []
     for line, cells in rows:
         if len(cells) < 3:
-            raise UserError(f"{path}: line {line} has {len(cells)} columns; expected class, title, description")
+            found = plural(len(cells), "column")
+            raise UserError(f"{path}: line {line} has {found}; expected class, title, description")
         if cells[0].strip() not in ("1", "2", "3", "4"):
             raise UserError(f"{path}: class {cells[0]!r} in line {line}; expected 1 to 4")
         texts.append(f"{cells[1]} {cells[2]}")

@@ -137,7 +137,7 @@ TABLE = np.random.default_rng(3).normal(size=(20, 3))
         ({"x": TABLE, "y": np.array(["a", " "] * 10)}, r"no label in row 1"),
         ({"x": TABLE, "y": np.eye(20)}, r"every row has exactly one 1, so each sample has one class"),
         ({"x": TABLE, "y": 0 * Y}, r"has one class"),
-        ({"x": TABLE[:, 0], "y": Y}, r"1 dimensions; expected 2"),
+        ({"x": TABLE[:, 0], "y": Y}, r"1 dimension; expected 2"),
         ({"x": np.array(["a"] * 20)[:, None], "y": Y}, r"values of type <U1; expected numbers"),
         ({"x": np.array([object()] * 20), "y": Y}, r"holds Python objects, which are never unpickled"),
         ({"x": TABLE}, r"no array 'y'; expected .*; found x"),

@@ -270,7 +270,7 @@ def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.Monke
         ((np.where(TABLE > 3, np.inf, TABLE), Y), {}, "x: infinite value in row"),
         ((TABLE, [None, *Y[1:]]), {}, "y: no label in row 0; expected one for every sample"),
         ((TABLE, ["a", *Y[1:]]), {}, "label '1' in row 1; expected only whole numbers, or only strings"),
-        ((TABLE, Y), {"columns": ["a"]}, "columns has 1 names, x has shape (60, 4); expected one per feature"),
+        ((TABLE, Y), {"columns": ["a"]}, "columns has 1 different name, but x has 4 features; expected one name per"),
         ((TABLE, Y), {"colums": ["a"]}, "unknown option of ndarray: 'colums'; did you mean 'columns'?"),
         (((TABLE - 9).reshape(60, 2, 2), Y), {}, "above 255; expected 0 to 1 or 0 to 255 (fedskew normalises images"),
         (([[1, 2], [3]], [0, 1]), {}, "x: rows of unequal length"),
