@@ -107,7 +107,9 @@ def encode_labels(
         named = None if isinstance(classes, ClassesElsewhere) else classes  # another site's order may be different
         return encode_matrix([matrix.astype(np.int64) for matrix in matrices], parts[0].where, named)
     if matrices:
-        raise UserError(f"{parts[0].where}: one class per sample in one part and several labels in the other")
+        raise UserError(
+            f"{parts[0].where}: one class per sample in one part and several labels in the other; expected one kind"
+        )
     if isinstance(classes, ClassesElsewhere):
         return _encode_by_name(parts, classes)
     if classes is not None:

@@ -109,8 +109,8 @@ class Quantity(FewLabels):
         groups = ceil(labels.classes / self.labels_per_client)
         if groups * owners_per_class < self.clients:
             raise self.error(
-                f"{groups} groups of {plural(owners_per_class, 'client')} have all {labels.classes} classes, which leaves "
-                f"the other clients without a label; use {groups * owners_per_class} clients"
+                f"{groups} groups of {plural(owners_per_class, 'client')} have all {labels.classes} classes, so "
+                f"the other clients would have no label; use {groups * owners_per_class} clients"
             )
         starts = [c // self.labels_per_client * owners_per_class for c in range(labels.classes)]
         owners = [(start, min(start + owners_per_class, self.clients)) for start in starts]

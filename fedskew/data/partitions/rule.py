@@ -194,10 +194,11 @@ class Partition(ABC):
     def require_clients(self, clients: int, samples: int) -> None:
         """Raise `UserError` if there are too few samples for this many clients."""
         if clients * self.smallest > samples:
+            most = samples // self.smallest
             raise self.error(
                 f"{plural(clients, 'client')} with at least {plural(self.smallest, 'sample')} each need "
                 f"{plural(clients * self.smallest, 'sample')}, but there {'is' if samples == 1 else 'are'} {samples}; "
-                f"use at most {plural(samples // self.smallest, 'client')}"
+                + (f"use at most {plural(most, 'client')}" if most else "use more data")
             )
 
     def require_labels(self, labels_per_client: int, labels: Labels) -> None:
