@@ -121,9 +121,9 @@ def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
 
 
 def _test_path(path: Path, test: object, parts: int) -> Path:
-    """Return the path of a test part that is given apart from the data at `path`, which have this many parts."""
+    """Return the path of the separate test part `test`. The data at `path` have `parts` parts without it."""
     if not isinstance(test, str | PathLike):
-        raise UserError(f"test is of type {type(test).__name__}; expected a path, because the data are {path}")
+        raise UserError(f"test is of type {type(test).__name__}; expected a path, like {path}")
     if parts > 1:
         raise UserError(f"{path} has a test part; leave out test")
     found = Path(test).expanduser()

@@ -18,8 +18,8 @@ FEW_SAMPLES = 5
 average, are refused as a regression target."""
 _TOO_LARGE = 2.0**63
 """The smallest float that does not fit into int64."""
-_TRUTH_VALUES = ("False", "True")
-"""The names of the classes of truth values, and how files spell truth values."""
+_BOOLEANS = ("False", "True")
+"""The classes of boolean labels, and how files spell them."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Labels:
 
 
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
-    """Read whole numbers (of any dtype), strings, truth values, or a matrix of 0 and 1 with a column per label.
+    """Read whole numbers (of any dtype), strings, booleans, or a matrix of 0 and 1 with a column per label.
 
     Raise a `UserError` that names the first row with anything else.
     """
@@ -48,7 +48,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.dtype.kind == "S":
         values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
-        return Labels(_truth_values(_strip(values, where, row)), where, row)
+        return Labels(_read_booleans(_strip(values, where, row)), where, row)
     if values.dtype.kind not in "biuf":
         raise UserError(f"{where}: labels of type {values.dtype}; expected whole numbers or strings")
     if values.dtype.kind == "b":
@@ -123,7 +123,7 @@ def encode_labels(
 def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the values that occur in any part, sorted."""
     kinds = {part.values.dtype.kind for part in parts}
-    if len(kinds) == 2 and "b" in kinds:  # one part has truth values only, the other also numbers or names
+    if len(kinds) == 2 and "b" in kinds:  # one part has booleans only, the other also numbers or names
         kind = np.str_ if "U" in kinds else np.int64
         parts, kinds = [replace(part, values=part.values.astype(kind)) for part in parts], kinds - {"b"}
     if len(kinds) > 1:
@@ -140,9 +140,9 @@ def _encode_by_name(
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the classes that occur. If only one occurs, add the classes of other sites.
 
-    Truth values are 0 and 1 if the other sites do not call them False and True.
+    Booleans are 0 and 1 if the other sites do not call them False and True.
     """
-    if set(_TRUTH_VALUES).isdisjoint(elsewhere):
+    if set(_BOOLEANS).isdisjoint(elsewhere):
         parts = [replace(p, values=p.values.astype(np.int64)) if p.values.dtype.kind == "b" else p for p in parts]
     names, numbers = _encode_by_value(parts)
     if len(names) > 1:
@@ -177,9 +177,9 @@ def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str
     return stripped
 
 
-def _truth_values(texts: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    """Return texts that are all True or False as truth values, and others as they are."""
-    if not np.isin(texts[:1], _TRUTH_VALUES).all() or not np.isin(texts, _TRUTH_VALUES).all():
+def _read_booleans(texts: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return booleans if all texts are True or False. Otherwise, return the texts."""
+    if not np.isin(texts[:1], _BOOLEANS).all() or not np.isin(texts, _BOOLEANS).all():
         return texts
     return np.asarray(texts == "True")
 
@@ -191,7 +191,7 @@ def _numbers_in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.i
     if not classes:
         raise UserError(f"{part.where}: the class list is empty; expected at least 2 names")
     kind = part.values.dtype.kind
-    if kind == "U" or (kind == "b" and not set(_TRUTH_VALUES).isdisjoint(classes)):
+    if kind == "U" or (kind == "b" and not set(_BOOLEANS).isdisjoint(classes)):
         by_name = {name: number for number, name in enumerate(classes)}
         numbers = np.array([by_name.get(str(value), -1) for value in part.values], dtype=np.int64)
         expected = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")

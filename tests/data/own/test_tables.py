@@ -120,7 +120,7 @@ def test_options_of_csv_files_are_refused_for_parquet(tmp_path: Path) -> None:
             load(tmp_path / "t.parquet", **{option: value})
 
 
-def test_truth_values_are_the_same_classes_from_every_source(tmp_path: Path) -> None:
+def test_booleans_are_the_same_classes_from_every_source(tmp_path: Path) -> None:
     truth = [True, True, False] * 4
     frame = pd.DataFrame({"a": np.arange(12.0), "y": truth})
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -142,7 +142,7 @@ def test_truth_values_are_the_same_classes_from_every_source(tmp_path: Path) -> 
         assert np.bincount(load(source, classes=["True", "False"]).train.y).tolist() == [6, 3]  # True is the first
 
 
-def test_truth_values_in_one_part_go_with_names_or_numbers_in_the_other(tmp_path: Path) -> None:
+def test_booleans_in_one_part_go_with_names_or_numbers_in_the_other(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("a,y\n1,True\n2,False\n3,unknown\n")
     (tmp_path / "test.csv").write_text("a,y\n1,True\n2,False\n")
     data = load(tmp_path)
