@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedskew as fs
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.engine.choice import multiplications
+from fedskew.engine.choice import count_multiplications
 
 CLIENTS, SAMPLES, WORDS, CLASSES = 10, 40, 500, 4
 SIZES = ((32, 16), (64, 16), (64, 32), (128, 64))
@@ -67,7 +67,7 @@ def main() -> None:
                 for engine, times in spent.items():
                     times.append(seconds(federation, model, engine))
             adapted = fs.ModelAdapter(model)
-            work = multiplications(adapted, torch.zeros(1, length, dtype=torch.int64)) / 1e6
+            work = count_multiplications(adapted, torch.zeros(1, length, dtype=torch.int64)) / 1e6
             ratio = min(spent["stacked"]) / min(spent["plain"])
             print(f"| {name} | {width} × {length} | {work:.1f} million | {ratio:.2f} |", flush=True)
 

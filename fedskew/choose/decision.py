@@ -157,7 +157,7 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
     """Name the finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
     lines = []
     for finalist in final:
-        if finalist is chosen or _is_worse(finalist.standing, chosen.standing):
+        if finalist is chosen or _is_significantly_worse(finalist.standing, chosen.standing):
             continue
         reasons = []
         if finalist.compute < chosen.compute - _SAME_COST or finalist.traffic < chosen.traffic - _SAME_COST:
@@ -169,7 +169,7 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
     return lines
 
 
-def _is_worse(finalist: Standing, chosen: Standing) -> bool:
+def _is_significantly_worse(finalist: Standing, chosen: Standing) -> bool:
     """Whether a finalist is significantly worse than the chosen one."""
     difference = paired(chosen.scores, finalist.scores)
     return difference is None or (difference.significant and difference.mean > 0)

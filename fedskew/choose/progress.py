@@ -27,7 +27,7 @@ _MAX_LISTED = 3
 
 
 class RaceProgress(RaceWatcher):
-    """Counts the trials of a rung and their rounds."""
+    """Tracks the trials of a rung, their rounds and their scores."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         self._config, self._rank_by = config, rank_by

@@ -1,4 +1,4 @@
-"""Run the trials of a race in worker processes, and keep their results on disk, so that no trial runs twice."""
+"""Run the trials of a race, and keep their results on disk, so that no trial runs twice."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class Trials:
     def __init__(
         self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
     ) -> None:
-        """With one worker, trials run in this process, on the federations that `split` makes.
+        """With one worker, trials run in this process, on the federations that `split` makes. Otherwise, they run in
+        worker processes.
 
         `fraction` is the share of the training data that is held out for validation.
         """
@@ -66,14 +67,6 @@ class Trials:
     def seconds(self) -> float:
         """Wall-clock time of all trials so far, if all workers were always busy."""
         return sum(measured.seconds for measured in self._measured.values()) / self._workers
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of all runs together."""
-        longest: dict[str, int] = {}
-        for (key, _), measured in self._measured.items():
-            longest[key] = max(longest.get(key, 0), measured.rounds)
-        return sum(longest.values())
 
     def get(self, candidate: Candidate, seed: int, until: int) -> TrialResult:
         trial = Trial(candidate, seed, until)

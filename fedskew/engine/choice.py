@@ -22,12 +22,12 @@ from fedskew.errors import UserError
 from fedskew.platforms import CAN_FORK, usable_cores
 
 _WORTH_COMPILING = 400_000
-"""Compiling pays off if a run's steps times its layers are at least this many. It takes half a minute. It saves less
-than 0.1 ms per step and layer, because the costly operations already have their own kernels."""
+"""Compiling pays off if steps × layers is at least this number. It takes half a minute. It saves less than 0.1 ms per
+step and layer, because the costly operations already have their own kernels."""
 _WORTH_STACKING = 4
 """If a worker process has at least this many clients, it trains them faster stacked than one after another."""
 _LARGE_ATTENTION = 1e6
-"""With at least this many multiplications per sample, a CPU trains a model with attention faster client by client.
+"""With this many multiplications per sample or more, most models with attention train faster client by client on a CPU.
 
 `python benchmarks/attention.py` measured this. With fewer multiplications, stacked took 0.8 to 0.9 times as long as
 plain. With more, it took 0.9 to 2.1 times as long (docs/speed.md).
@@ -141,7 +141,7 @@ def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
     """Return whether a CPU trains clients faster if they are stacked: without convolutions or large attention."""
     if any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules()):
         return False
-    return not _has_attention(model, sample) or multiplications(model, sample) < _LARGE_ATTENTION
+    return not _has_attention(model, sample) or count_multiplications(model, sample) < _LARGE_ATTENTION
 
 
 @torch.no_grad()
@@ -209,12 +209,12 @@ def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: fl
 
     The estimate is the same on every machine. `sample` is one input of the model.
     """
-    per_visit = 3 * multiplications(model, sample)  # a backward pass takes as long as two forward passes
+    per_visit = 3 * count_multiplications(model, sample)  # a backward pass takes as long as two forward passes
     return steps * _SECONDS_PER_STEP + per_visit * visits / _MULTIPLICATIONS_PER_SECOND
 
 
 @torch.no_grad()
-def multiplications(model: nn.Module, sample: Tensor) -> float:
+def count_multiplications(model: nn.Module, sample: Tensor) -> float:
     """Count the multiplications of linear and convolutional layers in the forward pass of one sample."""
     total = 0.0
 

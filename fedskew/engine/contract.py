@@ -130,7 +130,7 @@ class RoundWork:
         return ModelState(shared_tensors(self.sent.params, self.stays), shared_tensors(self.sent.buffers, self.stays))
 
     def start(self, assignment: Assignment) -> ModelState:
-        """Return the model that a client starts from: the received one, with the client's personal tensors."""
+        """Return the model that a client starts from: `start`, or what it received, with its personal tensors."""
         if assignment.start is not None:
             return assignment.start
         return self._with_personal(self.sent, assignment.state)
@@ -175,7 +175,7 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
-        """Plan the batches of each client. With epochs, a last batch of fewer than `smallest` samples is dropped.
+        """Plan the batches of each client. In training, a last batch of fewer than `smallest` samples is dropped.
 
         Full batches have `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches
         need the training data, because they depend on the labels.

@@ -29,7 +29,7 @@ def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState)
 def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelState:
     """Return a client's model: the received one with the client's personal tensors.
 
-    If the client trains a second model, all its tensors are personal, so the result is that model.
+    If the client has a second model, all tensors of that model are personal, so the result is that model.
     """
     own = unpack(PERSONAL, state)
 

@@ -56,7 +56,7 @@ class Result:
     model_or_loader: nn.Module | Callable[[], nn.Module]
     """The final model, or a function that loads it when `model` is first used."""
     engine: str
-    """The engine that trained the clients. It is never `auto`."""
+    """The engine that trained the clients. It can be `auto` only for an unfinished run that was read from a folder."""
     folder: Path | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     """The content of `about.json`: the federation, the command, versions, the machine."""
@@ -168,7 +168,7 @@ class Result:
 
     @property
     def evaluation(self) -> Evaluation:
-        """The evaluation of the last global model on the test set."""
+        """The last evaluation on the test set. Raises UserError if there is none yet."""
         return self._require_evaluation()
 
     def _require_evaluation(self) -> Evaluation:
@@ -178,7 +178,7 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy of the last global model on the test set."""
+        """Accuracy on the test set at the last evaluation."""
         return self.evaluation.accuracy
 
     @property

@@ -263,7 +263,7 @@ class Site:
 
         def test() -> Answer:
             test_set = run.runtime(test_request["frozen"], tensors).test_set
-            confusion, log_loss = test_set.test(run.tested_model(tensors, kept), labels)
+            confusion, log_loss = test_set.sums(run.tested_model(tensors, kept), labels)
             own = {}
             if run.has_second_model:
                 own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), labels))}
@@ -339,7 +339,7 @@ class Site:
             report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
             if facts["predictions"]:
                 model = read_model("sent", tensors)
-                found = survey(run.runtime().network, model, run.runtimes.train, held.indices[0])
+                found = survey(run.runtime().network, model, run.runtimes.train_samples, held.indices[0])
                 assert found.probability is not None
                 report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
             return {}, to_bytes(report)

@@ -17,7 +17,7 @@ from fedskew.methods import is_reference_bound
 from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.notebook import curves, label_map
-from fedskew.results.naming import flat, key_of, labels, naming_keys, setting_label, varied_keys
+from fedskew.results.naming import flat_config, labels, naming_keys, setting_label, to_key, varied_keys
 from fedskew.results.ranking import DEFAULT_METRIC, RankingMetric, find_metric, require_metric
 from fedskew.results.significance import Difference, holm, paired
 
@@ -313,7 +313,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
     """
     grouped: dict[str, list[Result]] = {}
     for run in runs:
-        grouped.setdefault(key_of(_setting_and_method(run.config)[1]), []).append(run)
+        grouped.setdefault(to_key(_setting_and_method(run.config)[1]), []).append(run)
     groups = [_one_per_seed(group) for group in grouped.values()]
     named = labels([group[0].config for group in groups])
     methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
@@ -325,7 +325,7 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
     """Make one comparison per setting. A setting is the configuration without the method and without `IGNORED_KEYS`."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
-        grouped.setdefault(key_of(_setting_and_method(run.config)[0]), []).append(run)
+        grouped.setdefault(to_key(_setting_and_method(run.config)[0]), []).append(run)
     configs = [run.config for run in runs]
     varied = varied_keys(configs)
     shown = naming_keys(configs, varied)
@@ -335,9 +335,9 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
 
 def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:
     """Sort settings by the values that vary. Numbers are sorted by size and come before words."""
-    values = flat(run.config)
+    values = flat_config(run.config)
     found = [values.get(key) for key in varied]
-    return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, key_of(v)) for v in found]
+    return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, to_key(v)) for v in found]
 
 
 def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
@@ -352,6 +352,6 @@ def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
 
 def _setting_and_method(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """The configuration without the method, and the method with its parameters."""
-    values = flat(config)
+    values = flat_config(config)
     method = {key: value for key, value in values.items() if key.startswith("method.")}
     return {key: value for key, value in values.items() if key not in method}, method

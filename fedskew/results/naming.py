@@ -15,7 +15,7 @@ IGNORED_KEYS = ("seed", "data_dir", "checkpoint_every", "engine", "device", "com
 """Keys that may differ between the runs of one setting: the seed, and keys that do not change what is measured."""
 
 
-def flat(config: Config) -> dict[str, Any]:
+def flat_config(config: Config) -> dict[str, Any]:
     """The configuration under dotted keys, without `IGNORED_KEYS`."""
     values: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
@@ -28,9 +28,9 @@ def flat(config: Config) -> dict[str, Any]:
 
 def varied_keys(configs: Sequence[Config]) -> list[str]:
     """The keys in which the configurations differ, without those of the method."""
-    all_values = [flat(config) for config in configs]
+    all_values = [flat_config(config) for config in configs]
     keys = dict.fromkeys(key for values in all_values for key in values if not key.startswith("method."))
-    return [key for key in keys if len({key_of(values.get(key)) for values in all_values}) > 1]
+    return [key for key in keys if len({to_key(values.get(key)) for values in all_values}) > 1]
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
@@ -42,11 +42,11 @@ def labels(configs: Sequence[Config]) -> list[str]:
     for config in configs:
         same_method = [other for other in configs if other.method == config.method]
         names = sorted({name for other in same_method for name in other.method_params})
-        differing = [name for name in names if len({key_of(o.method_params.get(name)) for o in same_method}) > 1]
+        differing = [name for name in names if len({to_key(o.method_params.get(name)) for o in same_method}) > 1]
         defaults = _defaults(config.method) if len(differing) > 1 else {}
         chosen = {name: config.method_params.get(name, defaults.get(name)) for name in differing}
         shown = ", ".join(
-            f"{n}={v}" for n, v in chosen.items() if n not in defaults or key_of(v) != key_of(defaults[n])
+            f"{n}={v}" for n, v in chosen.items() if n not in defaults or to_key(v) != to_key(defaults[n])
         )
         found.append(f"{config.method} ({shown})" if shown else config.method)
     return found
@@ -68,7 +68,7 @@ def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
         is_rule_parameter = any(key == f"partition.{name}" for config in configs for name in config.partition.params)
         for config in configs:
             rule = config.partition.rule if is_rule_parameter else ""
-            by_rule.setdefault(rule, set()).add(key_of(flat(config).get(key)))
+            by_rule.setdefault(rule, set()).add(to_key(flat_config(config).get(key)))
         if any(len(values) > 1 for values in by_rule.values()):
             kept.append(key)
     return kept
@@ -78,7 +78,7 @@ def setting_label(config: Config, varied: Sequence[str]) -> str:
     """The values that distinguish a setting from others. If none vary, its data, split and model."""
     if not varied:
         return setting_name(config)
-    values = flat(config)
+    values = flat_config(config)
     other_keys = [key for key in varied if key in values and key != "partition.rule"]
     shown = [f"{key.removeprefix('partition.')}={values[key]}" for key in other_keys]
     if "partition.rule" in varied:
@@ -101,6 +101,6 @@ def _rule_name(config: Config, without: Collection[str] = ()) -> str:
     return f"{config.partition.rule}{' ' + params if params else ''}"
 
 
-def key_of(value: Any) -> str:
+def to_key(value: Any) -> str:
     """Turn a value, even a list or a mapping, into a dictionary key. Equal values have equal keys."""
     return json.dumps(value, sort_keys=True, default=str)

@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Standing:
-    """A candidate's validation results in one rung."""
+    """A candidate's validation results in one rung, or in the final."""
 
     method: str
     label: str
@@ -41,7 +41,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Rung:
-    """All candidates after the same number of rounds, the best first."""
+    """The candidates that were trained to the same round, the best first."""
 
     rounds: int
     standings: tuple[Standing, ...]
@@ -78,9 +78,9 @@ class RaceRecord:
     rank_by: str
     budget: str
     plan: Mapping[str, int] | None = None
-    """The numbers of candidates, splits and rounds: the fields of `choose.budget.Plan`."""
+    """How thorough the race is: the fields of `choose.budget.Plan`."""
     final_plan: Mapping[str, int] | None = None
-    """The plan, with its final reduced to the budget that was left. None before the final."""
+    """The plan, with its final reduced to the budget that was left. None before the end of the last rung."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
     """The best over all splits first."""

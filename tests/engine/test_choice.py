@@ -12,7 +12,7 @@ from toy_runs import linear, norm_and_dropout
 
 from fedskew.data import IID, federation
 from fedskew.engine import ENGINES, choice, choose_engine, cpu_engine, estimated_seconds
-from fedskew.engine.choice import SHORT_RUN, multiplications
+from fedskew.engine.choice import SHORT_RUN, count_multiplications
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.run import run
@@ -56,8 +56,11 @@ def test_a_long_run_uses_the_cores(
 
 def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
     image = torch.zeros(1, 1, 8, 8)
-    assert multiplications(linear(), image) == 256
-    assert multiplications(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3)), image) == 36 * 27 + 16 * 54
+    assert count_multiplications(linear(), image) == 256
+    assert (
+        count_multiplications(nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3)), image)
+        == 36 * 27 + 16 * 54
+    )
     seconds = [estimated_seconds(linear(), image, steps, visits) for steps, visits in ((10, 100), (20, 100), (20, 1e9))]
     assert seconds == sorted(seconds)
     assert seconds[0] < SHORT_RUN < seconds[2]
@@ -88,7 +91,7 @@ def test_a_large_transformer_trains_client_by_client_on_a_cpu(monkeypatch: pytes
         assert choose_engine("auto", large, tokens, CPU) == "plain"
     assert choose_engine("auto", Attention(16), tokens, CPU) == "stacked"
     wide = nn.Sequential(nn.Embedding(50, 512), nn.Flatten(), nn.Linear(512 * 32, 256), nn.Linear(256, 3))
-    assert multiplications(wide, tokens) > multiplications(Attention(128), tokens)
+    assert count_multiplications(wide, tokens) > count_multiplications(Attention(128), tokens)
     assert choose_engine("auto", wide, tokens, CPU) == "stacked"
     monkeypatch.setattr(choice, "usable_cores", lambda: 2)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

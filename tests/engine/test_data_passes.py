@@ -133,7 +133,7 @@ def test_every_engine_sees_the_same() -> None:
     assert not plain[0]["closed gradient/head.weight"][1].any()
     assert_same(uplinks(fresh(engine="stacked")), plain)
     few = fresh(engine="stacked")
-    use_engine(few, StackedEngine(few.network, few._runtimes.train, 2, max_slots=2))
+    use_engine(few, StackedEngine(few.network, few._runtimes.train_samples, 2, max_slots=2))
     assert_same(uplinks(few), plain)
     for kind in (PlainEngine, StackedEngine):
         this = fresh()
@@ -152,7 +152,7 @@ def test_every_engine_sees_the_same() -> None:
 def test_methods_with_passes_in_fewer_slots_than_clients(method: str, most: int) -> None:
     plain = finished(server(image_federation(), method, norm_and_dropout(), lr=0.02))[0]
     this = server(image_federation(), method, norm_and_dropout(), lr=0.02, engine="stacked")
-    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2, max_slots=most))
+    use_engine(this, StackedEngine(this.network, this._runtimes.train_samples, 2, max_slots=most))
     assert distance(finished(this)[0], plain) < 1e-9
     assert this.engine.notices == []
 

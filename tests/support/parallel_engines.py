@@ -23,5 +23,5 @@ def spread(this: Server, model: torch.nn.Module, engine: type[PlainEngine] | typ
 
 def pooled(this: Server, inner: type[PlainEngine] | type[StackedEngine] = PlainEngine, workers: int = 2) -> PoolEngine:
     """Give a server an engine of two workers, however many cores there are."""
-    smallest = this.network.smallest_batch(this._runtimes.train.inputs(torch.zeros(1, dtype=torch.int64)))
-    return use_engine(this, PoolEngine(inner(this.network, this._runtimes.train, smallest), workers))
+    smallest = this.network.smallest_batch(this._runtimes.train_samples.inputs(torch.zeros(1, dtype=torch.int64)))
+    return use_engine(this, PoolEngine(inner(this.network, this._runtimes.train_samples, smallest), workers))

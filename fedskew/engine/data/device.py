@@ -1,4 +1,4 @@
-"""Tensors on a device: a dataset that stays on it, and copies that neither host nor device waits for.
+"""Tensors on a device: a dataset that stays on it, and copies that do not make the host wait.
 
 A dataset is stored raw. Its batches are gathered, augmented and normalised when they are needed. A copy from or to
 ordinary host memory makes the host wait until the device has finished its earlier work. A copy from or to pinned memory

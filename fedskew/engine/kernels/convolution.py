@@ -80,9 +80,8 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
     The result has `columns` channels, and each tap has `channels`. Blocks are as wide as the result, up to 128 columns,
     so that the images are read as few times as possible. A block of the reduction lies inside one tap if 16 divides the
-    number of channels. Otherwise, 16-bit pixels of four channels are loaded whole, and a block holds up to 128 entries.
-    In all other cases it has 32 entries. Exact float32 needs small blocks, because a program holds each block in two
-    parts.
+    number of channels. Otherwise it has 32 entries, or up to 128 if pixels have four channels of 16 bits, because such
+    pixels are loaded whole. Exact float32 needs small blocks, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)

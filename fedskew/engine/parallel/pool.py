@@ -1,10 +1,10 @@
 """The pool engine: single-threaded worker processes share a round's clients.
 
-On a CPU, small networks gain little from a second thread, but two processes that train two clients at a time are almost
-twice as fast. Workers are started when they are first needed, and they stay for the next rounds. On Linux they are
-forked, so they inherit network, data and method, and models and results are sent through shared memory (`messages`).
-Elsewhere they are spawned (`spawned_worker`). If the workers use the plain engine, a client's result has the same bits
-as with the plain engine and one thread, whichever worker trains it.
+On a CPU, small networks gain little from a second thread, but two processes, each with its own clients, are almost
+twice as fast as one. Workers are started when they are first needed, and they stay for the next rounds. On Linux they
+are forked, so they inherit network, data and method, and models and results are sent through shared memory
+(`messages`). Elsewhere they are spawned (`spawned_worker`). If the workers use the plain engine, a client's result has
+the same bits as with the plain engine and one thread, whichever worker trains it.
 """
 
 from __future__ import annotations

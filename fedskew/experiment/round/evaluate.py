@@ -130,15 +130,15 @@ class TestSet:
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """Evaluate the model on the test set, or only on samples with these labels."""
-        return _evaluation(self.test(model, labels))
+        return _evaluation(self.sums(model, labels))
 
-    def test(self, model: ModelState, labels: Labels = None) -> EvaluationSums:
-        """The confusion matrix and the sum of log losses. All zeros if no sample has these labels."""
+    def sums(self, model: ModelState, labels: Labels = None) -> EvaluationSums:
+        """Return the confusion matrix and the sum of log losses of the model. Zeros if no sample has these labels."""
         return _total(self._by_domain(model, labels))
 
     def confusion(self, model: ModelState, labels: Labels = None) -> Confusion:
         """The confusion matrix. All zeros if no sample has these labels."""
-        return self.test(model, labels).confusion
+        return self.sums(model, labels).confusion
 
     def measure(self, model: ModelState, labels: Labels = None) -> RowFields:
         """Evaluate the model, also on each domain if there are several, and return the row's fields."""

@@ -1,8 +1,8 @@
 """Evaluate methods with a personal part: the clients' own models, and the global model if there is one.
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
-out samples (`client_test`), each client's own model is also tested on them. A method that fine-tunes these models does
-so only at the end of a stage, because it takes long.
+out samples (`client_test`), each client's own model is also tested on them. Methods that have a global model and
+fine-tune the clients' models do so only at the end of a stage, because it takes long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class PersonalTests:
         """Evaluate the round's models and return the fields for the round's row."""
         after, model = aggregated.after, aggregated.model.model
         fields = (
-            plan.runtime.test_set.measure(model) if self.personal.has_global_model else self._mean(plan, aggregated)
+            plan.runtime.test_set.measure(model)
+            if self.personal.has_global_model
+            else self._measure_all_clients(plan, aggregated)
         )
         rows = np.flatnonzero(aggregated.report.finite).tolist()
         trained = {
@@ -77,16 +79,16 @@ class PersonalTests:
             "personal": own,
         }
 
-    def _mean(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
+    def _measure_all_clients(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
         """Evaluate every client's model on the whole test set. Clients that never took part share one model."""
         after, test_set = aggregated.after, plan.runtime.test_set
         model_for = self.models(plan.runtime, after, aggregated.model.model)
         seen, untrained, found = after.clients.versions.get("global", {}), None, []
         for client in self.federation.populated.tolist():
             if client in seen:
-                found.append(test_set.test(model_for(client)))
+                found.append(test_set.sums(model_for(client)))
                 continue
-            untrained = test_set.test(model_for(client)) if untrained is None else untrained
+            untrained = test_set.sums(model_for(client)) if untrained is None else untrained
             found.append(untrained)
         total = np.sum([one.confusion for one in found], axis=0)
         log_loss = math.fsum(one.log_loss for one in found) / max(1, int(total.sum()))
@@ -112,7 +114,7 @@ class PersonalTests:
         return kept
 
     def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
-        """Return a participant's trained model: the tensors that it sends, with the others as it has them."""
+        """Return a participant's trained model: the tensors that it sends, joined with the rest of its model."""
         sent = plan.start.model
         others = sent if self.personal.has_global_model else self._kept_models(after, sent)(client)
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})

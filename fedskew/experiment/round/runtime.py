@@ -43,17 +43,17 @@ class RuntimeFactory:
         self._dtype, self._autocast = number_format(config.precision)
         self._augmentation = make_augmentation(config.augment, dataset.input_shape) if config.augment else None
         self.devices = choose_devices(config.device)
-        self._train = [self._training_samples(device) for device in self.devices]
+        self._train = [self._samples_on(device) for device in self.devices]
 
     @property
-    def train(self) -> DeviceSamples:
+    def train_samples(self) -> DeviceSamples:
         """The training data on the first device."""
         return self._train[0]
 
     def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
         """Make a runtime for this architecture, with this engine."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
-        smallest = networks[0].smallest_batch(self.train.some_inputs())
+        smallest = networks[0].smallest_batch(self.train_samples.some_inputs())
         if self._config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "
@@ -64,7 +64,9 @@ class RuntimeFactory:
             for network, samples in zip(networks, self._train, strict=True)
         ]
         combined = engines[0] if len(engines) == 1 else DevicesEngine(engines, self.devices)
-        return ModelRuntime(networks[0], combined, self._test_set(networks[0]), Evaluator(networks[0], self.train))
+        return ModelRuntime(
+            networks[0], combined, self._test_set(networks[0]), Evaluator(networks[0], self.train_samples)
+        )
 
     def _test_set(self, network: Network) -> TestSet:
         def evaluator(samples: Samples) -> Evaluator:
@@ -77,5 +79,5 @@ class RuntimeFactory:
         domains = {name: test.select(test.domain == number) for number, name in enumerate(self._dataset.domains)}
         return TestSet({name: evaluator(samples) for name, samples in domains.items() if len(samples)})
 
-    def _training_samples(self, device: torch.device) -> DeviceSamples:
+    def _samples_on(self, device: torch.device) -> DeviceSamples:
         return DeviceSamples(self._dataset, self._dataset.train, device, self._dtype, self._augmentation)

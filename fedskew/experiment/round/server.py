@@ -106,7 +106,9 @@ class Server:
             return self._config.engine
         clients = self._federation.clients
         return cpu_engine(
-            model, self._runtimes.train.some_inputs()[:1], min(self._config.clients_per_round or clients, clients)
+            model,
+            self._runtimes.train_samples.some_inputs()[:1],
+            min(self._config.clients_per_round or clients, clients),
         )
 
     # -- before the first round, between stages and after the last round ------------------------------------
@@ -134,7 +136,7 @@ class Server:
         if stage.survey == "predictions":
             samples = self._federation.samples
             model = state.models[stage.model].model
-            probability = survey(self.network, model, self._runtimes.train, samples).probability
+            probability = survey(self.network, model, self._runtimes.train_samples, samples).probability
         return Survey(self._federation.label_counts, probability)
 
     def module(self, state: RunState) -> nn.Module:

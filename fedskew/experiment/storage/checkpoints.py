@@ -5,9 +5,9 @@ format version, the hash of the run's configuration, the round, the state's `met
 that belong to the checkpoint. The two newest checkpoints are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
-writes new files, and then its checkpoint, which names the states that belong to it. A state that a newer one has
-replaced is removed once no checkpoint names it. So if the process is killed at any moment, every checkpoint still finds
-the client states that were current at its round.
+writes new files. A checkpoint is written after the files of its round, and names the states that belong to it. A state
+that a newer one has replaced is removed once no checkpoint names it. So if the process is killed at any moment, every
+checkpoint still finds the client states that were current at its round.
 """
 
 from __future__ import annotations

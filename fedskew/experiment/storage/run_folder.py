@@ -60,8 +60,8 @@ _SYNC_SECONDS = 1.0
 class RoundsFile:
     """The history of a run, with one JSON row per round.
 
-    A row is written as its round ends, so it survives if the process is killed. If the power fails, the rows of the
-    last second can be lost. A run then resumes from the newest checkpoint whose row exists.
+    A row is written when its round is recorded, so it survives if the process is killed. If the power fails, the last
+    rows can be lost. A run then resumes from the newest checkpoint whose row exists.
 
     The `round` of each row is larger than that of the previous row. If the process is killed, only the last row can be
     damaged. All rows before it are read.
@@ -207,7 +207,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run is finished."""
+        """Whether summary.json marks the run as finished."""
         summary = self.summary()
         return summary is not None and summary.get("status") == "finished"
 

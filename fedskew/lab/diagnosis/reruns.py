@@ -24,7 +24,7 @@ from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
 from fedskew.lab.sweep.records import Record
 from fedskew.methods import make_method
 from fedskew.methods.catalogue import is_reference_bound
-from fedskew.results.naming import flat
+from fedskew.results.naming import flat_config
 
 SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
 BASELINE = "fedavg"
@@ -78,7 +78,7 @@ def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
         config, setting = record.config, config_setting(record.config)
         if setting is None or not record.finished or record.start_rounds or is_reference_bound(config.method):
             continue
-        values = {key: v for key, v in flat(config).items() if key.partition(".")[0] not in MAY_DIFFER}
+        values = {key: v for key, v in flat_config(config).items() if key.partition(".")[0] not in MAY_DIFFER}
         key = setting, _protocol(config), json.dumps(values, sort_keys=True)
         variants = groups.setdefault(key, {}).setdefault(config.method, {})
         runs = variants.setdefault(json.dumps(_complete_params(config), sort_keys=True), {})

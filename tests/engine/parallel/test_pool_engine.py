@@ -245,8 +245,10 @@ def test_workers_end_with_their_parent_in_the_middle_of_a_round(number: signal.S
 
 
 def spawned(this: Server) -> PoolEngine:
-    smallest = this.network.smallest_batch(this._runtimes.train.inputs(torch.zeros(1, dtype=torch.int64)))
-    return use_engine(this, PoolEngine(PlainEngine(this.network, this._runtimes.train, smallest), 2, can_fork=False))
+    smallest = this.network.smallest_batch(this._runtimes.train_samples.inputs(torch.zeros(1, dtype=torch.int64)))
+    return use_engine(
+        this, PoolEngine(PlainEngine(this.network, this._runtimes.train_samples, smallest), 2, can_fork=False)
+    )
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def stacked(
 ) -> Server:
     settings: dict[str, Any] = {**DECAY, "rounds": rounds, "optimizer": optimizer}
     this = server(image_federation(), method, model or norm_and_dropout(), PARAMS.get(method), **settings)
-    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2, **options))
+    use_engine(this, StackedEngine(this.network, this._runtimes.train_samples, 2, **options))
     return this
 
 
@@ -252,7 +252,7 @@ def test_no_method_makes_tensors_from_numbers_on_the_host(
 def test_given_class_weights_are_not_copied_from_the_host(recorded_steps: list[torch.fx.GraphModule]) -> None:
     weights = {"weights": [1.0, 0.5, 2.0, 4.0]}
     this = server(image_federation(), "weighted-ce", linear(), weights, rounds=1)
-    use_engine(this, StackedEngine(this.network, this._runtimes.train, 2))
+    use_engine(this, StackedEngine(this.network, this._runtimes.train_samples, 2))
     finished(this)
     assert_no_tensors_from_the_host(recorded_steps)
 
@@ -298,4 +298,4 @@ def test_what_is_compiled_of_staging_makes_the_same_batches(
     execution.compiled(program._staging, program.memory, 15)(program.memory)
     assert all(torch.equal(inputs[name], t) for name, t in made.items())
     assert made["x"].abs().sum() > 0
-    assert this._runtimes.train.compilable == ("autoaugment" not in augment)
+    assert this._runtimes.train_samples.compilable == ("autoaugment" not in augment)

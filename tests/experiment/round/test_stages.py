@@ -65,7 +65,7 @@ def test_the_groups_that_pkd_finds_are_noted() -> None:
     federation = image_federation()
     this = server(federation, "pkd", linear(), {"warmup_rounds": 1, "expert_rounds": 1}, rounds=2)
     state, row = advance(this, this.start())
-    data = this._runtimes.train
+    data = this._runtimes.train_samples
     rows = np.concatenate(federation.indices)
     model = this.network.module(state.model)
     with torch.no_grad():
