@@ -109,4 +109,4 @@ def test_a_kernel_shows_progress_of_runs_comparisons_and_races(tmp_path) -> None
     assert "run 4 of 4" in comparison
     assert comparison.count("2/2") == 4
     assert "trials done" in race
-    assert "Take " in choice
+    assert "Use " in choice

@@ -173,7 +173,7 @@ def _race(
     with _locked(folder):
         record = _record_so_far(folder, base, field, metric, budget)
         if record.finished:
-            watcher.on_notice(f"{folder} is finished already; nothing was run")
+            watcher.on_notice(f"{folder} is already finished; nothing was run")
         else:
             processes = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
             trials = Trials(_trial_config(base), fraction, folder, processes, watcher, split)
@@ -191,7 +191,7 @@ def _federation(data: object, partition: Partition | None, config: Config) -> tu
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
     if isinstance(data, Federation):
         if partition is not None:
-            raise UserError("partition is given, but the federation is split already; pass its dataset instead")
+            raise UserError("partition is given, but the federation is already split; pass its dataset instead")
         return _from_federation(data, config)
     if partition is not None:
         config = replace(config, partition=_partition_config(partition.describe()))

@@ -98,8 +98,8 @@ def _beats(standing: Standing, baseline: Standing) -> bool:
 
 def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: int) -> list[str]:
     metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
-    take = f"Take {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
-    lines = [f"{take}, mean of {splits} splits."]
+    advice = f"Use {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
+    lines = [f"{advice}, mean of {splits} splits."]
     baseline = next(finalist for finalist in final if finalist.standing.method == BASELINE)
     if chosen is baseline:
         lines += [_no_better(final, baseline, metric)]
@@ -113,7 +113,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: i
 def _warning(splits: int) -> list[str]:
     if splits >= _ENOUGH_SPLITS:
         return []
-    return [f"It was tried on {splits} splits only. It may fail on others; a larger budget tries more."]
+    return [f"It was tried on only {splits} splits. It may fail on others. A larger budget tries more."]
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:

@@ -67,7 +67,7 @@ class Race:
         sizes = plan.sizes(len(self.record.methods))[-len(rounds[1:]) :] if rounds[1:] else ()
         for number, rung in enumerate(rounds):
             field = self._without_failed(field)
-            heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, round {rung}"
+            heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, to round {rung}"
             self._train(heading, field, range(plan.splits), rung)
             ranking = self._rank(self._without_failed(field), range(plan.splits), rung)
             size = sizes[number] if number < len(sizes) else 0

@@ -130,7 +130,7 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
     """
     workers = min(usable_cores(), clients)
     # If torch has a GPU, a process that has computed a gradient cannot fork another that computes gradients.
-    # Where processes are spawned, this choice was not measured, and a user's model may not be sendable.
+    # Where processes are spawned, this choice was not measured, and a user's model may not be picklable.
     if not CAN_FORK or workers < 2 or torch.cuda.is_available():
         return single_process_engine(model, sample)
     is_stacked = clients // workers >= _WORTH_STACKING and _is_faster_stacked(model, sample)

@@ -199,7 +199,8 @@ def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoin
 def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, checkpoint: Checkpoint) -> None:
     if checkpoint.meta["split"] != prepared.federation.hash:
         raise UserError(
-            f"the data or the split has changed since {folder.path} was started; restore it, or choose another --out"
+            f"the data or the split has changed since the run in {folder.path} began; restore it, or choose another "
+            "--out"
         )
     models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
     expected = server.network.state().params

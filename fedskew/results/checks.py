@@ -16,7 +16,7 @@ def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) ->
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
-        raise UserError(f"{other.folder} has other classes than {runs[0].folder}; expected runs on the same data")
+        raise UserError(f"{other.folder} and {runs[0].folder} have different classes; expected runs on the same data")
     comparison = compare_runs(runs, rank_by=rank_by)
     if len(comparison.runs) < len(runs):
         kept = comparison.runs

@@ -90,7 +90,7 @@ def _base_federation(
             raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
     if isinstance(data, Federation):
         if partition is not None:
-            raise UserError("partition is given, but the federation is split already; pass its dataset instead")
+            raise UserError("partition is given, but the federation is already split; pass its dataset instead")
         return with_values(config, {**settings, "data": data.dataset.described}), data
     base = with_values(config, settings)
     dataset = load(data, base.data_dir)

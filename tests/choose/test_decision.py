@@ -24,7 +24,7 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
         finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72], compute=1.3333)
     )
     assert winner == "fedvls"
-    assert "Take fedvls with learning rate 0.1: 71.0 % accuracy on validation data, mean of 3 splits." in answer
+    assert "Use fedvls with learning rate 0.1: 71.0 % accuracy on validation data, mean of 3 splits." in answer
     assert "On 3 fresh splits it beats FedAvg with its best learning rate, 0.1" in answer
     assert "by 20.0 points (interval +17.5 to +22.5, better on 3 of 3 splits; significant at 5 %)" in answer
     assert "1.33 times the computation" in answer
@@ -64,7 +64,7 @@ def test_cheaper_and_more_private_alternatives_are_named() -> None:
         finalist("fedlmd", [0.70, 0.71, 0.72], compute=1.33),
         finalist("fedrs", [0.70, 0.715, 0.715], compute=0.9),
     )
-    assert "Take fedgr" in answer
+    assert "Use fedgr" in answer
     assert "Besides its updates, a site reveals label presence." in answer
     assert "fedlmd with learning rate 0.1 reveals nothing about labels, and is not significantly worse." in answer
     assert (
@@ -87,8 +87,8 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
 
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:
     few = chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7, 0.71, 0.72]))[1]
-    assert "It was tried on 3 splits only. It may fail on others; a larger budget tries more." in few
+    assert "It was tried on only 3 splits. It may fail on others. A larger budget tries more." in few
     seven = chosen(finalist("fedavg", [0.5] * 6, raced=[0.5]), finalist("fedvls", [0.7, 0.71] * 3, raced=[0.7]))[1]
-    assert "It was tried on 7 splits only." in seven
+    assert "It was tried on only 7 splits." in seven
     many = chosen(finalist("fedavg", [0.5] * 8), finalist("fedvls", [0.7, 0.71] * 4))[1]
     assert "only" not in many

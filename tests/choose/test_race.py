@@ -64,7 +64,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> fs.Choice:
 def test_a_race_ends_with_a_choice_among_its_methods(finished: fs.Choice) -> None:
     record = finished.race
     assert finished.method in ("fedavg", *METHODS)
-    assert finished.answer[0].startswith(f"Take {finished.method}")
+    assert finished.answer[0].startswith(f"Use {finished.method}")
     assert [rung.rounds for rung in record.rungs] == [1, 3]
     assert len(record.rungs[0].standings) == 9
     means = [standing.mean for standing in record.rungs[0].standings]
@@ -93,7 +93,7 @@ def test_the_same_call_on_a_finished_race_runs_nothing(finished: fs.Choice) -> N
     watcher = Counting()
     assert race(finished.folder, watcher).race == finished.race
     assert watcher.run == 0
-    assert "finished already" in watcher.notices[0]
+    assert "already finished" in watcher.notices[0]
 
 
 def test_an_interrupted_race_in_one_process_ends_like_one_in_several(finished: fs.Choice, tmp_path: Path) -> None:

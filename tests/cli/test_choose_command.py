@@ -24,16 +24,16 @@ def test_a_race_is_shown_and_repeated_as_json(tmp_path: Path, capsys: pytest.Cap
     command = [*TINY, "--budget", "60r", "--out", str(tmp_path / "race")]
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert re.search(r"^Take (fedavg|fedprox|fedlmd)", shown.out, re.MULTILINE)
+    assert re.search(r"^Use (fedavg|fedprox|fedlmd)", shown.out, re.MULTILINE)
     assert f"fedskew run -c {tmp_path / 'race' / 'chosen.yaml'}" in shown.out
-    assert "rung 1 of 2: 9 candidates, round 1" in shown.err
+    assert "rung 1 of 2: 9 candidates, to round 1" in shown.err
     assert "best after round 3" in shown.err
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answer"][0] in shown.out.replace("\n", " ")
     assert found["final"][found["chosen"]]["standing"]["method"] in ("fedavg", "fedprox", "fedlmd")
     assert main([*command, "--quiet"]) == 0
-    assert "finished already" in capsys.readouterr().err
+    assert "already finished" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_from_counts_to_a_chosen_method(cli):
 
     chosen = cli(*race, *QUICK)
     assert chosen.status == 0, chosen.err
-    assert "Take fed" in chosen.out
+    assert "Use fed" in chosen.out
     assert cli("run", "-c", "race/chosen.yaml", "--out", "trained", "-q").status == 0
     run = fs.load_run("trained")
     assert run.client_labels == ("Rome", "Oslo", "Bonn")

@@ -40,7 +40,7 @@ def test_runs_and_races_share_a_page(race: Path, tmp_path: Path) -> None:
     federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
     fs.run(federation, "fedavg", rounds=2, local_epochs=1, out=tmp_path / "run")
     report = fs.write_report([race, tmp_path / "run"], tmp_path / "page.html", features=False)
-    assert any(line.startswith("Take ") for line in report.answer)
+    assert any(line.startswith("Use ") for line in report.answer)
     assert any("fedavg recognises" in line for line in report.answer)
     assert len(load_runs_and_races([race.parent]).races) == 1
 

@@ -103,5 +103,5 @@ def test_data_in_memory() -> None:
 def test_mistakes_get_one_line(arguments: dict[str, Any], line: str) -> None:
     with pytest.raises(fs.UserError, match=line):
         fs.compare("digits", partition=RULE, **arguments)
-    with pytest.raises(fs.UserError, match="the federation is split already"):
+    with pytest.raises(fs.UserError, match="the federation is already split"):
         fs.compare(fs.federation("digits", RULE), ["fedavg"], partition=RULE)

@@ -1,7 +1,7 @@
 """Messages between processes of one machine. A message has JSON values, called facts, and tensors.
 
-On Linux, the facts are sent over a socket, with the descriptor of anonymous shared memory. The sender copies the tensors
-into this memory once, and each receiver maps it. Elsewhere, `PortableParcel` sends the tensors as bytes.
+On Linux, the facts are sent over a socket, with the descriptor of anonymous shared memory. The sender copies the
+tensors into this memory once, and each receiver maps it. Elsewhere, `PortableParcel` sends the tensors as bytes.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class SpawnedWorker:
             raise
         except Exception as error:  # which one depends on Python's version and on what cannot be sent
             raise UserError(
-                f"engine 'pool' cannot send the model or the method to a worker process ({error}); "
+                f"the pool engine cannot send the model or the method to a worker process ({error}); "
                 "define it in a module, or choose --engine plain or stacked"
             ) from error
         finally:

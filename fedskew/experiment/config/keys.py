@@ -163,7 +163,7 @@ class Config:
     batches: str = _option(
         "shuffled",
         choice("shuffled", "balanced"),
-        "local batches: shuffled, or balanced (every class that the client has equally often)",
+        "local batches: shuffled, or balanced (each of the client's classes equally often)",
     )
     average: str = _option("samples", choice("samples", "uniform"), "client weights in the average: samples or uniform")
     augment: tuple[str, ...] = _option((), names, "augmentations of training images, applied in order")

@@ -223,7 +223,7 @@ class RunFolder:
                 with reporting_os_errors("read", self.label_counts_path):
                     about["federation"]["label_counts"] = np.load(self.label_counts_path, allow_pickle=False)
             except (ValueError, EOFError, KeyError):
-                self._warn(f"{self.label_counts_path} is damaged and ignored")
+                self._warn(f"{self.label_counts_path} is damaged, so it is ignored")
         return about
 
     def _refuse_other_format(self) -> None:
@@ -237,7 +237,7 @@ class RunFolder:
         try:
             value = json.loads(content)
         except ValueError:
-            self._warn(f"{path} is damaged and ignored")
+            self._warn(f"{path} is damaged, so it is ignored")
             return None
         return value if isinstance(value, dict) else None
 
