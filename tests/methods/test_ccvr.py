@@ -38,7 +38,7 @@ def test_the_head_is_trained_on_gaussians_of_all_clients_features(run: Any) -> N
     rows = np.concatenate(federation.indices)
     y = federation.dataset.train.y[rows]
     with torch.no_grad():
-        z = this.network.module(before.model).encoder(this._runtimes.train.inputs(torch.from_numpy(rows)))
+        z = this.network.module(before.model).encoder(this._runtimes.train_samples.inputs(torch.from_numpy(rows)))
     classes, width = 4, z.shape[1]
     numbers = torch.arange(classes * 7 * width).view(classes, 7, width)
     noise = normal(fold(torch.tensor(key), numbers)).numpy()

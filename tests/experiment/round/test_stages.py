@@ -148,7 +148,7 @@ def test_a_stage_has_its_own_server_rule_and_a_survey_of_any_kind() -> None:
     ends = {engine: finished(this) for engine, this in runs.items()}
     state, rows = ends["plain"]
     assert [row.stage for row in rows] == ["train", "jitter", "jitter", "again"]
-    inputs = runs["plain"]._runtimes.train
+    inputs = runs["plain"]._runtimes.train_samples
     sums = [float(inputs.inputs(torch.from_numpy(own)).sum()) for own in federation.indices]
     np.testing.assert_allclose(np.ravel(state.notes["sums"]), sums, rtol=1e-9)
     assert state.notes["dark"] == int(np.argmin(sums))
