@@ -1,4 +1,4 @@
-"""CCVR: after the training, the server draws virtual features of each class and trains the head on them.
+"""CCVR: after training, the server draws virtual features of each class and trains the head on them.
 
 Luo et al., "No fear of heterogeneity: classifier calibration for federated learning with non-IID data", NeurIPS 2021.
 
@@ -10,8 +10,8 @@ Luo et al., "No fear of heterogeneity: classifier calibration for federated lear
 It is the last round of a run, after rounds of any objective. A class without samples has no virtual features. A class
 with one sample has Σ_c = 0.
 
-Sent to the server: number, mean and covariance of the features of each class, in the last round. The unchanged model
-travels along.
+Sent to the server: number, mean and covariance of the features of each class, in the last round. The model is also
+sent, unchanged.
 Extra compute: one forward pass of each sample in the last round, which trains nothing.
 """
 
@@ -73,8 +73,8 @@ class VirtualFeatures(Calibration):
         counts, mean, covariance = self.class_statistics(updates.uplink)
         x, y = self.draw(counts, mean, covariance, updates.key)
         training = HeadTraining(self.head_lr, self.head_epochs, self.head_batch, self.head_momentum)
-        weight, bias = training.train(sent["head.weight"], sent["head.bias"], x, y, updates.key)
-        trained = {"head.weight": weight, "head.bias": bias}
+        weight, bias = training.train(sent["head.weight"], sent.get("head.bias"), x, y, updates.key)
+        trained = {"head.weight": weight} if bias is None else {"head.weight": weight, "head.bias": bias}
         return {name: trained[name].to(w) if name in trained else w for name, w in sent.items()}, state
 
     def class_statistics(self, uplink: Tensors) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,5 +116,5 @@ register(
     "ccvr",
     parts=(VirtualFeatures,),
     paper="Luo et al., NeurIPS 2021",
-    summary="After the training, the server trains the head on features drawn from one Gaussian per class.",
+    summary="After training, the server trains the head on features drawn from one Gaussian per class.",
 )

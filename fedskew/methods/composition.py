@@ -49,7 +49,7 @@ class Method:
     personal: Personal | None = None
     """If None, clients send the whole model, and keep none of it."""
     calibration: Calibration | None = None
-    """The server rule of the last round. If None, the last round is as the others."""
+    """The server rule of the last round. If None, the last round is like the others."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule or calibration has one stage."""
@@ -64,7 +64,7 @@ class Method:
         return [self._complete(Stage("train", rounds - 1, self.objective)), last]
 
     def for_stage(self, stage: Stage) -> Method:
-        """Return the method with the parts that the stage uses: its server rule, and no solver if nobody trains."""
+        """Return the method with the parts that the stage uses: its server rule, and plain SGD if no client trains."""
         changed = replace(self, server=stage.server or self.server)
         return replace(changed, solver=SGD(), weighting=None) if stage.local_epochs == 0 else changed
 

@@ -1,4 +1,4 @@
-"""Training of a linear head on the server, on labelled features that the server has made."""
+"""Train a linear head on the server, on labelled features that the server has made."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ class HeadTraining:
     batch_size: int
     momentum: float = 0.0
 
-    def train(self, weight: Tensor, bias: Tensor, x: Tensor, y: Tensor, key: int) -> tuple[Tensor, Tensor]:
+    def train(
+        self, weight: Tensor, bias: Tensor | None, x: Tensor, y: Tensor, key: int
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the head's weight [C, d] and bias [C], trained on features x [n, d] with labels y [n].
 
-        `key` decides the order of the samples.
+        A head without a bias stays without one. `key` decides the order of the samples.
         """
-        head = torch.cat([weight, bias.unsqueeze(-1)], dim=1).double()
-        x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1).double()
+        head, x = weight.double(), x.double()
+        if bias is not None:
+            head = torch.cat([head, bias.double().unsqueeze(-1)], dim=1)
+            x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
         velocity, targets = torch.zeros_like(head), torch.nn.functional.one_hot(y, len(weight)).double()
         for epoch in range(self.epochs):
             order = torch.from_numpy(permutation(len(x), key, "head training", epoch)).to(x.device)
@@ -33,4 +37,4 @@ class HeadTraining:
                 error = (x[rows] @ head.T).softmax(dim=-1) - targets[rows]
                 velocity = self.momentum * velocity + error.T @ x[rows] / len(rows)
                 head = head - self.lr * velocity
-        return head[:, :-1], head[:, -1]
+        return (head, None) if bias is None else (head[:, :-1], head[:, -1])

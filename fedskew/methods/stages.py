@@ -131,7 +131,7 @@ def stage_without_training(name: str, server: ServerRule | None = None) -> Stage
 class Calibration(ServerRule):
     """A server rule for the last round of a run. All clients send what its hooks compute, and nobody trains.
 
-    It combines with any objective, solver, weighting and server rule, which train the rounds before it. In the last
+    It combines with any objective, solver, weighting and server rule, which apply to the rounds before it. In the last
     round, `updates.params` are copies of the trained global model.
     """
 

@@ -15,6 +15,7 @@ from fedskew.experiment.round.aggregate import server_key
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS, make_method
 from fedskew.methods.ccvr import VirtualFeatures
+from fedskew.methods.parts import Updates
 from fedskew.randomness import fold, normal, permutation
 
 PARAMS = {"virtual_features": 7, "head_epochs": 3, "head_batch": 5}
@@ -76,6 +77,16 @@ def test_one_sample_has_no_spread_and_no_sample_no_features() -> None:
     assert y.tolist() == [0, 0, 0, 2, 2, 2]
     assert x[:3].tolist() == [[1, 2]] * 3
     assert x[3:, 1].tolist() == [0, 0, 0]
+
+
+def test_a_head_without_a_bias_stays_without_one() -> None:
+    rule = VirtualFeatures(virtual_features=3, head_epochs=1)
+    uplink = {"counts": torch.tensor([[2, 2]]), "means": torch.eye(2)[None], "covariances": torch.zeros(1, 2, 2, 2)}
+    sent = {"head.weight": torch.zeros(2, 2)}
+    updates = Updates(params={}, weights=torch.ones(1), uplink=uplink, lr=0.1, participation=1.0)
+    params, _ = rule.aggregate(sent, updates, {})
+    assert params.keys() == sent.keys()
+    assert params["head.weight"].diagonal().min() > 0
 
 
 def test_it_is_the_last_round_of_any_training() -> None:
