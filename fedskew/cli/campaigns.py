@@ -49,9 +49,9 @@ def format_percent(accuracies: Sequence[float]) -> str:
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
     """Run the jobs that are not done, and show progress. Ctrl-C ends the program with one line."""
-    todo = campaign.todo(jobs)
-    if len(todo) < len(jobs) and not quiet:
-        notice(f"{len(jobs) - len(todo)} of {len(jobs)} runs are already done")
+    done, todo = sum(map(campaign.is_done, jobs)), campaign.todo(jobs)
+    if done and not quiet:
+        notice(f"{done} of {len(jobs)} runs are already done")
     try:
         with _show_progress(todo, quiet, stderr()) as progress:
             campaign.run(todo, progress)

@@ -56,7 +56,10 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Train a model centrally, on all data, and write its weights for --init. Repeat the command to resume."""
+    """Train a model centrally, on all data, and write its weights for --init. Repeat the command to resume.
+
+    With -c, keys that the file does not set have the defaults of `fedskew run`.
+    """
     from fedskew.cli.running import Observers, run_one
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.config.values import integer

@@ -48,7 +48,7 @@ def _command(
     ] = None,
     out: Annotated[
         str | None,
-        option("--out", "FOLDER", "run folder (default: runs/NAME); with --seeds, the parent of the run folders",
+        option("--out", "FOLDER", "run folder (default: runs/NAME); with several seeds, the parent of the run folders",
                CONFIGURATION),
     ] = None,
     live: Live = False,

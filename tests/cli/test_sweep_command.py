@@ -138,3 +138,10 @@ def test_a_search_selects_by_the_metric_requested(cli, grid: Path) -> None:
     assert found["rank_by"] == "macro-f1"
     assert found["validation_macro_f1"] > 0
     assert len(found["test_macro_f1"]) == 1
+
+
+def test_runs_that_serve_two_points_are_not_called_done(cli, grid: Path) -> None:
+    axes = "  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]"
+    grid.write_text(GRID.replace(axes, "  rounds: [1, 2]"))
+    assert "already done" not in cli("sweep", "grid.yaml", "--workers", "1").err
+    assert "2 of 2 runs are already done" in cli("sweep", "grid.yaml", "--workers", "1").err

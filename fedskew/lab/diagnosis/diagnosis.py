@@ -54,8 +54,9 @@ class Diagnosis:
     ) -> Diagnosis:
         """Compare the federation with the papers' settings and with the reruns that ship with fedskew.
 
-        `results` is a folder of further records, which count like the reruns. With `config`, a known setting
-        with the same data and split is recognised, and its distance is 0.
+        `results` is a folder of further records, which count like the reruns. Without `per_round`, the usual number of
+        clients per round is assumed. With `config`, a known setting with the same data and split is recognised, and
+        its distance is 0.
         """
         clients = len(counts.clients)
         if per_round is not None and per_round > clients:
@@ -297,8 +298,8 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "To write this configuration to a file, use fedskew diagnose COUNTS --save start.yaml. Without --data, the file "
-    "uses synthetic data with the same classes in place of yours."
+    "To write this configuration to a file, repeat the command with --save start.yaml. If you gave a file of counts "
+    "without --data, that configuration uses synthetic data with the same classes in place of yours."
 )
 
 

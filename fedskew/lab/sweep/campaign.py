@@ -46,9 +46,10 @@ class Campaign:
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
         """List the jobs without a sufficient record, each experiment once."""
-        return merge_jobs(job for job in jobs if not self._is_done(job))
+        return merge_jobs(job for job in jobs if not self.is_done(job))
 
-    def _is_done(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
+        """Whether the job has a sufficient record. A job on validation data never has one."""
         done = self.known.get(job) if job.validation is None else None
         return done is not None and is_enough(done, job)
 
