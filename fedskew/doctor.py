@@ -160,7 +160,8 @@ def _check_devices() -> Iterator[Check]:
         yield Check("torch", "broken", f"cannot be imported: {error}")
         return
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield _try_device("cpu", f"{cores} cores, {torch.get_num_threads()} threads of PyTorch")
+    threads = torch.get_num_threads()
+    yield _try_device("cpu", f"cores: {cores}, threads of PyTorch: {threads}")
     if not torch.cuda.is_available():
         built = (
             f"PyTorch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "PyTorch is built without CUDA"

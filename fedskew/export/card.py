@@ -75,7 +75,7 @@ def _lead(run: Result) -> str:
         f"{_rounds(run)}, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
-    return lead + (f" **It does not recognise {', '.join(map(escape, lost))}.**" if lost else "")
+    return lead + (f" **It hardly recognises {', '.join(map(escape, lost))}.**" if lost else "")
 
 
 def _rounds(run: Result) -> str:

@@ -119,7 +119,7 @@ def test_it_may_be_repeated_but_leaves_other_folders_alone(run: Result, exported
 
 def test_a_lost_class_is_named_at_the_top() -> None:
     card = model_card(finished("dnn", form("dnn")), None, with_words=False)
-    assert "**It does not recognise a\\|b.**" in card.partition("## ")[0]
+    assert "**It hardly recognises a\\|b.**" in card.partition("## ")[0]
 
 
 def test_what_a_method_reveals_is_told() -> None:

@@ -154,10 +154,11 @@ class Diagnosis:
         if refuted:
             first = refuted[0]
             more = f"; {len(refuted) - 1} more in the table" if len(refuted) > 1 else ""
+            sources = first.score.sources
             yield (
-                f"Not every printed gain was confirmed: {first.score.source} prints {first.score.gain:+.1f} for "
-                f"{first.score.method} on {first.setting.label}, and the rerun gave {first.rerun:+.1f}{more}. The "
-                "rerun counts."
+                f"Not every printed gain was confirmed: {' and '.join(sources)} print{'s' * (len(sources) == 1)} "
+                f"{first.score.gain:+.1f} for {first.score.method} on {first.setting.label}, and the rerun gave "
+                f"{first.rerun:+.1f}{more}. The rerun counts."
             )
         yield NEARNESS
 
@@ -200,14 +201,14 @@ class Diagnosis:
     # -- tables ------------------------------------------------------------------------------------------
 
     def measures(self) -> Table:
-        skew = self.skew
+        skew, sizes = self.skew, self.skew.sizes
         rows: list[list[Cell]] = [
             ["vacant classes per client, %", number(100 * skew.vacant.mean(), 1), _range(100 * skew.vacant)],
             ["minority classes per client, %", number(100 * skew.minority.mean(), 1), _range(100 * skew.minority)],
             ["KL(client ‖ all), nats", number(float(skew.divergence.mean()), 3), _range(skew.divergence)],
             ["Hellinger distance to all", number(float(skew.hellinger.mean()), 3), _range(skew.hellinger)],
             ["effective Dirichlet β", self.beta, None],
-            ["client sizes, spread / mean", number(skew.size_spread, 3), f"{skew.sizes.min()} to {skew.sizes.max()}"],
+            ["client sizes, deviation / mean", number(skew.size_spread, 3), f"{sizes.min()} to {sizes.max()}"],
             ["largest / smallest class", number(skew.class_ratio, 2) if np.isfinite(skew.class_ratio) else "∞", None],
             ["Hellinger distance of all to uniform", number(skew.global_imbalance, 3), None],
         ]
