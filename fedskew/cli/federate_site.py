@@ -14,7 +14,6 @@ from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
-    from fedskew.flower.settings import FederationSettings
     from fedskew.flower.site_config import SiteConfig
 
 
@@ -67,6 +66,8 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.planning import read_app
     from fedskew.flower.policy import LOCAL_TESTS
     from fedskew.flower.request_checks import DETAILS
+    from fedskew.flower.secure.site import SecureSite
+    from fedskew.flower.secure.terms import SecureTerms
     from fedskew.flower.site_ledger import SiteLedger, planned_release
 
     settings, contract, config = read_app(app)
@@ -96,18 +97,9 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
     if settings.secure_aggregation:
-        _check_secure_aggregation(settings, site)
+        SecureSite(site, str).identity(SecureTerms.from_settings(settings, config))
     if not require_approval(Path(app), site.folder):
         notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
-
-
-def _check_secure_aggregation(settings: FederationSettings, site: SiteConfig) -> None:
-    from fedskew.flower.secure.site import SecureSite
-    from fedskew.flower.secure.terms import SecureTerms
-
-    terms = SecureTerms.from_settings(settings)
-    assert terms is not None
-    SecureSite(site, str).identity(terms)
 
 
 def _show_column_sums(site: SiteConfig, federation: Federation) -> None:

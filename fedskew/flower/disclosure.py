@@ -11,7 +11,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.policy import LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
 from fedskew.flower.secure.identity import fingerprint
-from fedskew.flower.secure.session import count_needed
+from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_name, entries_with_weights, sent_by_clients
@@ -67,12 +67,11 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
 def _secure_disclosures(settings: FederationSettings, config: Config, method: str) -> list[str]:
     """Describe what leaves a site with secure aggregation."""
     loss = ", their mean training loss" if settings.share_loss else ""
-    sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
-    fewest = count_needed(sites, settings.secure_threshold)
+    fewest = SecureTerms.from_settings(settings, config).needed
     return [
-        f"{method} sends only masked numbers: if {sites} sites begin a round and at least {fewest} complete it, the "
-        f"server learns the mean of their updates{loss} and the total of their sample counts; it cannot read a single "
-        "site's update, unless a third of the sites or more help it",
+        f"{method} sends only masked numbers: from at least {fewest} sites per round, the server learns the mean of "
+        f"their updates{loss} and the total of their sample counts; it cannot read a single site's update, unless a "
+        "third of the round's sites or more help it",
         "tests: " + ("totals over all sites" if settings.evaluation == "sites" else "nothing"),
         "sums can still reveal something about a site, to everyone who has the model",
         f"privacy: {describe_privacy(settings, config.rounds)}",

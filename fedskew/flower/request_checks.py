@@ -39,7 +39,7 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
         "central_noise": [settings.clip, settings.noise] if settings.privacy == "central" else None,
         "detail": settings.site_metrics,
         "local_tests": settings.local_tests,
-        **secure_terms(settings),
+        **secure_terms(settings, config),
     }
 
 

@@ -112,7 +112,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     prepared = prepare(config, without_sites)
     refuse_unfit(prepared.method, prepared.config)
     require_sums_suffice(settings, contract, prepared.config)
-    terms = _terms(contract, prepared.config) | secure_terms(settings)
+    terms = _terms(contract, prepared.config) | secure_terms(settings, prepared.config)
     times = ReplyTimes(settings.grace, settings.grace_seconds)
     is_secure = settings.secure_aggregation
     sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times, audit, knows_samples=not is_secure)

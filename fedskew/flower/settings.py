@@ -27,7 +27,7 @@ from fedskew.experiment.config.values import (
 )
 from fedskew.flower.contract import Contract
 from fedskew.flower.secure.fixed_point import FEWEST_BITS, FixedPoint
-from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD
+from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD, count_needed
 from fedskew.methods import Method
 
 FEDERATION = "federation"
@@ -191,7 +191,9 @@ class FederationSettings:
     @property
     def sites_to_begin(self) -> int:
         """The number of sites that must be connected before a round begins."""
-        return max(self.required_sites, FEWEST_SITES) if self.secure_aggregation else self.required_sites
+        if not self.secure_aggregation:
+            return self.required_sites
+        return max(self.required_sites, FEWEST_SITES, count_needed(len(self.sites), self.secure_threshold))
 
 
 def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contract, Config]:

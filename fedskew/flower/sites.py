@@ -114,7 +114,8 @@ class Sites:
         samples, each site counts as one sample when it is admitted."""
         self._grid = grid
         self.names = tuple(names)
-        self._terms = terms
+        self.terms = terms
+        """What every site needs to know about the run."""
         self.log, self.audit = log, audit
         self._most_samples, self._knows_samples = most_samples, knows_samples
         self._reply_times = reply_times or ReplyTimes()
@@ -315,7 +316,7 @@ class Sites:
     def _message(
         self, kind: str, node: int, facts: Facts, tensors: ArrayRecord | None, timeout: float, group: str = ""
     ) -> Message:
-        content = to_records({"kind": kind, "terms": self._terms, **facts}, tensors)
+        content = to_records({"kind": kind, "terms": self.terms, **facts}, tensors)
         message_type = _MESSAGE_TYPES.get(facts.get("kind", kind), MessageType.QUERY)
         return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
 

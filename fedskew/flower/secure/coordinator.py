@@ -11,7 +11,7 @@ import numpy as np
 from fedskew.flower.secure.keys import AgreementKey
 from fedskew.flower.secure.masks import Vector, add_pairwise_mask, expand_seed
 from fedskew.flower.secure.participant import mask_purpose
-from fedskew.flower.secure.session import PublicKeys, count_needed
+from fedskew.flower.secure.session import LEAST_THRESHOLD, PublicKeys, count_needed
 from fedskew.flower.secure.shares import combine_shares
 from fedskew.flower.wire import Garbled
 
@@ -19,20 +19,17 @@ from fedskew.flower.wire import Garbled
 class Coordinator:
     """The public part of one session."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, needed: int) -> None:
+        """`needed` is the number of sites without which there is no sum."""
         self.session = secrets.token_hex(16)
-        self._threshold = threshold
+        self.needed = needed
         self._keys: dict[str, PublicKeys] = {}
         self._sealed: dict[str, dict[str, str]] = {}
-
-    @property
-    def needed(self) -> int:
-        """The number of sites that each step from the second on needs."""
-        return count_needed(len(self._keys), self._threshold)
 
     def receive_keys(self, keys: Mapping[str, PublicKeys]) -> None:
         """After step 1: keep the keys of the sites that take part in the session."""
         self._keys = {name: keys[name] for name in sorted(keys)}
+        self.needed = max(self.needed, count_needed(len(keys), LEAST_THRESHOLD))
 
     def keys_to_send(self) -> dict[str, object]:
         return {name: keys.to_json() for name, keys in self._keys.items()}

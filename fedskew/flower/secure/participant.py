@@ -15,6 +15,7 @@ from fedskew.flower.secure.keys import AgreementKey, decrypt, encrypt
 from fedskew.flower.secure.masks import Vector, add_pairwise_mask, expand_seed
 from fedskew.flower.secure.session import (
     FEWEST_SITES,
+    LEAST_THRESHOLD,
     PublicKeys,
     canonical,
     confirmation,
@@ -33,9 +34,9 @@ RecordRelease = Callable[[str, list[str]], None]
 class Participant:
     """The secrets of one site in one session."""
 
-    def __init__(self, session: str, name: str, identity: NodeIdentity, roster: Roster, threshold: float) -> None:
+    def __init__(self, session: str, name: str, identity: NodeIdentity, roster: Roster, needed: int) -> None:
         self._session, self._name, self._identity = session, name, identity
-        self._roster, self._threshold = roster, threshold
+        self._roster, self._needed = roster, needed
         self._sealing, self._masking = AgreementKey(), AgreementKey()
         self._seed = secrets.token_bytes(SECRET_BYTES)
         """The seed of the site's own mask. Without that mask, a server could call a late update missing, learn the
@@ -63,16 +64,18 @@ class Participant:
         own = self._keys[self._name]
         if keys.get(self._name) != own:
             raise Garbled("the session's list of keys does not have this site's keys")
-        if len(keys) < FEWEST_SITES:
-            raise Garbled(f"the session has {len(keys)} sites; expected at least {FEWEST_SITES}")
+        fewest = max(FEWEST_SITES, self._needed)
+        if len(keys) < fewest:
+            raise Garbled(f"the session has {len(keys)} sites; expected at least {fewest}")
         for name, found in keys.items():
             self._check_keys(name, found)
         public = [key for found in keys.values() for key in (found.sealing, found.masking)]
         if len(set(public)) < len(public):
             raise Garbled("two keys of the session are the same")
         self._keys = {name: keys[name] for name in sorted(keys)}
+        self._needed = max(self._needed, count_needed(len(keys), LEAST_THRESHOLD))
         secrets_ = (self._seed, self._masking.private)
-        shares = [split_secret(secret, self.needed, len(keys)) for secret in secrets_]
+        shares = [split_secret(secret, self._needed, len(keys)) for secret in secrets_]
         by_site = dict(zip(self._keys, zip(*shares, strict=True), strict=True))
         self._own_shares = by_site.pop(self._name)
         return {
@@ -89,11 +92,6 @@ class Participant:
         except Garbled as error:
             raise Garbled(f"{name}: {error}") from error
 
-    @property
-    def needed(self) -> int:
-        """The number of sites that can unmask the sum."""
-        return count_needed(len(self._keys), self._threshold)
-
     def receive_shares(self, sealed: Mapping[str, bytes]) -> None:
         """Step 3, before the site works on the request: read the shares of the other sites."""
         self._begin("input")
@@ -103,8 +101,8 @@ class Participant:
         for peer, content in sealed.items():
             opened = decrypt(self._sealing_key(peer), content, self._sealing_context(peer, self._name))
             self._peers[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
-        if len(self._peers) < self.needed:
-            raise Garbled(f"{len(self._peers)} sites have sent shares; expected at least {self.needed}")
+        if len(self._peers) < self._needed:
+            raise Garbled(f"{len(self._peers)} sites have sent shares; expected at least {self._needed}")
 
     def mask(self, vector: Vector, request: str) -> Vector:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
@@ -123,8 +121,8 @@ class Participant:
             raise UserError("the server asks to confirm a sum to which this site has not contributed")
         if len(set(contributors)) < len(contributors) or not set(contributors) <= self._peers.keys():
             raise Garbled("the list of contributors has sites that did not send shares")
-        if len(contributors) < self.needed:
-            raise Garbled(f"the sum has {len(contributors)} contributors; this site needs at least {self.needed}")
+        if len(contributors) < self._needed:
+            raise Garbled(f"the sum has {len(contributors)} contributors; this site needs at least {self._needed}")
         self._contributors = sorted(contributors)
         return self._identity.sign(self._confirmation())
 
@@ -137,8 +135,8 @@ class Participant:
         """
         self._begin("unmask")
         confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._peers)
-        if confirmed < self.needed:
-            raise Garbled(f"{confirmed} sites have confirmed the sum; this site needs at least {self.needed}")
+        if confirmed < self._needed:
+            raise Garbled(f"{confirmed} sites have confirmed the sum; this site needs at least {self._needed}")
         record(self._request, self._contributors)
         seeds = {name: self._peers[name][0] for name in self._contributors}
         others = {name: shares[1] for name, shares in self._peers.items() if name not in seeds}

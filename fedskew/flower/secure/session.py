@@ -12,16 +12,18 @@ from fedskew.flower.wire import Facts, Garbled
 FEWEST_SITES = 3
 """With two sites, each knows the other's update from the sum and its own."""
 LEAST_THRESHOLD = 2 / 3
-"""The smallest share of a session's sites that can unmask its sum.
+"""The smallest share of a round's planned sites that can unmask its sum.
 
 A dishonest server must not learn both secrets of a site. It could tell some sites that the update of a site arrived,
 and others that it did not. Then it needs t honest or colluding sites for either secret. If c of n sites collude with
-it, that fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude.
+it, that fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude. n is the
+number of sites with which a round is planned, even if fewer begin it. Otherwise, a server could leave out honest sites
+until those that collude are a third of the others. If a session has more sites, n is their number.
 """
 
 
 def count_needed(sites: int, threshold: float) -> int:
-    """The number of sites that can unmask a sum, out of those with keys in the session."""
+    """The number of sites that a sum needs, if a round is planned with this many sites."""
     return max(2, math.ceil(threshold * sites - 1e-9))
 
 

@@ -61,6 +61,7 @@ class SecureSite:
     ) -> Answer:
         """Answer a request of a run with secure aggregation."""
         terms = SecureTerms.from_json(facts["terms"]["secure_aggregation"])
+        terms.require_protection(run.config)
         self._require_approved_roster()
         kind, identity = facts["kind"], self.identity(terms)
         if kind == "hello":
@@ -132,7 +133,7 @@ class SecureSite:
             raise UserError("the server opens a session twice")
         for oldest in list(self._sessions)[: 1 - _MOST_SESSIONS]:
             del self._sessions[oldest]
-        session = Participant(name, self._config.name, identity, terms.roster, terms.threshold)
+        session = Participant(name, self._config.name, identity, terms.roster, terms.needed)
         self._sessions[name] = session
         return session
 

@@ -42,9 +42,8 @@ class SecureSums:
     """Runs the sessions of one run."""
 
     def __init__(self, sites: Sites, settings: FederationSettings) -> None:
-        terms = SecureTerms.from_settings(settings)
-        assert terms is not None
-        self._sites, self._settings, self._terms = sites, settings, terms
+        self._sites, self._settings = sites, settings
+        self._terms = SecureTerms.from_json(sites.terms["secure_aggregation"])
 
     def request(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str = "") -> SecureSum:
         """Send each site its facts and all of them the same payload. Return the sum of their answers."""
@@ -62,7 +61,7 @@ class _Session:
 
     def __init__(self, sites: Sites, settings: FederationSettings, terms: SecureTerms, group: str) -> None:
         self._sites, self._settings, self._terms, self._group = sites, settings, terms, group
-        self._coordinator = Coordinator(terms.threshold)
+        self._coordinator = Coordinator(terms.needed)
         self.failures: dict[int, str] = {}
         self.contributors: list[int] = []
 
@@ -88,7 +87,7 @@ class _Session:
                 continue
             keys[name] = found
         self._coordinator.receive_keys(keys)
-        require_enough("keys", keys, max(FEWEST_SITES, self._required(len(clients))))
+        require_enough("keys", keys, max(FEWEST_SITES, self._terms.needed, self._required(len(clients))))
 
     def _collect_shares(self) -> None:
         keys = self._coordinator.keys_to_send()

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedskew.errors import UserError
+from fedskew.experiment.config import Config
 from fedskew.flower.secure.fixed_point import FixedPoint
-from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD
+from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD, count_needed
 from fedskew.flower.wire import Facts
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 class SecureTerms:
     """What all sites of a federation must agree on."""
 
-    threshold: float
-    """The share of a session's sites that can unmask its sum."""
+    needed: int
+    """The number of sites that a sum needs."""
     largest_change: float
     """The largest number in a site's change of the model."""
     most_samples: int
@@ -36,31 +37,37 @@ class SecureTerms:
         return asdict(self)
 
     @classmethod
-    def from_settings(cls, settings: FederationSettings) -> SecureTerms | None:
-        """The terms of a federation. None if it has no secure aggregation."""
-        if not settings.secure_aggregation:
-            return None
-        roster = dict(settings.node_keys or {})
-        return cls(settings.secure_threshold, settings.largest_change, settings.most_samples, roster)
+    def from_settings(cls, settings: FederationSettings, config: Config) -> SecureTerms:
+        needed = count_needed(_planned(config, len(settings.sites)), settings.secure_threshold)
+        return cls(needed, settings.largest_change, settings.most_samples, dict(settings.node_keys or {}))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> SecureTerms:
-        """Read the terms that a server sent. Refuse those that would not protect the site."""
+        """Read the terms that a server sent."""
         try:
             roster = {str(name): str(key) for name, key in values["roster"].items()}
-            terms = cls(
-                float(values["threshold"]), float(values["largest_change"]), int(values["most_samples"]), roster
-            )
+            return cls(int(values["needed"]), float(values["largest_change"]), int(values["most_samples"]), roster)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError("the server's terms of secure aggregation cannot be read") from error
-        if not LEAST_THRESHOLD - 1e-9 <= terms.threshold <= 1:
-            raise UserError(f"the threshold of secure aggregation is {terms.threshold:g}; expected 2/3 to 1")
-        if len(roster) < FEWEST_SITES:
-            raise UserError(f"secure aggregation has {len(roster)} sites; expected at least {FEWEST_SITES}")
-        return terms
+
+    def require_protection(self, config: Config) -> None:
+        """Refuse terms that would not protect a site."""
+        if len(self.roster) < FEWEST_SITES:
+            raise UserError(f"secure aggregation has {len(self.roster)} sites; expected at least {FEWEST_SITES}")
+        least = count_needed(_planned(config, len(self.roster)), LEAST_THRESHOLD)
+        if self.needed < least:
+            raise UserError(
+                f"secure aggregation needs {self.needed} sites for a sum; this site expects at least {least}"
+            )
 
 
-def secure_terms(settings: FederationSettings) -> Facts:
+def _planned(config: Config, sites: int) -> int:
+    """The number of sites with which a round is planned."""
+    return min(config.clients_per_round or sites, sites)
+
+
+def secure_terms(settings: FederationSettings, config: Config) -> Facts:
     """The entry for secure aggregation in the terms of every request. Empty without secure aggregation."""
-    terms = SecureTerms.from_settings(settings)
-    return {} if terms is None else {"secure_aggregation": terms.to_json()}
+    if not settings.secure_aggregation:
+        return {}
+    return {"secure_aggregation": SecureTerms.from_settings(settings, config).to_json()}

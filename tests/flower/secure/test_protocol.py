@@ -16,7 +16,7 @@ from fedskew.flower.secure.session import PublicKeys, count_needed
 from fedskew.flower.wire import Garbled
 
 NAMES = ("a", "b", "c", "d", "e")
-THRESHOLD = 2 / 3
+NEEDED = 4
 
 
 def vector(number: int, length: int = 40) -> Vector:
@@ -26,11 +26,11 @@ def vector(number: int, length: int = 40) -> Vector:
 class Session:
     """A session of real participants, in which sites may vanish before any step."""
 
-    def __init__(self, names: Iterable[str] = NAMES, request: str = "request") -> None:
-        self.coordinator = Coordinator(THRESHOLD)
+    def __init__(self, names: Iterable[str] = NAMES, request: str = "request", needed: int = NEEDED) -> None:
+        self.coordinator = Coordinator(needed)
         self.request = request
         self.sites = {
-            name: Participant(self.coordinator.session, name, identity(NAMES, name), roster(NAMES), THRESHOLD)
+            name: Participant(self.coordinator.session, name, identity(NAMES, name), roster(NAMES), needed)
             for name in names
         }
         self.released: list[tuple[str, list[str]]] = []
@@ -112,10 +112,16 @@ def test_below_the_threshold_there_is_no_sum() -> None:
     few.vanish("a", "b")
     with pytest.raises(Garbled, match="3 sites have confirmed the sum; this site needs at least 4"):
         few.unmask(few.confirm())
-    pair = Session(["a", "b"])
+    pair = Session(["a", "b", "c"])
     keys = pair.keys()
-    with pytest.raises(Garbled, match="2 sites; expected at least 3"):
+    with pytest.raises(Garbled, match="the session has 3 sites; expected at least 4"):
         pair.shares(keys)
+
+
+def test_two_thirds_of_a_session_are_needed_even_if_fewer_were_planned() -> None:
+    session = Session(needed=2).up_to_inputs(VALUES)
+    with pytest.raises(Garbled, match="the sum has 3 contributors; this site needs at least 4"):
+        session.confirm(["a", "b", "c"])
 
 
 def test_a_masked_vector_says_nothing_about_the_vector() -> None:
@@ -203,7 +209,7 @@ def test_keys_that_another_made_in_the_name_of_a_site_are_refused() -> None:
     session = Session()
     keys = session.keys()
     session_name = session.coordinator.session
-    impostor = Participant(session_name, "e", identity(NAMES, "d"), roster(NAMES), THRESHOLD).public_keys()
+    impostor = Participant(session_name, "e", identity(NAMES, "d"), roster(NAMES), NEEDED).public_keys()
     with pytest.raises(Garbled, match="e: its signature does not match its node key"):
         session.sites["a"].make_shares({**keys, "e": impostor})
     with pytest.raises(Garbled, match="'x' that is not in the roster"):
@@ -249,6 +255,6 @@ def test_fewer_shares_than_needed_say_nothing_of_a_secret() -> None:
 
 @pytest.mark.parametrize(("sites", "needed"), [(3, 2), (4, 3), (5, 4), (6, 4), (7, 5), (9, 6), (30, 20), (100, 67)])
 def test_two_thirds_are_needed(sites: int, needed: int) -> None:
-    assert count_needed(sites, THRESHOLD) == needed
+    assert count_needed(sites, 2 / 3) == needed
     colluding = -(-sites // 3) - 1
     assert 2 * needed > sites + colluding

@@ -213,7 +213,7 @@ def ask(here: Case, kind: str, changed: Facts | None = None, **facts: Any) -> Fa
     """Ask the first site. `changed` are terms of secure aggregation that the server changes."""
     contract = read_settings(dict(here.context.run_config))[1]
     config = with_values(here.config, {"data": "federation"})
-    terms = _terms(contract, config) | secure_terms(here.settings)
+    terms = _terms(contract, config) | secure_terms(here.settings, here.config)
     if changed:
         terms["secure_aggregation"] = {**terms["secure_aggregation"], **changed}
     return here.grid._sites[1000][1].answer({"kind": kind, "terms": terms, **facts}, b"")[0]
@@ -239,8 +239,8 @@ def test_a_site_answers_nothing_in_the_plain_form(here: Case) -> None:
 
 def test_terms_that_do_not_protect_a_site_are_refused(here: Case) -> None:
     keys = here.settings.node_keys or {}
-    with pytest.raises(UserError, match=r"threshold of secure aggregation is 0\.5; expected 2/3 to 1"):
-        ask(here, "hello", {"threshold": 0.5})
+    with pytest.raises(UserError, match="needs 2 sites for a sum; this site expects at least 3"):
+        ask(here, "hello", {"needed": 2})
     with pytest.raises(UserError, match="has 2 sites; expected at least 3"):
         ask(here, "hello", {"roster": {name: keys[name] for name in NAMES[:2]}})
     with pytest.raises(UserError, match="another public key for 'site-0' than this site's node key"):
@@ -267,7 +267,7 @@ def test_a_site_takes_the_other_sites_keys_from_the_app_that_it_approved(
     add_approval(tmp_path / "site-0", make_approval(app, "site-0"))
     assert ask(here, "hello") == {"site": "site-0"}
     keys = dict(here.settings.node_keys or {})
-    for changed in ({"roster": {**keys, "site-1": keys["site-2"]}}, {"threshold": 1.0}, {"largest_change": 1.0}):
+    for changed in ({"roster": {**keys, "site-1": keys["site-2"]}}, {"needed": 4}, {"largest_change": 1.0}):
         with pytest.raises(UserError, match="differs from every app that this site approved: secure_aggregation"):
             ask(here, "hello", changed)
 
@@ -371,5 +371,5 @@ def test_an_app_with_secure_aggregation_lists_the_sites_keys(
     assert read.secure_aggregation
     assert read.node_keys == roster(NAMES)
     shown = (tmp_path / "app" / "README.md").read_text()
-    assert "- fedprox sends only masked numbers: if 4 sites begin a round and at least 3 complete it" in shown
+    assert "- fedprox sends only masked numbers: from at least 3 sites per round, the server learns the mean" in shown
     assert f"node key of site-2: {fingerprint(roster(NAMES)['site-2'])}" in shown
