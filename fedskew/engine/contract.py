@@ -85,7 +85,7 @@ class RoundWork:
     downlink: Tensors
     """What the server sends besides the model."""
     companions: Mapping[str, ModelState]
-    """Models from earlier stages, for objectives that use them."""
+    """The run's models by name, for objectives that use models from earlier stages."""
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey

@@ -26,9 +26,9 @@ Setting = str | Mapping[str, float] | None
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:
-    """Replace a path by the weights in that file. Return weights in the order of the classes, and words unchanged.
+    """Replace a path by the weights in that file, in the order of the classes. Raise `UserError` if a class has none.
 
-    Raise `UserError` unless every class has one weight.
+    `balanced` and `counts` are returned unchanged.
     """
     if setting is None or setting in ("balanced", "counts"):
         return setting

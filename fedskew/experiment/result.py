@@ -304,7 +304,7 @@ class Result:
         """A pandas DataFrame with one line per site: the scores of the final model on the site's own test samples."""
         if not self.site_scores:
             raise UserError(
-                f"{self.name} has no results by site; expected a run with client_test, such as --client-test 0.2"
+                f"{self.name} has no results by site; expected a run with client_test, such as client_test=0.2"
             )
         records = [{"site": name, **score.to_json()} for name, score in self.site_scores.items()]
         frame: pandas.DataFrame = data_frame(records)

@@ -185,7 +185,7 @@ class Config:
     )
     seed: int = _option(0, integer(0), "random seed")
     eval_every: int = _option(1, integer(1), "evaluate every N rounds")
-    eval_local: bool = _option(False, flag, "also evaluate each client's model before and after its update")
+    eval_local: bool = _option(False, flag, "also evaluate each participant's model before and after its update")
     client_test: float = _option(
         0.0, real(at_least=0, below=1), "share of each client's samples that it holds out, to test models on (0: none)"
     )

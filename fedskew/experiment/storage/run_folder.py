@@ -293,8 +293,12 @@ class RunFolder:
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Load the final model, and the metadata saved with it."""
         if not self.model_path.is_file():
-            reason = "it was deleted after its run finished" if self.finished else "its run did not finish"
-            raise UserError(f"{self.path} has no model.safetensors: {reason}")
+            if self.finished:
+                raise UserError(
+                    f"{self.path} has no model.safetensors, although its run finished; restore the file, or delete the "
+                    "folder to run again"
+                )
+            raise UserError(f"{self.path} has no model.safetensors, because its run did not finish")
         try:
             with reporting_os_errors("read", self.model_path):
                 return read_tensors(self.model_path)

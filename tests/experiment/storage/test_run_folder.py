@@ -140,7 +140,7 @@ def test_reading_what_is_no_run(tmp_path: Path, played: Path) -> None:
     with pytest.raises(UserError, match="did not finish"):
         RunFolder(played).load_model()
     (played / "summary.json").write_text('{"status": "finished"}')
-    with pytest.raises(UserError, match="it was deleted after its run finished"):
+    with pytest.raises(UserError, match="although its run finished; restore the file"):
         RunFolder(played).load_model()
     (played / "model.safetensors").write_bytes(b"x")
     with pytest.raises(UserError, match="damaged"):
