@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FEDERATION = "Federation"
 
-_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "train", "lora_rank")
+_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test")
 """Flags that do not apply to a federation across machines."""
 _APP_FLAGS = [
     name

@@ -17,42 +17,23 @@ import torch
 from torch import nn
 
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.federation import Federation
 from fedskew.engine import DeviceSamples, Network, arithmetic, choose_device, features, number_format
 from fedskew.experiment.config import Config
-from fedskew.experiment.round.server import Server
-from fedskew.experiment.round.state import RunState
-from fedskew.methods import Method
 from fedskew.models.base import Classifier
-
-
-class HeadServer(Server):
-    """The server of a run that trains only the head."""
-
-    saves_whole_model = True
-
-    def __init__(self, federation: Federation, method: Method, model: Classifier, config: Config) -> None:
-        self._whole_model = model
-        with_features = replace(federation, dataset=feature_dataset(federation.dataset, model, config))
-        super().__init__(with_features, method, head_model(model), config)
-
-    def module(self, state: RunState) -> nn.Module:
-        return self._with_encoder(super().module(state))
-
-    def initial_module(self) -> nn.Module:
-        return self._with_encoder(super().initial_module())
-
-    def _with_encoder(self, trained: nn.Module) -> Classifier:
-        assert isinstance(trained, Classifier)
-        weight = next(trained.parameters())
-        model = copy.deepcopy(self._whole_model).to(weight.device, weight.dtype).eval()
-        model.head = trained.head
-        return model
 
 
 def head_model(model: Classifier) -> Classifier:
     """Return the part of the model that is trained, as a model that takes features."""
     return Classifier(nn.Identity(), copy.deepcopy(model.head))
+
+
+def with_encoder(model: Classifier, trained: nn.Module) -> Classifier:
+    """Return the whole model with the trained head."""
+    assert isinstance(trained, Classifier)
+    weight = next(trained.parameters())
+    whole = copy.deepcopy(model).to(weight.device, weight.dtype).eval()
+    whole.head = trained.head
+    return whole
 
 
 def feature_dataset(dataset: Dataset, model: Classifier, config: Config) -> Dataset:

@@ -262,19 +262,17 @@ def _trained_part(config: Config, method: Method, module: nn.Module, sample: Ten
         )
     if isinstance(method.objective, Schedule) and method.objective.trains_encoders:
         raise UserError(f"method {method.name!r} trains encoders; expected train: all")
-    if config.train == "lora":
-        from fedskew.experiment.lora_training import adapter_model  # few runs need it
+    from fedskew.experiment.trained_part import trained_model  # few runs need it
 
-        return adapter_model(module, config), sample
+    if config.train == "lora":
+        return trained_model(config, module), sample
     if config.augment:
         raise UserError(
             f"augment is {', '.join(config.augment)}; expected none with train: head, because the features of each "
             "sample are computed once"
         )
-    from fedskew.experiment.head_training import head_model  # few runs need it
-
     with torch.no_grad():
-        return head_model(module), copy.deepcopy(module).eval().encoder(sample)
+        return trained_model(config, module), copy.deepcopy(module).eval().encoder(sample)
 
 
 def _cpu_seconds(config: Config, fed: Federation, module: nn.Module, sample: Tensor) -> float:

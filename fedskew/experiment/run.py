@@ -106,12 +106,10 @@ def run_prepared(
 def _make_server(prepared: Prepared) -> Server:
     if prepared.config.train == "all":
         return Server(prepared.federation, prepared.method, prepared.model, prepared.config)
-    from fedskew.experiment.head_training import HeadServer  # few runs need these
-    from fedskew.experiment.lora_training import LoraServer
+    from fedskew.experiment.trained_part import PartServer  # few runs need it
 
     assert has_features(prepared.model)
-    kind = HeadServer if prepared.config.train == "head" else LoraServer
-    return kind(prepared.federation, prepared.method, prepared.model, prepared.config)
+    return PartServer(prepared.federation, prepared.method, prepared.model, prepared.config)
 
 
 def _choose_loop(server: Server) -> RunRounds:

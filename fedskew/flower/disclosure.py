@@ -7,6 +7,7 @@ import math
 from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
+from fedskew.experiment.trained_part import trained_model
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
@@ -16,7 +17,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_name, entries_with_weights, sent_by_clients
 from fedskew.methods.robust import TrimmedMean
-from fedskew.models import make_model, parameter_count
+from fedskew.models import has_features, make_model
 
 TESTS = {
     "class": "results and score histograms by class, whose sums are the label counts of the site's test part",
@@ -110,7 +111,10 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     if settings.privacy == "none":
         return None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
-    parameters = parameter_count(make_model(config.model, data_shape(contract.blank()), head=config.head))
+    model = make_model(config.model, data_shape(contract.blank()), head=config.head)
+    if config.train != "all" and has_features(model):
+        model = trained_model(config, model)
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
@@ -45,7 +47,11 @@ class FederationServer(Server):
         sites: Sites,
         settings: FederationSettings,
         evaluation: type[SiteEvaluation] = SiteEvaluation,
+        whole: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
+        """`whole` makes the whole model, if `model` is only the part of it that the sites train."""
+        self._whole = whole
+        self.saves_whole_model = whole is not None
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
         if settings.privacy != "none":
@@ -59,6 +65,14 @@ class FederationServer(Server):
     @property
     def engine_name(self) -> str:
         return "flower"
+
+    def module(self, state: RunState) -> nn.Module:
+        trained = super().module(state)
+        return trained if self._whole is None else self._whole(trained)
+
+    def initial_module(self) -> nn.Module:
+        initial = super().initial_module()
+        return initial if self._whole is None else self._whole(initial)
 
     def evaluate_model(self, model: ModelState) -> Evaluation:
         if not self.site_evaluation.by_sites:
@@ -166,8 +180,6 @@ def refuse_unfit(method: Method, config: Config) -> None:
         )
     if config.client_test:
         raise UserError("client_test is for simulations; in a federation, every site has its own test part")
-    if config.train != "all":
-        raise UserError(f"train is {config.train!r}, which is for simulations; expected 'all' in a federation")
     if config.save_predictions:
         raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:

@@ -32,6 +32,11 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
     refuse_unfit(prepared.method, prepared.config)
     if config.init is None:
         return prepared.config
+    if contract.column_sums and config.train != "all":
+        raise UserError(
+            f"train is {config.train!r}, but sites that fit their encoding to column sums cannot use the weights of "
+            "init before that; expected train: all, or no column sums"
+        )
     return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
 
 

@@ -28,6 +28,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
 from fedskew.experiment.storage.files import replace_file
 from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.experiment.trained_part import make_part
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import app_hash, installed_file_hashes
 from fedskew.flower.chained_log import ChainedLog, Entry
@@ -49,7 +50,9 @@ from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.secure.training import SecureTraining
 from fedskew.flower.settings import FederationSettings, data_source, read_settings
 from fedskew.flower.sites import Sites
+from fedskew.flower.start_weights import start_payload
 from fedskew.flower.wire import Facts, one_line
+from fedskew.models import has_features
 
 app = ServerApp()
 
@@ -114,13 +117,15 @@ def run_federation(grid: Grid, context: Context) -> Result:
     require_sums_suffice(settings, contract, prepared.config)
     terms = _terms(contract, prepared.config) | secure_terms(settings, prepared.config)
     times = ReplyTimes(settings.grace, settings.grace_seconds)
-    is_secure = settings.secure_aggregation
-    sites = Sites(grid, settings.sites, terms, log, settings.most_samples, times, audit, knows_samples=not is_secure)
+    is_secure, start = settings.secure_aggregation, start_payload(prepared.config, prepared.model)
+    sites = Sites(
+        grid, settings.sites, terms, log, settings.most_samples, times, audit, knows_samples=not is_secure, start=start
+    )
     senders = () if record.fitted is None else record.fitted.sites
     federation = RemoteFederation(dataset, sites, config.seed, column_sums_from=senders)
     prepared = replace(prepared, federation=federation)
     trains, tests = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
-    server = FederationServer(federation, prepared.method, prepared.model, prepared.config, sites, settings, tests)
+    server = _make_server(prepared, federation, sites, settings, tests)
     kept_rounds = 2 * config.checkpoint_every
     training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
     rounds = FederatedRounds(server, training, sites, settings, record)
@@ -128,6 +133,22 @@ def run_federation(grid: Grid, context: Context) -> Result:
         log(f"warning: {warning}")
     sites.wait_for(settings.begin_with or settings.sites_to_begin)
     return run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
+
+
+def _make_server(
+    prepared: Prepared,
+    federation: RemoteFederation,
+    sites: Sites,
+    settings: FederationSettings,
+    tests: type[SiteEvaluation],
+) -> FederationServer:
+    config, model = prepared.config, prepared.model
+    if config.train == "all":
+        return FederationServer(federation, prepared.method, model, config, sites, settings, tests)
+    assert has_features(model)
+    part = make_part(config, model, federation.dataset)
+    with_part = RemoteFederation(part.dataset, sites, federation.seed, column_sums_from=federation.column_sums_from)
+    return FederationServer(with_part, prepared.method, part.model, config, sites, settings, tests, part.whole)
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:

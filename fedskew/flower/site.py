@@ -1,6 +1,7 @@
 """A site, which answers the server's requests from its own data. It reports nothing that was not requested.
 
-hello      the number of training samples, after checking the data against the contract
+hello      the number of training samples, after checking the data against the contract; if the run trains only a part
+           of the model, the site keeps the other weights that the greeting carries
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared; also
            the accuracy before and after local training, if the site's policy allows it
@@ -46,6 +47,7 @@ from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
 from fedskew.experiment.round.state import initial_state
+from fedskew.experiment.trained_part import make_part
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors, single_model
 from fedskew.flower.policy import Policy
@@ -68,6 +70,7 @@ from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger, read_release
 from fedskew.flower.site_state import SiteState, StateUnusable
+from fedskew.flower.start_weights import keep_start, load_start, needs_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, make_method, pack, unpack
@@ -75,7 +78,7 @@ from fedskew.methods.personal import personal_names, shared_tensors
 from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Confusion, correct
 from fedskew.metrics.score_histograms import ScoreHistograms
-from fedskew.models import make_model
+from fedskew.models import has_features, make_model
 from fedskew.models.concatenation import concatenate
 
 if TYPE_CHECKING:
@@ -132,6 +135,8 @@ class Site:
         self._ledger.require_time(name)
         began = time.monotonic()
         try:
+            if facts["kind"] == "hello" and payload:
+                keep_start(self.config.state_folder, Config.from_mapping(facts["terms"]["config"]), payload)
             run = self._current_run(facts["terms"])
             with arithmetic(run.config.precision):
                 if is_secure:
@@ -375,11 +380,17 @@ class SiteRun:
         require_known_code(self.config, own)
         own.policy.require_run(self.config)
         dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
+        model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
+        if needs_start(config):
+            load_start(own.state_folder, config, model)
+        if config.train != "all":
+            assert has_features(model)
+            part = make_part(self.config, model, dataset)
+            model, dataset = part.model, part.dataset
         all_samples = Federation(dataset, federation.indices, federation.partition, federation.seed)
         self._held: dict[tuple[int, ...] | None, Federation] = {None: all_samples}
         method = make_method(self.config.method, self.config.method_params)
         self.method = with_class_weights(method, self.config.class_weights, dataset)
-        model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
         personal = self.method.personal

@@ -109,14 +109,16 @@ class Sites:
         reply_times: ReplyTimes | None = None,
         audit: Callable[[Entry], object] = dict,
         knows_samples: bool = True,
+        start: bytes = b"",
     ) -> None:
         """`audit` receives an entry for each request and each reply. If the server does not know the sites' numbers of
-        samples, each site counts as one sample when it is admitted."""
+        samples, each site counts as one sample when it is admitted. `start` has tensors that every greeting sends."""
         self._grid = grid
         self.names = tuple(names)
         self.terms = terms
         """What every site needs to know about the run."""
         self.log, self.audit = log, audit
+        self._start = start
         self._most_samples, self._knows_samples = most_samples, knows_samples
         self._reply_times = reply_times or ReplyTimes()
         self._nodes: dict[int, _Node] = {}
@@ -165,8 +167,12 @@ class Sites:
             is_due_again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
             if is_new or is_due_again:
                 facts = {"refused": node.refusal} if node.refused_by_server else {}
-                greeting = functools.partial(self._message, "hello", facts=facts, tensors=None, timeout=_HELLO_SECONDS)
-                self.audit({"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]})
+                tensors = tensors_record(self._start) if self._start else None
+                greeting = functools.partial(
+                    self._message, "hello", facts=facts, tensors=tensors, timeout=_HELLO_SECONDS
+                )
+                entry = {"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]}
+                self.audit(entry | (describe_tensors(self._start) if self._start else {}))
                 (node.greeting,) = self._push(greeting, [number])
                 node.greeted_at = now
 
