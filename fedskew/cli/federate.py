@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import federate_audit, federate_certs, federate_site, federate_status
+from fedskew.cli import federate_audit, federate_certs, federate_inquiries, federate_site, federate_status
 from fedskew.cli.commands import (
     FLAGS,
     INTERRUPTED,
@@ -96,6 +96,16 @@ def add_to(app: typer.Typer) -> None:
     add_command(
         group, "run", _with_flower(_run),
         "fedskew federate run my-federation",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "survey", _with_flower(federate_inquiries.survey),
+        "fedskew federate survey my-federation",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "evaluate", _with_flower(federate_inquiries.evaluate),
+        "fedskew federate evaluate model my-federation",
         group="federate",
     )  # fmt: skip
     add_command(

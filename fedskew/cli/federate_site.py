@@ -87,6 +87,14 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         stdout().print(budget, soft_wrap=True, markup=False)
     if contract.column_sums:
         _show_column_sums(site, federation)
+    for key, declared, allowed in (
+        ("survey", settings.survey, site.policy.survey),
+        ("evaluate", settings.evaluate_only, site.policy.evaluate),
+    ):
+        if declared and allowed is None:
+            notice(
+                f"this site's policy does not allow `fedskew federate {key}`; to allow it, add policy: {{{key}: {{}}}}"
+            )
     if DETAILS.index(settings.site_metrics) > DETAILS.index(site.metrics):
         notice(f"this site allows only metrics: {site.metrics}, so the server will not receive its test results")
     if settings.local_tests and not site.policy.allows(LOCAL_TESTS):

@@ -44,6 +44,16 @@ COLUMN_SUMS = (
 )
 
 
+SURVEY = (
+    "if its policy has 'survey', it answers a survey once: label counts of its training part, and ranges and shares of "
+    "gaps of a table's columns; small counts are hidden and all numbers are rounded, or the counts have noise"
+)
+EVALUATE_ONLY = (
+    "if its policy has 'evaluate', it tests finished models and sends score histograms by class, whose sums are the "
+    "label counts of its test part"
+)
+
+
 def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
     """Describe what leaves a site, one line for each kind of data."""
     entries = entries_with_weights(config.method, config.class_weights)
@@ -57,6 +67,8 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
             "and after its local training"
         )
     return [
+        *([SURVEY] if settings.survey else []),
+        *([EVALUATE_ONLY] if settings.evaluate_only else []),
         *([COLUMN_SUMS] if contract.column_sums else []),
         f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",

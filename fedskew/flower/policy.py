@@ -10,6 +10,8 @@
       epsilon: 8.0                   # privacy budget of all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budget
       tests_per_round: 2             # models that the server may have tested for one round; the second is for a restart
+      survey: {round_to: 10}         # answers surveys, and how it hides single samples in them; default: it does not
+      evaluate: {models: 1}          # how many finished models the server may have tested here; default: none
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
       require: [secure-aggregation]  # what a run must use; default: nothing
@@ -18,7 +20,8 @@
 
 A site with a budget or a demand for noise sends nothing without noise, unless it is allowed by name: `losses`,
 `updates` (whose noise the server adds) and what a method reveals about labels under `reveals`, tests by `metrics` in
-site.yaml. The number of samples is public. The site's worker checks every request against the policy.
+site.yaml, surveys by `survey`, and tests of finished models by `evaluate`. The number of samples is public. The site's
+worker checks every request against the policy.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from typing import Any, TypeVar
 from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config
+from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts
 from fedskew.methods.class_weights import entries_name, entries_with_weights
 
@@ -44,6 +48,16 @@ SECURE_AGGREGATION = "secure-aggregation"
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)
+
+
+@dataclass(frozen=True)
+class EvaluationRules:
+    """What `fedskew federate evaluate` may learn at the site."""
+
+    models: int = 1
+    """How many different models are tested, for one contract."""
+    by_site: bool = True
+    """Whether the results may list the site by name. Otherwise they only contain it in the total."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +78,10 @@ class Policy:
     """How many models the site tests for one round. A round that is repeated after a restart may give another model."""
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
+    survey: SurveyRules | None = None
+    """How the site answers surveys. None: it does not."""
+    evaluate: EvaluationRules | None = None
+    """None: the site does not test finished models."""
     require: tuple[str, ...] = ()
     """What a run must use."""
 
@@ -193,6 +211,8 @@ def read_policy(values: Any) -> Policy:
         tests_per_round=_number("tests_per_round", values.get("tests_per_round"), int) or Policy.tests_per_round,
         smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
         require=_requirements(values.get("require")),
+        survey=_survey_rules(values.get("survey")),
+        evaluate=_evaluation_rules(values.get("evaluate")),
     )
 
 
@@ -201,6 +221,41 @@ def _requirements(value: Any) -> tuple[str, ...]:
     is_known = isinstance(listed, list) and all(item == SECURE_AGGREGATION for item in listed)
     expect(is_known, "policy.require", value, SECURE_AGGREGATION)
     return tuple(listed)
+
+
+
+def _survey_rules(value: Any) -> SurveyRules | None:
+    values = _section("survey", value, SurveyRules)
+    if values is None:
+        return None
+    return SurveyRules(
+        hide_below=_number("survey.hide_below", values.get("hide_below"), int) or SurveyRules.hide_below,
+        round_to=_number("survey.round_to", values.get("round_to"), int) or SurveyRules.round_to,
+        epsilon=_number("survey.epsilon", values.get("epsilon"), float),
+    )
+
+
+def _evaluation_rules(value: Any) -> EvaluationRules | None:
+    values = _section("evaluate", value, EvaluationRules)
+    if values is None:
+        return None
+    by_site = values.get("by_site", True)
+    expect(isinstance(by_site, bool), "policy.evaluate.by_site", by_site, "true or false")
+    models = _number("evaluate.models", values.get("models"), int) or EvaluationRules.models
+    return EvaluationRules(models, by_site)
+
+
+def _section(key: str, value: Any, kind: type[SurveyRules | EvaluationRules]) -> Mapping[str, Any] | None:
+    """Return the values of a section of the policy. None if it is absent."""
+    if value is None:
+        return None
+    known = {spec.name for spec in fields(kind)}
+    expect(isinstance(value, Mapping), f"policy.{key}", value, f"keys such as {min(known)}, or {{}} for the defaults")
+    for name in value:
+        if name not in known:
+            raise unknown(f"policy.{key}", str(name), known)
+    section: Mapping[str, Any] = value
+    return section
 
 
 def _names(key: str, value: Any) -> tuple[str, ...] | None:

@@ -107,7 +107,7 @@ class SiteEvaluation:
         found = {}
         for client, reply in replies.items():
             try:
-                found[self._sites.names[client]] = _histograms(reply, self._classes, self._task)
+                found[self._sites.names[client]] = read_histograms(reply, self._classes, self._task)
             except Garbled as problem:
                 self._sites.log(f"the score histograms of {self._sites.names[client]} are discarded: {problem}")
         return found
@@ -191,7 +191,8 @@ def _require_tests(results: Mapping[int, object]) -> None:
         raise NoTests("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
 
 
-def _histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:
+def read_histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:
+    """Read score histograms of a site. Raise `Garbled` if they are not the counts of one test set."""
     tensors, counts = from_bytes(reply.payload), torch.empty(classes, SCORE_BINS, dtype=torch.int64)
     sums = {"reliability": torch.empty(3, BINS, dtype=torch.float64), "brier": torch.empty((), dtype=torch.float64)}
     require_like(tensors, {"own": counts, "others": counts, **sums})

@@ -15,12 +15,13 @@ from fedskew.experiment.config import Config, differing_keys
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
-from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, Policy
+from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, EvaluationRules, Policy
 from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import Release
+from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts, one_line
 from fedskew.methods import Method, Tensors
 from fedskew.methods.stages import Notes
@@ -40,6 +41,8 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
         "detail": settings.site_metrics,
         "local_tests": settings.local_tests,
         **secure_terms(settings, config),
+        "survey": settings.survey,
+        "evaluate_only": settings.evaluate_only,
     }
 
 
@@ -75,6 +78,9 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
         found.append("central_noise")
     if facts.get("local_tests", False) and not approved.get("local_tests", False):
         found.append("local_tests")
+    declared = {"describe": "survey", "score": "evaluate_only"}.get(facts["kind"])
+    if declared is not None and not approved.get(declared, False):
+        found.append(declared)
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
     if tests is not None and tests["detail"] != approved["detail"]:
         found.append("site_metrics")
@@ -147,6 +153,27 @@ def require_planned_test(model: str, round: int, planned: Collection[tuple[str, 
             f"the server requests a test of model {one_line(str(model))!r} after round {round}, which the run's "
             "configuration does not plan (rounds, eval_every)"
         )
+
+
+def require_agreed_survey(policy: Policy) -> SurveyRules:
+    """Return how the site hides single samples in a survey. Refuse the survey if its policy does not allow surveys."""
+    if policy.survey is None:
+        raise UserError(
+            "the server requests a survey, which this site does not allow; expected policy.survey, {} for the defaults"
+        )
+    return policy.survey
+
+
+def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
+    """Return how many finished models the site tests. Refuse the test if its policy does not allow any."""
+    if policy.evaluate is None:
+        raise UserError(
+            "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate, "
+            "{} for the defaults"
+        )
+    if method.personal is not None and not method.personal.has_global_model:
+        raise UserError(f"method {method.name!r} has no global model that the site could test")
+    return policy.evaluate
 
 
 def require_own_name(name: str, run: str) -> None:

@@ -21,8 +21,12 @@ from fedskew.flower.remote_encoding import FittedEncoding
 from fedskew.flower.settings import FederationSettings
 
 NAME = "federation.json"
-_MAY_CHANGE = ("minimum", "begin_with", "round_timeout", "grace", "grace_seconds", "attempts", "folder")
-"""Settings that may change when a run resumes: how long and for how many sites the server waits, and the folder."""
+_MAY_CHANGE = (
+    "minimum", "begin_with", "round_timeout", "grace", "grace_seconds", "attempts", "folder",
+    "survey", "evaluate_only", "purpose", "tested_model",
+)  # fmt: skip
+"""Settings that may change when a run resumes: how long and for how many sites the server waits, the folder, and what
+the server asks without training."""
 
 
 class RunRecord:

@@ -26,7 +26,7 @@ from fedskew.experiment.result import Result, describe_participation
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.experiment.run import run_prepared
-from fedskew.experiment.storage.files import replace_file
+from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.experiment.trained_part import make_part
 from fedskew.flower.app_folder import PACKAGE
@@ -35,6 +35,7 @@ from fedskew.flower.chained_log import ChainedLog, Entry
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
+from fedskew.flower.inquiry import inquiry_folder, run_inquiry
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.remote_encoding import FittedEncoding, fit_at_sites
@@ -68,7 +69,10 @@ def main(grid: Grid, context: Context) -> None:
     The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
     try:
-        run_federation(grid, context)
+        if _purpose(context) == "train":
+            run_federation(grid, context)
+        else:
+            ask_sites(grid, context)
     except Exception as error:
         is_mistake = isinstance(error, UserError)
         status, reason = (
@@ -83,7 +87,8 @@ def main(grid: Grid, context: Context) -> None:
 def _write_status(context: Context, status: dict[str, str]) -> None:
     """Record how the attempt ended, if the run has a folder. A failure to write must not hide the error itself."""
     folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
-    run = RunFolder(folder)
+    purpose = _purpose(context)
+    run = RunFolder(folder if purpose == "train" else inquiry_folder(folder, purpose))
     if run.audit_path.exists():
         with contextlib.suppress(UserError):
             ChainedLog(run.audit_path).append({"event": "end", **status})
@@ -91,11 +96,36 @@ def _write_status(context: Context, status: dict[str, str]) -> None:
         return
     text = json.dumps(status | {"time": datetime.now(UTC).isoformat(timespec="seconds")}, indent=2) + "\n"
     with contextlib.suppress(OSError, UserError):
-        replace_file(folder / STATUS, lambda draft: _put(draft, text))
+        replace_file(run.path / STATUS, lambda draft: _put(draft, text))
 
 
 def _put(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
+
+
+def _purpose(context: Context) -> str:
+    return str(context.run_config.get("federation.purpose") or "train")
+
+
+def ask_sites(grid: Grid, context: Context) -> None:
+    """Run a survey, or have a finished model tested. Nothing is trained."""
+    settings, contract, config = read_settings(dict(context.run_config))
+    folder = inquiry_folder(settings.folder, settings.purpose)
+    with reporting_os_errors("write", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    audit = ChainedLog(RunFolder(folder).audit_path).append
+    _record_start(audit, settings)
+
+    def make_sites(agreed: Contract, resolved: Config) -> Sites:
+        return Sites(grid, settings.sites, _terms(agreed, resolved), log, settings.most_samples, audit=audit)
+
+    run_inquiry(settings, contract, config, folder, make_sites)
+    log(f"finished; the answers are in {folder}")
+
+
+def _record_start(audit: Callable[[Entry], object], settings: FederationSettings) -> None:
+    process = {"process": os.getpid(), "machine": socket.gethostname()}
+    audit({"event": "start", "app": _installed_app_hash(), "federation": list(settings.sites), **process})
 
 
 def run_federation(grid: Grid, context: Context) -> Result:
@@ -105,8 +135,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     record.check()
     RunFolder(folder).refuse_foreign()
     audit = ChainedLog(RunFolder(folder).audit_path).append
-    process = {"process": os.getpid(), "machine": socket.gethostname()}
-    audit({"event": "start", "app": _installed_app_hash(), "federation": list(settings.sites), **process})
+    _record_start(audit, settings)
     if contract.column_sums:
         record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)

@@ -125,6 +125,18 @@ class FederationSettings:
     node_keys: Mapping[str, str] | None = _option(
         None, optional(_node_keys), "with secure aggregation, the public node key of every site"
     )
+    survey: bool = _option(
+        False,
+        flag,
+        "whether `fedskew federate survey` may ask for label counts and ranges of columns",
+    )
+    evaluate_only: bool = _option(
+        False, flag, "whether `fedskew federate evaluate` may have finished models tested, by score histograms"
+    )
+    purpose: str = _option(
+        "train", choice("train", "survey", "evaluate"), "what a run does; the commands survey and evaluate set it"
+    )
+    tested_model: str | None = _option(None, optional(text), "the file of the finished model; evaluate sets it")
     folder: str = _option("runs/federation", text, "the run's folder on the server")
 
     def __post_init__(self) -> None:

@@ -11,6 +11,8 @@ column_sums  before the first round: counts, means and squared deviations of a t
            categories, if the app declares them and the site's policy allows them
 survey     label counts and mean predictions per class, for methods that declare label counts; or the answers to the
            survey of the method's current stage
+describe   label counts and ranges of columns without single samples, for `fedskew federate survey`
+score      score histograms of a finished model on the site's test part, for `fedskew federate evaluate`
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ from fedskew.flower.request_checks import (
     planned_tests,
     require_agreed_local_tests,
     require_agreed_scores,
+    require_agreed_scoring,
     require_agreed_sums,
+    require_agreed_survey,
     require_agreed_tests,
     require_approved,
     require_covered,
@@ -70,6 +74,7 @@ from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger, read_release
 from fedskew.flower.site_state import SiteState, StateUnusable
+from fedskew.flower.site_survey import describe_site
 from fedskew.flower.start_weights import keep_start, load_start, needs_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, digest
@@ -96,6 +101,8 @@ _ALLOWED_FACTS = {
     "secure_shares": {"session", "keys"},
     "secure_confirm": {"session", "contributors"},
     "secure_unmask": {"session", "signatures"},
+    "describe": set(),
+    "score": set(),
 }
 """The facts that each request may have. Others are refused, because they may be privacy settings of a later version."""
 
@@ -120,6 +127,8 @@ class Site:
             "evaluate": self._evaluate,
             "survey": self._survey,
             "column_sums": self._column_sums,
+            "describe": self._describe,
+            "score": self._score,
         }
         if facts.get("kind") not in _ALLOWED_FACTS:
             raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
@@ -190,6 +199,31 @@ class Site:
             return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
         return SiteAnswers(self.config.state_folder).answer_once(f"column sums of contract {run.contract}", {}, compute)
+
+    def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
+        """Answer a survey, once per contract, as the site's policy says."""
+        rules = require_agreed_survey(self.config.policy)
+        contract = Contract.from_json(facts["terms"]["contract"])
+
+        def compute() -> Answer:
+            raw = None if contract.table_encoding is None else self.config.federation(contract.draft())
+            table = None if raw is None or raw.dataset.raw_train is None else raw.dataset.raw_train
+            rows = None if raw is None or table is None else table.take(raw.indices[0])
+            return describe_site(run.held(None), rows, rules), b""
+
+        return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.contract}", {}, compute)
+
+    def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
+        """Test a finished model. Few different models are tested for one contract, as the site's policy says."""
+        rules = require_agreed_scoring(run.method, self.config.policy)
+        tensors = run.on_device(from_bytes(payload))
+
+        def compute() -> Answer:
+            return {"by_site": rules.by_site}, run.score(read_model("sent", tensors))
+
+        question = f"tests of finished models of contract {run.contract}"
+        request = {"config": run.name, "model": digest(payload)}
+        return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         release = read_release(facts)
@@ -286,12 +320,7 @@ class Site:
         require_agreed_scores(test_request, run.method, self.config)
 
         def compute() -> Answer:
-            test_set = run.runtime(test_request["frozen"], tensors).test_set
-            probabilities, true = test_set.predict(run.tested_model(tensors, kept))
-            if not np.isfinite(probabilities).all():
-                raise UserError("the model's probabilities are not finite")
-            positive = positive_class(run.config, run.held(None).dataset)
-            return {}, histogram_bytes(ScoreHistograms.from_probabilities(probabilities, true, positive))
+            return {}, run.score(run.tested_model(tensors, kept), test_request["frozen"], tensors)
 
         request = {"frozen": test_request["frozen"], "kept": test_request.get("kept")}
         tested = _tested_tensors(tensors, test_request["frozen"])
@@ -423,6 +452,17 @@ class SiteRun:
         """The number of the site's training samples that the stage uses."""
         return int(self.held(stage.labels).sizes[0])
 
+    def score(self, model: ModelState, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> bytes:
+        """Return histograms of the model's probabilities on the site's test part, as the tensors of a reply."""
+        probabilities, true = self.runtime(frozen, tensors).test_set.predict(model)
+        if not np.isfinite(probabilities).all():
+            raise UserError("the model's probabilities are not finite")
+        found = ScoreHistograms.from_probabilities(
+            probabilities, true, positive_class(self.config, self.held(None).dataset)
+        )
+        sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
+        return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
+
     def stage(self, facts: Facts) -> Stage:
         return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
 
@@ -484,12 +524,6 @@ def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums
     if federation.dataset.raw_train is None:
         raise UserError("the site's data are no table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
-
-
-def histogram_bytes(found: ScoreHistograms) -> bytes:
-    """The tensors of a reply with score histograms."""
-    sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
-    return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
 
 
 def _tested_tensors(tensors: Tensors, frozen: Sequence[str]) -> Tensors:

@@ -7,6 +7,7 @@ ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,8 +28,20 @@ _RUN_ID = re.compile(r"Successfully started run (\d+)")
 class FlowerRun:
     """`flwr run` for one app, started once or several times."""
 
-    def __init__(self, app: Path, connection: str | None, log: Path, env: Mapping[str, str]) -> None:
-        """`connection` is a SuperLink's name in Flower's config.toml. None means the default one."""
+    def __init__(
+        self,
+        app: Path,
+        connection: str | None,
+        log: Path,
+        env: Mapping[str, str],
+        changed: Mapping[str, str] | None = None,
+    ) -> None:
+        """`connection` is a SuperLink's name in Flower's config.toml. None means the default one.
+
+        `changed` has settings of the app that differ in this run.
+        """
+        changes = " ".join(f"{key}={json.dumps(value)}" for key, value in (changed or {}).items())
+        self._options = ["--run-config", changes] if changes else []
         self._app, self._connection = str(app), [connection] if connection else []
         self._log, self._env = log, env
         self.process: Process | None = None
@@ -37,7 +50,7 @@ class FlowerRun:
         """Start the run. First stop what is left of the previous attempt, such as a ServerApp that is still running."""
         if self.process is not None:
             self._stop(self.process)
-        command = ["flwr", "run", self._app, *self._connection, "--stream"]
+        command = ["flwr", "run", self._app, *self._connection, "--stream", *self._options]
         self.process = Process("run", command, self._log, self._env)
         return self.process
 

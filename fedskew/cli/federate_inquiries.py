@@ -1,0 +1,131 @@
+"""`fedskew federate survey` and `evaluate`: ask the sites of a federation without training anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedskew.cli.commands import Json, option
+
+_App = Annotated[str, typer.Argument(metavar="APP", help="folder of the federation's app")]
+_Connection = Annotated[
+    str | None,
+    option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: Flower's default)"),
+]
+
+
+def survey(app: _App, connection: _Connection = None, as_json: Json = False) -> None:
+    """Ask the sites for label counts and ranges of columns before anybody trains.
+
+    The app must declare it (`federation.survey`), and each site's policy decides whether and how it answers. Run it on
+    the server.
+    """
+    from fedskew.cli.terminal import notice, print_json
+    from fedskew.flower.remote_survey import COUNTS, SURVEY
+
+    folder = _ask(app, "survey", connection, {})
+    found = json.loads((folder / SURVEY).read_text(encoding="utf-8"))
+    if as_json:
+        print_json(found)
+        return
+    show_survey(found)
+    notice(f"all answers: {folder / SURVEY}; to measure the skew: fedskew diagnose {folder / COUNTS}")
+
+
+def evaluate(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="folder of an exported model, or its weights")],
+    app: _App,
+    connection: _Connection = None,
+    as_json: Json = False,
+) -> None:
+    """Have a finished model tested on every site's own data: accuracy, AUROC and calibration.
+
+    The app must declare it (`federation.evaluate_only`), and each site's policy decides whether it takes part and
+    whether it is listed by name. Run it on the server.
+    """
+    from fedskew.cli.terminal import notice, print_json
+    from fedskew.flower.remote_scoring import EVALUATION, weights_file
+
+    folder = _ask(app, "evaluate", connection, {"federation.tested_model": str(weights_file(model))})
+    found = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+    if as_json:
+        print_json(found)
+        return
+    show_evaluation(found)
+    notice(f"all results: {folder / EVALUATION}")
+
+
+def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]) -> Path:
+    """Start the run on the SuperLink, wait for its end, and return the folder of the answers."""
+    from fedskew.cli.terminal import notice
+    from fedskew.flower.inquiry import inquiry_folder, require_declared_purpose
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.supervised_run import FlowerRun, run_to_end
+
+    settings = read_app(app)[0]
+    require_declared_purpose(settings, purpose)
+    folder = inquiry_folder(settings.folder, purpose)
+    log = folder.with_name(f"{folder.name}.log")
+    notice(f"the answers will be in {folder}; the whole log is {log}")
+    run = FlowerRun(Path(app), connection, log, {}, {"federation.purpose": purpose, **changed})
+    run_to_end(run.start, lambda: 0, notice)
+    return folder
+
+
+def show_survey(found: dict[str, Any]) -> None:
+    """Show the label counts by site, and the ranges of each column."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("site", *found["classes"]):
+        table.add_column(Text(heading), justify="left" if heading == "site" else "right")
+    for name, answer in found["sites"].items():
+        table.add_row(Text(name), *(str(count) for count in answer["label_counts"]))
+    stdout().print(table)
+    for name, answer in found["sites"].items():
+        for column in answer["columns"]:
+            stdout().print(f"{name}, {_describe_column(column)}", soft_wrap=True, markup=False, highlight=False)
+    for name, reason in found["declined"].items():
+        stdout().print(f"{name} did not answer: {reason}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _describe_column(column: dict[str, Any]) -> str:
+    gaps = f"{100 * column['missing']:.0f} % gaps"
+    if column["kind"] == "category":
+        return f"{column['name']}: {', '.join(column['values']) or 'no frequent value'}; {gaps}"
+    if column["low"] is None:
+        return f"{column['name']}: too few values; {gaps}"
+    return f"{column['name']}: {column['low']:g} to {column['high']:g}, median {column['median']:g}; {gaps}"
+
+
+def show_evaluation(found: dict[str, Any]) -> None:
+    """Show the results in total, and of the sites that agreed to be listed."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedskew.cli.terminal import stdout
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "samples", "accuracy", "AUROC", "95 % interval", "Brier", "calibration error"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, scores in [*found["by_site"].items(), ("all", found["total"])]:
+        low, high = scores["auroc_low"], scores["auroc_high"]
+        interval = "–" if low is None else f"{low:.3f}–{high:.3f}"
+        numbers = (_number(scores[key]) for key in ("accuracy", "auroc"))
+        rest = (_number(scores[key]) for key in ("brier", "calibration_error"))
+        table.add_row(Text(name), str(scores["samples"]), *numbers, interval, *rest)
+    stdout().print(table)
+    unlisted = [name for name in found["tested_by"] if name not in found["by_site"]]
+    for text, names in (("in the total only", unlisted), ("without an answer", found["without_answer"])):
+        if names:
+            stdout().print(f"{text}: {', '.join(names)}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -1,0 +1,64 @@
+"""Runs that train nothing: a survey of the sites' data, or a test of a finished model on them.
+
+The results are in a folder beside the run's, such as `runs/first-survey`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.flower.contract import Contract
+from fedskew.flower.planning import resolve_config
+from fedskew.flower.remote_scoring import read_finished_model, score_at_sites, write_evaluation
+from fedskew.flower.remote_survey import survey_sites, write_survey
+from fedskew.flower.run_record import RunRecord
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Sites
+
+MakeSites = Callable[[Contract, Config], Sites]
+"""From the contract and the configuration to the sites, which receive both with every request."""
+
+
+def inquiry_folder(folder: str | Path, purpose: str) -> Path:
+    """The folder of an inquiry's results, beside the run's folder."""
+    run = Path(folder).expanduser()
+    return run.with_name(f"{run.name}-{purpose}")
+
+
+def require_declared_purpose(settings: FederationSettings, purpose: str) -> None:
+    """Refuse an inquiry that the app does not declare, because sites would refuse it, too."""
+    key = {"survey": "survey", "evaluate": "evaluate_only"}[purpose]
+    if not getattr(settings, key):
+        raise UserError(f"federation.{key} is false in the app; expected true, approved by the sites")
+
+
+def run_inquiry(
+    settings: FederationSettings, contract: Contract, config: Config, folder: Path, make_sites: MakeSites
+) -> None:
+    """Ask the sites, and write their answers."""
+    require_declared_purpose(settings, settings.purpose)
+    if settings.purpose == "survey":
+        sites = make_sites(contract, resolve_config(config, contract, settings.sites))
+        write_survey(folder, survey_sites(sites, contract, settings))
+        return
+    if settings.tested_model is None:
+        raise UserError("federation.tested_model is not set; expected `fedskew federate evaluate MODEL APP`")
+    contract = complete_contract(settings, contract)
+    resolved = resolve_config(config, contract, settings.sites)
+    model = read_finished_model(settings.tested_model, contract, resolved)
+    sites = make_sites(contract, resolved)
+    write_evaluation(folder, score_at_sites(sites, model, contract, resolved, settings))
+
+
+def complete_contract(settings: FederationSettings, contract: Contract) -> Contract:
+    """Complete a draft with the encoding that the training run fitted to the sites' sums."""
+    if not contract.column_sums:
+        return contract
+    record = RunRecord(Path(settings.folder).expanduser(), settings, contract)
+    record.check()
+    if record.fitted is None:
+        raise UserError(f"{settings.folder} has no fitted encoding; expected the folder of the trained run")
+    return contract.complete(record.fitted.encoding)

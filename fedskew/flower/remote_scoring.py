@@ -1,0 +1,101 @@
+"""Have a finished model tested on the sites' own data. The sites send score histograms, which are added up.
+
+A site may decline to be listed by name. If exactly one site declines, no site is listed, because the total without the
+others would be that site. The server itself receives the histograms of every site, with or without a list.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew.engine import ModelState
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.experiment.preparation import data_shape, positive_class
+from fedskew.experiment.storage.files import write_file
+from fedskew.flower.contract import Contract
+from fedskew.flower.model_message import model_tensors
+from fedskew.flower.remote_evaluation import read_histograms
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Sites, require_any_reply, usable_replies
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.wire import Garbled
+from fedskew.metrics.score_histograms import ScoreHistograms
+from fedskew.metrics.site_scores import score_site_histograms
+from fedskew.models import make_model
+from fedskew.models.weights import start_from
+from fedskew.task import TASKS
+
+EVALUATION = "evaluation.json"
+WEIGHTS = "model.safetensors"
+"""The file of the weights in the folder of an exported model."""
+
+
+@dataclass(frozen=True)
+class FinishedModel:
+    """A model whose weights are in a file."""
+
+    state: ModelState
+    file: str
+    sha256: str
+
+
+def weights_file(model: str | Path) -> Path:
+    """Return the file of weights that a user names by itself, or by the folder of an exported model."""
+    path = Path(model).expanduser()
+    path = path / WEIGHTS if path.is_dir() else path
+    if not path.is_file():
+        raise UserError(f"no file {path}; expected the folder of an exported model, or a file of its weights")
+    return path.resolve()
+
+
+def read_finished_model(file: str, contract: Contract, config: Config) -> FinishedModel:
+    """Read the weights of the app's model. Refuse a file that lacks some of them."""
+    blank = make_model(config.model, data_shape(contract.blank()), config.seed, config.head)
+    model, report = start_from(file, blank)
+    if report.left:
+        name, reason = next(iter(report.left.items()))
+        raise UserError(f"{file} is no finished {config.model}: {name}, {reason}; expected the app's model and data")
+    state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+    return FinishedModel(state, file, report.sha256)
+
+
+def score_at_sites(
+    sites: Sites, model: FinishedModel, contract: Contract, config: Config, settings: FederationSettings
+) -> dict[str, Any]:
+    """Return the results over all sites that tested the model, and by site for those that agree."""
+    sites.wait_for(settings.begin_with or settings.required_sites)
+    payload = to_bytes(model_tensors("sent", model.state))
+    answers = sites.request("score", {client: {} for client in sites.online}, payload, settings.round_timeout)
+    require_any_reply(answers, sites.names, "with its tests")
+    found: dict[str, ScoreHistograms] = {}
+    listed: list[str] = []
+    for client, reply in usable_replies(answers):
+        name = sites.names[client]
+        try:
+            found[name] = read_histograms(reply, len(contract.classes), TASKS[contract.task])
+        except Garbled as problem:
+            sites.log(f"the score histograms of {name} are discarded: {problem}")
+            continue
+        listed += [name] if reply.facts.get("by_site") is True else []
+    if not found:
+        raise UserError("no site sent usable score histograms")
+    positive = positive_class(config, contract.blank())
+    total = ScoreHistograms.total(found.values())
+    listed = [] if len(found) - len(listed) == 1 else listed
+    return {
+        "model": model.file,
+        "sha256": model.sha256,
+        "tested_by": list(found),
+        "without_answer": [name for name in sites.names if name not in found],
+        "total": score_site_histograms(total, positive).to_json(),
+        "scores": total.scores(config.specificity, positive).to_json(),
+        "by_site": {name: score_site_histograms(found[name], positive).to_json() for name in listed},
+    }
+
+
+def write_evaluation(folder: Path, evaluation: dict[str, Any]) -> None:
+    write_file(folder / EVALUATION, json.dumps(evaluation, indent=2) + "\n")

@@ -1,0 +1,88 @@
+"""Ask the sites about their data before anybody trains. The answers become files that `diagnose` and `choose` read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.storage.files import write_file
+from fedskew.flower.contract import Contract
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.wire import Facts, Garbled, is_count, one_line
+
+COUNTS, SURVEY = "counts.csv", "survey.json"
+_MAX_VALUES = 10_000
+"""The most categories of a column that a site may name."""
+_BOUNDS = ("low", "median", "high")
+
+
+def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
+    """Request a description of each connected site's data. Return the answers, and the reasons of those without one."""
+    sites.wait_for(settings.begin_with or settings.required_sites)
+    answers = sites.request("describe", {client: {} for client in sites.online}, b"", settings.round_timeout)
+    described: dict[str, Any] = {}
+    declined: dict[str, str] = {}
+    for client, answer in answers.items():
+        name = sites.names[client]
+        try:
+            described[name] = read_description(answer, contract)
+        except Garbled as problem:
+            declined[name] = str(problem)
+            sites.log(f"the survey has no answer of {name}: {problem}")
+    if not described:
+        raise UserError(f"no site answered the survey: {'; '.join(f'{n}: {r}' for n, r in declined.items())}")
+    absent = [name for client, name in enumerate(sites.names) if client not in answers]
+    return {"classes": list(contract.classes), "sites": described, "declined": declined, "absent": absent}
+
+
+def read_description(answer: Reply | Failure, contract: Contract) -> dict[str, Any]:
+    """Read a site's answer. Raise `Garbled` if it has another form, because its text is shown to people."""
+    if isinstance(answer, Failure):
+        raise Garbled(answer.reason)
+    counts, columns, rules = (answer.facts.get(key) for key in ("label_counts", "columns", "rules"))
+    if not isinstance(counts, list) or len(counts) != len(contract.classes) or not all(map(is_count, counts)):
+        raise Garbled(f"it does not report label counts of {len(contract.classes)} classes")
+    if not isinstance(columns, list) or not all(map(_is_column, columns)):
+        raise Garbled("its description of the columns has another form")
+    if not isinstance(rules, dict) or rules.keys() != {"hide_below", "round_to", "epsilon"}:
+        raise Garbled("it does not say how it hides single samples")
+    if not all(isinstance(value, int | float | None) for value in rules.values()):
+        raise Garbled("it does not say how it hides single samples")
+    return {"label_counts": counts, "columns": columns, "rules": rules}
+
+
+def _is_column(found: Any) -> bool:
+    if not isinstance(found, dict) or not _is_text(found.get("name")) or not _is_share(found.get("missing")):
+        return False
+    if found.get("kind") == "category":
+        values = found.get("values")
+        is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(map(_is_text, values))
+        return is_list and found.keys() == {"name", "kind", "missing", "values"}
+    bounds = [found.get(key) for key in _BOUNDS]
+    are_numbers = all(b is None or (isinstance(b, int | float) and math.isfinite(b)) for b in bounds)
+    return found.get("kind") == "number" and are_numbers and found.keys() == {"name", "kind", "missing", *_BOUNDS}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and one_line(value) == value
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
+def write_survey(folder: Path, survey: Facts) -> None:
+    """Write the answers, and the label counts as a table with a row per site. A site without any count is left out."""
+    table = io.StringIO()
+    rows = csv.writer(table, lineterminator="\n")
+    rows.writerow(["site", *survey["classes"]])
+    counts = {name: found["label_counts"] for name, found in survey["sites"].items()}
+    rows.writerows([name, *found] for name, found in counts.items() if any(found))
+    write_file(folder / COUNTS, table.getvalue())
+    write_file(folder / SURVEY, json.dumps(survey, indent=2) + "\n")

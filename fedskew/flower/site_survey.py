@@ -1,0 +1,124 @@
+"""What a site reports in a survey, before anybody trains: label counts, and ranges and gaps of a table's columns.
+
+A survey must not show single patients, so nothing in it is exact:
+
+- A class of fewer than `hide_below` samples has the count 0, as if the site had none. Other counts are rounded to a
+  multiple of `round_to`.
+- With `epsilon`, the counts have discrete Laplace noise instead, so that they are ε-private for one sample (Ghosh,
+  Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Nothing is
+  reported about columns then, because noise on them would need a share of ε.
+- A column of numbers has no minimum and maximum. It has a low and a high value, beyond which at least `hide_below`
+  values lie, 5 % of them if possible, and a median. All three are rounded to a step of a tenth of their distance or
+  more.
+- A column of categories names those with at least `hide_below` rows. Shares of gaps are rounded to 1 %. Fewer gaps than
+  `hide_below` are none, and fewer values are all gaps.
+
+A site answers a survey once per contract, so that noise cannot be averaged out and no two answers can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from fedskew.data.column_sums import SMALLEST_GROUP
+from fedskew.data.federation import Federation
+from fedskew.data.partitions.rule import IntArray
+from fedskew.data.table_encoding import Numbers, RawTable, Strings
+
+_TAIL = 0.05
+"""The share of values below the low value, and of values above the high value."""
+_STEPS = 10
+"""The low and the high value are at most about this many steps apart."""
+
+
+@dataclass(frozen=True)
+class SurveyRules:
+    """How a site hides single samples in its answer."""
+
+    hide_below: int = SMALLEST_GROUP
+    round_to: int = SMALLEST_GROUP
+    epsilon: float | None = None
+    """ε of the noise on label counts. None: counts are hidden and rounded, and have no noise."""
+
+
+def describe_site(federation: Federation, raw: RawTable | None, rules: SurveyRules) -> dict[str, Any]:
+    """Describe a site's training part. `raw` has the columns of a table before they are encoded."""
+    counts = federation.label_counts[0]
+    is_single = federation.dataset.task.name == "single-label"
+    found = hide_counts(counts, rules) if rules.epsilon is None else _add_noise(counts, rules.epsilon, is_single)
+    columns = [] if raw is None or rules.epsilon is not None else describe_columns(raw, rules.hide_below)
+    return {"label_counts": found, "columns": columns, "rules": asdict(rules)}
+
+
+def hide_counts(counts: IntArray, rules: SurveyRules) -> list[int]:
+    """Return the counts, with 0 for small ones, and rounded."""
+    step = rules.round_to
+    return [0 if count < rules.hide_below else (count + step // 2) // step * step for count in counts.tolist()]
+
+
+def _add_noise(counts: IntArray, epsilon: float, is_single: bool) -> list[int]:
+    """Return the counts with discrete Laplace noise, and 0 for negative results.
+
+    A sample has one class, so it changes one count. With several labels per sample, it may change all of them.
+    """
+    share = epsilon if is_single else epsilon / len(counts)
+    source = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
+    up, down = source.geometric(-math.expm1(-share), (2, len(counts)))
+    noisy: list[int] = np.maximum(counts + up - down, 0).tolist()
+    return noisy
+
+
+def describe_columns(table: RawTable, smallest: int) -> list[dict[str, Any]]:
+    """Describe each column of a table."""
+    place = {name: position for position, name in enumerate(table.number_names)}
+    return [
+        _describe_categories(name, table.strings[name], smallest)
+        if name in table.strings
+        else _describe_numbers(name, table.numbers[:, place[name]], smallest)
+        for name in table.names
+    ]
+
+
+def _describe_numbers(name: str, column: Numbers, smallest: int) -> dict[str, Any]:
+    values = np.sort(column[~np.isnan(column)])
+    entry: dict[str, Any] = {"name": name, "kind": "number", "missing": _share_of_gaps(column, len(values), smallest)}
+    outside = max(smallest, math.floor(_TAIL * len(values)))
+    if len(values) < 4 * smallest:
+        return entry | {"low": None, "median": None, "high": None}
+    low, median, high = (float(values[position]) for position in (outside, len(values) // 2, len(values) - 1 - outside))
+    step = _step(high - low, abs(median))
+    bounds = (math.floor(low / step), round(median / step), math.ceil(high / step))
+    return entry | dict(zip(("low", "median", "high"), (_plain(number * step) for number in bounds), strict=True))
+
+
+def _step(distance: float, size: float) -> float:
+    """Return 1, 2 or 5 times a power of ten: at least a tenth of the distance, or of the size if there is none."""
+    target = (distance or size or 1.0) / _STEPS
+    power = 10.0 ** math.floor(math.log10(target))
+    return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= target)
+
+
+def _plain(number: float) -> float:
+    """Remove the digits that a multiplication by a power of ten adds, as in 0.30000000000000004."""
+    return float(f"{number:.10g}")
+
+
+def _describe_categories(name: str, column: Strings, smallest: int) -> dict[str, Any]:
+    present = column.codes[column.codes >= 0]
+    counts = np.bincount(present, minlength=len(column.values))
+    frequent = sorted(value for value, count in zip(column.values, counts, strict=True) if count >= smallest)
+    missing = _share_of_gaps(column.codes, len(present), smallest)
+    return {"name": name, "kind": "category", "missing": missing, "values": frequent}
+
+
+def _share_of_gaps(column: Sequence[Any] | Numbers | IntArray, present: int, smallest: int) -> float:
+    gaps = len(column) - present
+    if gaps < smallest:
+        return 0.0
+    return 1.0 if present < smallest else round(gaps / len(column), 2)

@@ -1,0 +1,229 @@
+"""A survey and a test of a finished model: what leaves a site, what its policy decides, and what the server writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from in_process import Case, case, small_data
+from safetensors.torch import load_file, save_file
+
+from fedskew.cli import main
+from fedskew.cli.federate_inquiries import show_evaluation, show_survey
+from fedskew.data import Dirichlet, Federation, federation
+from fedskew.data.label_counts import read_counts
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.export import export_run
+from fedskew.flower.app_folder import write_app
+from fedskew.flower.app_review import make_approval
+from fedskew.flower.approved_apps import add_approval
+from fedskew.flower.chained_log import read_chain
+from fedskew.flower.contract import Contract
+from fedskew.flower.planning import resolve_config
+from fedskew.flower.policy import EvaluationRules, Policy, read_policy
+from fedskew.flower.remote_scoring import EVALUATION, weights_file
+from fedskew.flower.remote_survey import COUNTS, SURVEY
+from fedskew.flower.server_app import ask_sites, run_federation
+from fedskew.flower.settings import read_settings
+from fedskew.flower.site import Site
+from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_survey import SurveyRules
+from fedskew.flower.trial import plan_trial
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def split(data: Path) -> Federation:
+    return federation(str(data), Dirichlet(beta=0.3, clients=3), seed=0)
+
+
+def asked(place: Path, data: Path, split: Federation, purpose: str, policies: list[Policy], **own: Any) -> Case:
+    """A federation whose sites have these policies, with a server that asks them."""
+    values = {"method": "fedavg", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    declared = {"survey": True, "evaluate_only": True, "minimum": 1, "begin_with": 3, **own}
+    here = case(place, split, data, with_values(Config(), values), **declared)
+    for (_, site), policy in zip(here.grid._sites.values(), policies, strict=True):
+        site.config = replace(site.config, policy=policy)
+    here.context.run_config["federation.purpose"] = purpose
+    return here
+
+
+def test_a_survey_gives_counts_without_small_groups_that_can_be_read(
+    data: Path, split: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = SurveyRules(hide_below=4, round_to=5)
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=rules), Policy(), Policy(survey=rules, epsilon=1.0)])
+    ask_sites(here.grid, here.context)
+    folder = tmp_path / "run-survey"
+    found = json.loads((folder / SURVEY).read_text())
+    for client in (0, 2):
+        exact = split.label_counts[client]
+        expected = [0 if count < 4 else round(count / 5 + 1e-9) * 5 for count in exact.tolist()]
+        assert found["sites"][f"site-{client}"]["label_counts"] == expected
+        assert expected != exact.tolist()
+    assert list(found["declined"]) == ["site-1"]
+    assert "expected policy.survey" in found["declined"]["site-1"]
+    assert {message.kind for message in here.grid.sent} == {"hello", "describe"}
+    assert all(message.payload == b"" for message in here.grid.sent)
+    show_survey(found)
+    assert "site-1 did not answer" in capsys.readouterr().out
+    assert read_counts(folder / COUNTS).clients == ("site-0", "site-2")
+    assert read_chain(folder / "audit.jsonl").problem is None
+
+
+def test_another_survey_gets_the_same_answer_so_noise_is_not_averaged_out(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    policies = [Policy(survey=SurveyRules(epsilon=0.5))] * 3
+    answers = []
+    for _ in range(2):
+        here = asked(tmp_path, data, split, "survey", policies)
+        ask_sites(here.grid, here.context)
+        answers.append((tmp_path / "run-survey" / SURVEY).read_text())
+    assert answers[0] == answers[1]
+    counts = [found["label_counts"] for found in json.loads(answers[0])["sites"].values()]
+    assert counts != split.label_counts.tolist()
+
+
+@pytest.mark.slow
+def test_a_survey_needs_an_app_that_declares_it_and_an_approval(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules())] * 3, survey=False)
+    with pytest.raises(UserError, match=r"federation\.survey is false in the app"):
+        ask_sites(here.grid, here.context)
+    settings, contract, config = read_settings(dict(here.context.run_config))
+    app = write_app(tmp_path / "app", settings, contract, config)
+    for name in here.names:
+        (tmp_path / name).mkdir(exist_ok=True)
+        add_approval(tmp_path / name, make_approval(app, name))
+    curious = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules())] * 3)
+    with pytest.raises(UserError, match="differs from every app that this site approved: survey"):
+        ask_sites(curious.grid, curious.context)
+
+
+def test_ranges_of_a_table_hide_extremes(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    rows = ["age,ward,ill"]
+    rows += [
+        f"{age},{ward},{'yes' if age > 55 else 'no'}"
+        for age, ward in zip(
+            [*random.integers(30, 80, 198), 7, 111], [*["a"] * 150, *["b"] * 47, *["rare"] * 3], strict=True
+        )
+    ]
+    (tmp_path / "p.csv").write_text("\n".join(rows) + "\n")
+    own = SiteConfig(tmp_path, "a", "p.csv", {"label": "ill"}, device="cpu", policy=Policy(survey=SurveyRules()))
+    contract = Contract.from_dataset(own.federation().dataset)
+    config = resolve_config(with_values(Config(), {"method": "fedavg", "rounds": 1}), contract, ["a"])
+    terms = {"contract": contract.to_json(), "config": config.to_mapping()}
+    age, ward = Site(own).answer({"kind": "describe", "terms": terms}, b"")[0]["columns"]
+    assert (age["low"], age["high"]) == (30.0, 80.0)
+    assert age["missing"] == 0.0
+    assert ward == {"name": "ward", "kind": "category", "missing": 0.0, "values": ["a", "b"]}
+
+
+@pytest.fixture(scope="module")
+def model(data: Path, split: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The exported model of a federation."""
+    place = tmp_path_factory.mktemp("trained")
+    here = asked(place, data, split, "train", [Policy()] * 3)
+    run_federation(here.grid, here.context)
+    export_run(place / "run", place / "model")
+    return place / "model"
+
+
+def evaluate_at(place: Path, data: Path, split: Federation, model: Path, policies: list[Policy]) -> dict[str, Any]:
+    here = asked(place, data, split, "evaluate", policies)
+    here.context.run_config["federation.tested_model"] = str(weights_file(model))
+    ask_sites(here.grid, here.context)
+    found: dict[str, Any] = json.loads((place / "run-evaluate" / EVALUATION).read_text())
+    return found
+
+
+def test_a_finished_model_is_tested_on_every_site_s_data(
+    data: Path, split: Federation, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agreed, unlisted = Policy(evaluate=EvaluationRules()), Policy(evaluate=EvaluationRules(by_site=False))
+    found = evaluate_at(tmp_path / "a", data, split, model, [agreed, agreed, Policy(noise=1.0)])
+    samples = len(split.dataset.test)
+    assert found["tested_by"] == ["site-0", "site-1"]
+    assert found["without_answer"] == ["site-2"]
+    assert found["total"]["samples"] == 2 * samples  # all sites of this trial have the same test part
+    assert found["by_site"].keys() == {"site-0", "site-1"}
+    assert found["total"]["auroc"] == pytest.approx(found["by_site"]["site-0"]["auroc"])
+    assert found["total"]["calibration_error"] is not None
+    show_evaluation(found)
+    assert "without an answer: site-2" in capsys.readouterr().out
+    two = evaluate_at(tmp_path / "b", data, split, model, [agreed, unlisted, unlisted])
+    assert two["by_site"].keys() == {"site-0"}
+    one = evaluate_at(tmp_path / "c", data, split, model, [agreed, agreed, unlisted])
+    assert one["by_site"] == {}  # the total without the others would be the one that declined
+    assert one["tested_by"] == ["site-0", "site-1", "site-2"]
+
+
+def test_a_site_tests_only_as_many_finished_models_as_its_policy_allows(
+    data: Path, split: Federation, model: Path, tmp_path: Path
+) -> None:
+    policies = [Policy(evaluate=EvaluationRules(models=1))] * 3
+    first = evaluate_at(tmp_path, data, split, model, policies)
+    assert evaluate_at(tmp_path, data, split, model, policies) == first
+    weights = load_file(model / "model.safetensors")
+    other = tmp_path / "other.safetensors"
+    save_file({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, other)
+    with pytest.raises(UserError, match=r"has answered requests for tests of finished models .* once"):
+        evaluate_at(tmp_path, data, split, other, policies)
+
+
+def test_the_rules_are_in_the_policy() -> None:
+    read = read_policy({"survey": {"round_to": 10}, "evaluate": {"models": 3, "by_site": False}})
+    assert read.survey == SurveyRules(round_to=10)
+    assert read.evaluate == EvaluationRules(3, False)
+    assert read_policy({"survey": {}}).survey == SurveyRules()
+    with pytest.raises(UserError, match=r"unknown policy\.survey 'round'"):
+        read_policy({"survey": {"round": 10}})
+    with pytest.raises(UserError, match=r"policy\.evaluate is True; expected keys such as by_site"):
+        read_policy({"evaluate": True})
+
+
+@pytest.mark.slow
+def test_real_processes_answer_a_survey_train_and_test_the_finished_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of an operator, on a federation of three sites. One of them answers neither question."""
+    values = {"method": "fedavg", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    settings = {"survey": True, "evaluate_only": True, "minimum": 2}
+    trial = plan_trial(tmp_path / "trial", with_values(Config(), values | {"data": "digits"}), settings)
+    for name in trial.sites[:2]:
+        with trial.site_file(name).open("a") as file:
+            file.write("policy: {survey: {round_to: 10}, evaluate: {}}\n")
+    app, connection = str(trial.app), ["--connection", "federation"]
+    monkeypatch.setenv("FLWR_HOME", str(trial.folder / "flower"))
+    with trial:
+        trial.start()
+        assert main(["federate", "survey", app, *connection]) == 0
+        assert f"{trial.sites[2]} did not answer" in capsys.readouterr().out
+        assert main(["federate", "run", app, *connection]) == 0
+        assert main(["export", str(trial.folder / "run"), "-o", str(tmp_path / "model")]) == 0
+        capsys.readouterr()
+        assert main(["federate", "evaluate", str(tmp_path / "model"), app, *connection, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["tested_by"] == list(trial.sites[:2])
+    trained = json.loads((trial.folder / "run" / "summary.json").read_text())
+    assert found["total"]["accuracy"] == pytest.approx(trained["accuracy"])  # all parts of a trial have the same tests
+    for name in trial.sites:
+        log = read_chain(trial.site_file(name).parent / "state" / "audit.jsonl")
+        assert log.problem is None
+        assert {"describe", "score", "train"} <= {entry["kind"] for entry in log.entries}
+    counts = trial.folder / "run-survey" / COUNTS
+    assert main(["diagnose", str(counts)]) == 0
+    assert f"partition.path={counts}" in capsys.readouterr().out.replace("\n", "")
+    command = ["choose", "--data", "synthetic", "--set", "data.classes=0,1,2,3,4,5,6,7,8,9", "--partition", "counts"]
+    assert main([*command, "--set", f"partition.path={counts}", "--rounds", "1", "--budget", "15s"]) == 0
