@@ -109,6 +109,11 @@ def add_to(app: typer.Typer) -> None:
         group="federate",
     )  # fmt: skip
     add_command(
+        group, "compare", _with_flower(federate_inquiries.compare),
+        "fedskew federate compare model my-federation site.yaml -o comparison.md",
+        group="federate",
+    )  # fmt: skip
+    add_command(
         group, "certs", _with_flower(federate_certs.certs),
         "fedskew federate certs keys --sites north,south,east --host fl.example.org",
         group="federate",

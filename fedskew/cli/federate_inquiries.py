@@ -1,4 +1,4 @@
-"""`fedskew federate survey` and `evaluate`: ask the sites of a federation without training anything."""
+"""`fedskew federate survey` and `evaluate` ask all sites without training, and `compare` tests a model at one site."""
 
 from __future__ import annotations
 
@@ -56,6 +56,39 @@ def evaluate(
         return
     show_evaluation(found)
     notice(f"all results: {folder / EVALUATION}")
+
+
+def compare(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="folder of an exported model, or its weights")],
+    app: _App,
+    file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="write the page, a .md file", show_default=False)
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare a finished model with one that this site trains alone, on the site's held-out samples.
+
+    Run it at the site. Nothing leaves the site.
+    """
+    from dataclasses import asdict
+
+    from fedskew.cli.terminal import notice, print_json, stdout
+    from fedskew.errors import UserError
+    from fedskew.experiment.storage.files import write_file
+    from fedskew.flower.local_comparison import compare_with_local, write_page
+    from fedskew.flower.site_config import load_site
+
+    if out is not None and not out.endswith(".md"):
+        raise UserError(f"--out is {out!r}; expected a file that ends in .md")
+    found = compare_with_local(model, app, load_site(file))
+    if out is not None:
+        write_file(Path(out), write_page(found))
+        notice(f"page written to {out}")
+    if as_json:
+        print_json(asdict(found) | {"verdict": found.verdict})
+    else:
+        stdout().print(found.verdict if out is not None else write_page(found), soft_wrap=True, markup=False)
 
 
 def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]) -> Path:

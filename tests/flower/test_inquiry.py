@@ -17,6 +17,7 @@ from fedskew.cli import main
 from fedskew.cli.federate_inquiries import show_evaluation, show_survey
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.data.label_counts import read_counts
+from fedskew.data.table_encoding import RawTable, Strings
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.export import export_run
@@ -33,7 +34,7 @@ from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_survey import SurveyRules
+from fedskew.flower.site_survey import SurveyRules, describe_columns
 from fedskew.flower.trial import plan_trial
 
 
@@ -84,15 +85,17 @@ def test_a_survey_gives_counts_without_small_groups_that_can_be_read(
 def test_another_survey_gets_the_same_answer_so_noise_is_not_averaged_out(
     data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    policies = [Policy(survey=SurveyRules(epsilon=0.5))] * 3
-    answers = []
-    for _ in range(2):
-        here = asked(tmp_path, data, split, "survey", policies)
-        ask_sites(here.grid, here.context)
-        answers.append((tmp_path / "run-survey" / SURVEY).read_text())
-    assert answers[0] == answers[1]
-    counts = [found["label_counts"] for found in json.loads(answers[0])["sites"].values()]
-    assert counts != split.label_counts.tolist()
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules(epsilon=0.5))] * 3)
+    terms, site = _terms(here), here.grid._sites[1000][1]
+    first, again = (Site(site.config).answer({"kind": "describe", "terms": terms}, b"")[0] for _ in range(2))
+    assert first == again
+    assert first["label_counts"] != split.label_counts[0].tolist()
+    assert first["columns"] == []
+
+
+def _terms(here: Case) -> dict[str, Any]:
+    _, contract, config = read_settings(dict(here.context.run_config))
+    return {"contract": contract.to_json(), "config": resolve_config(config, contract, here.names).to_mapping()}
 
 
 @pytest.mark.slow
@@ -110,6 +113,21 @@ def test_a_survey_needs_an_app_that_declares_it_and_an_approval(data: Path, spli
         ask_sites(curious.grid, curious.context)
 
 
+def test_ranges_hide_extremes_and_rare_values() -> None:
+    random = np.random.default_rng(0)
+    numbers = np.array([*random.integers(30, 80, 198), 7.0, 111.0])[:, None]
+    numbers = np.hstack([numbers, np.where(np.arange(200)[:, None] < 33, np.nan, numbers), numbers * 1e-3])
+    ward = Strings(("a", "b", "rare"), np.array([*[0] * 150, *[1] * 40, *[2] * 3, *[-1] * 7]))
+    table = RawTable(("age", "pulse", "dose", "ward"), numbers, {"ward": ward})
+    age, pulse, dose, place = describe_columns(table, smallest=5)
+    assert age == {"name": "age", "kind": "number", "missing": 0.0, "low": 30.0, "median": 55.0, "high": 80.0}
+    assert (pulse["missing"], dose["low"], dose["high"]) == (0.17, 0.03, 0.08)
+    assert place == {"name": "ward", "kind": "category", "missing": 0.04, "values": ["a", "b"]}
+    (few,) = describe_columns(RawTable(("age",), numbers[:19, :1], {}), smallest=5)
+    assert few["low"] is few["median"] is few["high"] is None
+
+
+@pytest.mark.slow
 def test_ranges_of_a_table_hide_extremes(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     rows = ["age,ward,ill"]
@@ -151,8 +169,8 @@ def evaluate_at(place: Path, data: Path, split: Federation, model: Path, policie
 def test_a_finished_model_is_tested_on_every_site_s_data(
     data: Path, split: Federation, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    agreed, unlisted = Policy(evaluate=EvaluationRules()), Policy(evaluate=EvaluationRules(by_site=False))
-    found = evaluate_at(tmp_path / "a", data, split, model, [agreed, agreed, Policy(noise=1.0)])
+    agreed = Policy(evaluate=EvaluationRules())
+    found = evaluate_at(tmp_path, data, split, model, [agreed, agreed, Policy(noise=1.0)])
     samples = len(split.dataset.test)
     assert found["tested_by"] == ["site-0", "site-1"]
     assert found["without_answer"] == ["site-2"]
@@ -162,6 +180,11 @@ def test_a_finished_model_is_tested_on_every_site_s_data(
     assert found["total"]["calibration_error"] is not None
     show_evaluation(found)
     assert "without an answer: site-2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_sites_may_decline_to_be_listed(data: Path, split: Federation, model: Path, tmp_path: Path) -> None:
+    agreed, unlisted = Policy(evaluate=EvaluationRules()), Policy(evaluate=EvaluationRules(by_site=False))
     two = evaluate_at(tmp_path / "b", data, split, model, [agreed, unlisted, unlisted])
     assert two["by_site"].keys() == {"site-0"}
     one = evaluate_at(tmp_path / "c", data, split, model, [agreed, agreed, unlisted])
@@ -169,6 +192,7 @@ def test_a_finished_model_is_tested_on_every_site_s_data(
     assert one["tested_by"] == ["site-0", "site-1", "site-2"]
 
 
+@pytest.mark.slow
 def test_a_site_tests_only_as_many_finished_models_as_its_policy_allows(
     data: Path, split: Federation, model: Path, tmp_path: Path
 ) -> None:
@@ -199,11 +223,12 @@ def test_real_processes_answer_a_survey_train_and_test_the_finished_model(
 ) -> None:
     """The commands of an operator, on a federation of three sites. One of them answers neither question."""
     values = {"method": "fedavg", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
-    settings = {"survey": True, "evaluate_only": True, "minimum": 2}
+    settings = {"survey": True, "evaluate_only": True, "minimum": 2, "begin_with": 3}
     trial = plan_trial(tmp_path / "trial", with_values(Config(), values | {"data": "digits"}), settings)
     for name in trial.sites[:2]:
-        with trial.site_file(name).open("a") as file:
-            file.write("policy: {survey: {round_to: 10}, evaluate: {}}\n")
+        file = trial.site_file(name)
+        text = file.read_text().replace("policy: null", "policy: {survey: {round_to: 10}, evaluate: {}}")
+        file.write_text(text)
     app, connection = str(trial.app), ["--connection", "federation"]
     monkeypatch.setenv("FLWR_HOME", str(trial.folder / "flower"))
     with trial:

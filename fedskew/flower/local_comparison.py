@@ -1,0 +1,176 @@
+"""Compare a finished model with one that the site trains alone, on the site's held-out samples.
+
+A site can decide by this whether it accepts the model. Nothing leaves the site. The local model has the app's
+architecture and settings, and as many epochs as a site trains in the federation. Neither model has seen the samples on
+which both are tested. The interval of the difference is that of paired results: each sample counts +1, 0 or −1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedskew.data.table_encoding import TableEncoding
+from fedskew.engine import ModelState
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.preparation import positive_class, prepare
+from fedskew.experiment.run import run_prepared
+from fedskew.export.markdown import escape, percent, table
+from fedskew.flower.contract import Contract
+from fedskew.flower.planning import read_app, resolve_config
+from fedskew.flower.policy import Policy
+from fedskew.flower.remote_scoring import read_finished_model, weights_file
+from fedskew.flower.site import SiteRun
+from fedskew.flower.site_config import SiteConfig
+from fedskew.metrics.scores import Floats, Ints
+from fedskew.metrics.site_scores import SiteScore, correct_shares, score_site
+
+_QUANTILE = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution."""
+MODEL_FILE = "model.json"
+"""The description of an exported model, beside its weights."""
+
+
+@dataclass(frozen=True)
+class LocalComparison:
+    """The results of a finished model and of a local one on the same held-out samples of a site."""
+
+    site: str
+    model: str
+    sha256: str
+    train_samples: int
+    epochs: int
+    finished: SiteScore
+    local: SiteScore
+    difference: float
+    """Accuracy of the finished model minus that of the local one."""
+    low: float
+    high: float
+    """The ends of the 95 % interval of the difference."""
+    classes: tuple[tuple[str, int, float | None, float | None], ...]
+    """Name, number of held-out samples, and accuracy of both models, by class. Empty with several labels per sample."""
+
+    @property
+    def verdict(self) -> str:
+        """Say in one sentence which model is better."""
+        interval = f"{100 * self.difference:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
+        if self.low > 0:
+            return f"On the data of {self.site}, the federation's model is better than the local one ({interval})."
+        if self.high < 0:
+            return f"On the data of {self.site}, the local model is better than the federation's ({interval})."
+        return f"On the data of {self.site}, the two models do not differ significantly in accuracy ({interval})."
+
+
+def compare_with_local(model: str, app: str, site: SiteConfig) -> LocalComparison:
+    """Train a model on the site's training part, and test it and the finished model on the site's test part."""
+    settings, contract, config = read_app(app)
+    if site.name not in settings.sites:
+        raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    file = weights_file(model)
+    contract = _complete(contract, file)
+    resolved = resolve_config(replace(config, init=None), contract, settings.sites)
+    finished = read_finished_model(str(file), contract, resolved)
+    terms = {"contract": contract.to_json(), "config": resolved.to_mapping()}
+    run = SiteRun(replace(site, policy=Policy()), site.federation(contract), terms)
+    tests = run.held(None).dataset.test
+    if not len(tests):
+        raise UserError(f"{site.name} has no test samples; expected a test part of its data")
+    local = _train_alone(run, resolved, site.device)
+    test_set, positive = run.runtime().test_set, positive_class(resolved, run.held(None).dataset)
+    probabilities, true = test_set.predict(_on_device(run, finished.state))
+    local_probabilities, _ = test_set.predict(_on_device(run, local))
+    paired = correct_shares(probabilities, true) - correct_shares(local_probabilities, true)
+    difference = float(paired.mean())
+    half = _QUANTILE * float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 1.0
+    return LocalComparison(
+        site=site.name,
+        model=str(file),
+        sha256=finished.sha256,
+        train_samples=int(run.held(None).sizes[0]),
+        epochs=resolved.rounds * resolved.local_epochs,
+        finished=score_site(probabilities, true, positive),
+        local=score_site(local_probabilities, true, positive),
+        difference=difference,
+        low=difference - half,
+        high=difference + half,
+        classes=tuple(_by_class(contract.classes, probabilities, local_probabilities, true)),
+    )
+
+
+def _complete(contract: Contract, weights: Path) -> Contract:
+    """Complete a draft with the encoding in the description of the exported model."""
+    if not contract.column_sums:
+        return contract
+    try:
+        described = json.loads((weights.parent / MODEL_FILE).read_text(encoding="utf-8"))
+        return contract.complete(TableEncoding.from_json(described["inputs"]["encoding"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{weights.parent} has no {MODEL_FILE} with an encoding; expected an exported model") from error
+
+
+def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
+    """Train the app's model on the site's training part only."""
+    values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
+    alone = with_values(config, {**values, "eval_every": config.rounds})
+    result = run_prepared(prepare(alone, run.held(None)))
+    model = result.model
+    return ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+
+
+def _on_device(run: SiteRun, model: ModelState) -> ModelState:
+    """Return a copy of the model without gradients, on the site's device."""
+    parts = ({name: t.detach() for name, t in tensors.items()} for tensors in (model.params, model.buffers))
+    return ModelState(*(run.on_device(part) for part in parts))
+
+
+def _by_class(
+    names: Sequence[str], finished: Floats, local: Floats, true: Ints
+) -> list[tuple[str, int, float | None, float | None]]:
+    if true.ndim > 1:
+        return []
+    found = []
+    for number, name in enumerate(names):
+        rows = true == number
+        right = [float((p[rows].argmax(axis=1) == number).mean()) if rows.any() else None for p in (finished, local)]
+        found.append((name, int(rows.sum()), right[0], right[1]))
+    return found
+
+
+def write_page(comparison: LocalComparison) -> str:
+    """Write the result on one page, in Markdown."""
+    scores = [("the federation's", comparison.finished), ("local only", comparison.local)]
+    rows = [
+        (name, percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
+        for name, s in scores
+    ]
+    classes = [(escape(name), count, percent(one), percent(other)) for name, count, one, other in comparison.classes]
+    return "\n".join(
+        [
+            f"# {escape(comparison.site)}: the federation's model and a local one",
+            "",
+            comparison.verdict,
+            "",
+            table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
+            "",
+            *([table(("class", "held-out samples", "the federation's", "local only"), classes), ""] if classes else []),
+            f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
+            f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
+            f"only, with the federation's architecture and settings, for {comparison.epochs} epochs. The interval of "
+            "the difference is for paired results on these samples, and is unreliable for fewer than about 30 of them.",
+            "",
+            f"Model: `{comparison.model}`, SHA-256 `{comparison.sha256}`. Nothing left the site for this page.",
+            "",
+        ]
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _interval(score: SiteScore) -> str:
+    return "–" if score.auroc_low is None else f"{score.auroc_low:.3f}–{score.auroc_high:.3f}"

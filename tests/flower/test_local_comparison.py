@@ -1,0 +1,82 @@
+"""A site compares a finished model with one that it trains alone, on its own held-out samples."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import small_data
+
+from fedskew.cli import main
+from fedskew.flower.local_comparison import LocalComparison, write_page
+from fedskew.metrics.site_scores import SiteScore
+
+
+def federation_of_two(place: Path) -> tuple[Path, Path, Path]:
+    """An app, a site with samples of five of ten digits, and an exported model that was trained on all digits."""
+    data = small_data(place)
+    with np.load(data) as arrays:
+        few = arrays["y_train"] < 5
+        parts = {"x_train": arrays["x_train"][few], "y_train": arrays["y_train"][few]}
+        np.savez(
+            place / "own.npz", **parts, x_test=arrays["x_test"], y_test=arrays["y_test"], classes=arrays["classes"]
+        )
+    (place / "site.yaml").write_text("name: north\ndata: own.npz\ndevice: cpu\n")
+    training = ["--method", "fedavg", "--rounds", "6", "--local-epochs", "2", "--lr", "0.1"]
+    command = ["federate", "init", str(place / "app"), "--sites", "north,south", "--data", str(data), *training]
+    assert main(command) == 0
+    alone = [
+        "run",
+        "--data",
+        str(data),
+        "--clients",
+        "2",
+        "--partition",
+        "iid",
+        "--device",
+        "cpu",
+        "--quiet",
+        *training,
+    ]
+    assert main([*alone, "--out", str(place / "run")]) == 0
+    assert main(["export", str(place / "run"), "-o", str(place / "model")]) == 0
+    return place / "app", place / "site.yaml", place / "model"
+
+
+def test_a_model_of_all_digits_is_better_than_one_that_has_seen_half_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, site, model = federation_of_two(tmp_path)
+    page = tmp_path / "page.md"
+    capsys.readouterr()
+    assert main(["federate", "compare", str(model), str(app), str(site), "-o", str(page), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "the federation's model is better than the local one" in found["verdict"]
+    assert found["low"] > 0
+    assert found["finished"]["samples"] == found["local"]["samples"] == 60
+    unseen = [entry for entry in found["classes"] if int(entry[0]) >= 5]
+    assert all(local == 0 for _, count, _, local in unseen if count)
+    accuracy = json.loads((tmp_path / "run" / "summary.json").read_text())["accuracy"]
+    assert found["finished"]["accuracy"] == pytest.approx(accuracy)
+    text = page.read_text()
+    assert found["verdict"] in text
+    assert "Nothing left the site for this page." in text
+    assert not (tmp_path / "state").exists()
+    other = tmp_path / "other.yaml"
+    other.write_text(site.read_text().replace("north", "west"))
+    assert main(["federate", "compare", str(model), str(app), str(other)]) == 2
+    assert "'west' is not a site of this federation" in capsys.readouterr().err
+
+
+def test_the_verdict_follows_from_the_interval() -> None:
+    score = SiteScore(100, 0.8, None)
+    base = {"site": "a", "model": "m", "sha256": "", "train_samples": 9, "epochs": 2, "classes": ()}
+    found = {
+        low: LocalComparison(**base, finished=score, local=score, difference=low + 0.05, low=low, high=low + 0.1)
+        for low in (0.01, -0.05, -0.2)
+    }
+    words = ["federation's model is better", "do not differ significantly", "local model is better"]
+    assert all(word in one.verdict for word, one in zip(words, found.values(), strict=True))
+    assert "+6.0 points, 95 % interval +1.0 to +11.0" in write_page(found[0.01])
