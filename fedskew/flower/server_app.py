@@ -249,6 +249,6 @@ class LogProgress(Callback):
     def on_end(self, result: Result) -> None:
         accuracy, sites = f"{100 * result.accuracy:.2f} %", describe_participation(result.site_rounds, result.rounds)
         testers = f", tested by {', '.join(result.testing_sites)}" if result.testing_sites else ""
-        if result.last_round < result.rounds:
+        if result.history[-1].evaluation is None:
             accuracy += f" after round {result.last_round}, the last one with an evaluation"
         log(f"finished with accuracy {accuracy}{testers}; trained by {sites}; the run is in {result.folder}")

@@ -130,6 +130,7 @@ def test_a_run_goes_on_without_an_evaluation_if_its_tests_are_used_up(
         result = run_federation(here.grid, here.context)
     assert [row.evaluation is not None for row in result.history] == [True, False]
     assert "round 1 has no evaluation: no site replied with its tests" in caplog.text
+    assert "% after round 0, the last one with an evaluation" in caplog.text
 
 
 @pytest.mark.slow
