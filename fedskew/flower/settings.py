@@ -182,6 +182,8 @@ class FederationSettings:
             ("site_metrics", self.site_metrics, "class"),
             ("local_tests", self.local_tests, True),
             ("privacy", self.privacy, "central"),
+            ("survey", self.survey, True),
+            ("evaluate_only", self.evaluate_only, True),
         ):
             if value == single:
                 raise UserError(
