@@ -223,7 +223,6 @@ def _requirements(value: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
-
 def _survey_rules(value: Any) -> SurveyRules | None:
     values = _section("survey", value, SurveyRules)
     if values is None:
