@@ -19,7 +19,6 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import positive_class, prepare
 from fedskew.experiment.run import run_prepared
-from fedskew.export.markdown import escape, percent, table
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import read_app, resolve_config
 from fedskew.flower.policy import Policy
@@ -144,19 +143,23 @@ def write_page(comparison: LocalComparison) -> str:
     """Write the result on one page, in Markdown."""
     scores = [("the federation's", comparison.finished), ("local only", comparison.local)]
     rows = [
-        (name, percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
+        (name, _percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
         for name, s in scores
     ]
-    classes = [(escape(name), count, percent(one), percent(other)) for name, count, one, other in comparison.classes]
+    classes = [(_escape(name), count, _percent(one), _percent(other)) for name, count, one, other in comparison.classes]
     return "\n".join(
         [
-            f"# {escape(comparison.site)}: the federation's model and a local one",
+            f"# {_escape(comparison.site)}: the federation's model and a local one",
             "",
             comparison.verdict,
             "",
-            table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
+            _table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
             "",
-            *([table(("class", "held-out samples", "the federation's", "local only"), classes), ""] if classes else []),
+            *(
+                [_table(("class", "held-out samples", "the federation's", "local only"), classes), ""]
+                if classes
+                else []
+            ),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
             f"only, with the federation's architecture and settings, for {comparison.epochs} epochs. The interval of "
@@ -166,6 +169,19 @@ def write_page(comparison: LocalComparison) -> str:
             "",
         ]
     )
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = [headings, ["---"] * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _number(value: float | None) -> str:
