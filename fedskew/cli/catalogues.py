@@ -134,7 +134,7 @@ def _show_method(entry: Entry) -> None:
         "sent by clients": entry.sends,
         "revealed about labels": _revealed(entry),
         "extra compute": entry.extra_compute,
-        "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.single_updates_needed}",
+        "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.individual_updates_reason}",
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }
     for heading, value in rows.items():

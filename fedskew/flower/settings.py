@@ -112,7 +112,7 @@ class FederationSettings:
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
     delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
     secure_aggregation: bool = _option(
-        False, flag, "whether the server learns only sums over the sites, and no single update"
+        False, flag, "whether the server learns only sums over the sites, and no individual update"
     )
     secure_threshold: float = _option(
         LEAST_THRESHOLD,

@@ -12,9 +12,9 @@ should be pretrained (`--init`). The head has no bias: a bias of the model becom
 dependent, for example because one is always zero, C − KγI has no inverse. The pseudo-inverse then gives the head of
 least norm.
 
-Sent to the server: W_k and C_k, once. C_k W_k has the sums s_c of the features per class. If the features of
-the client's samples are linearly independent, as with few samples, its label counts follow: n_c = s_cᵀ(C_k − γI)⁺ Σ s.
-Otherwise this is an estimate. The model is also sent, unchanged.
+Sent to the server: W_k and C_k, once. The columns of C_k W_k are the sums s_c of the features per class. If the
+features of the client's samples are linearly independent, as with few samples, its label counts follow:
+n_c = s_cᵀ(C_k − γI)⁺ Σ s. Otherwise this is an estimate. The model is also sent, unchanged.
 Extra compute: one forward pass of each sample, one linear system per client, and no training.
 """
 

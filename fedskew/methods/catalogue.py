@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, single_updates_needed
+from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, individual_updates_reason
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Calibration, Schedule
@@ -63,20 +63,20 @@ class Entry:
         return ", ".join(dict.fromkeys([f"{model}, sample count", *(part.sends for part in self.parts if part.sends)]))
 
     @property
-    def single_updates_needed(self) -> str:
-        """Say why the server needs single clients' updates. Empty if their mean is enough, as in secure aggregation."""
+    def individual_updates_reason(self) -> str:
+        """Return why the server needs individual updates. Empty if their mean is enough, as in secure aggregation."""
         if self.stands_alone:
             return "is not a federated method"
-        return next(filter(None, map(single_updates_needed, self.parts)), "")
+        return next(filter(None, map(individual_updates_reason, self.parts)), "")
 
     @property
     def secure_aggregation(self) -> bool:
         """Whether the method works with secure aggregation, in which the server learns only sums of updates."""
-        return not self.single_updates_needed
+        return not self.individual_updates_reason
 
     @property
     def extra_compute(self) -> str:
-        """What a local step costs besides FedAvg's forward and backward pass."""
+        """What clients compute besides FedAvg's forward and backward pass per local step."""
         return ", ".join(part.extra_compute for part in self.parts if part.extra_compute) or "none"
 
 

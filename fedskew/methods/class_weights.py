@@ -11,8 +11,8 @@
 
 With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
 
-The mean is over the samples, not over the weights. Averaged over the clients by samples, the clients' losses then add
-up to the weighted loss on all data. See `task.weigh`.
+The mean is over the samples, not over the weights. So the mean of the clients' losses, weighted by their samples, is
+the weighted loss on all data. See `task.weigh`.
 """
 
 from __future__ import annotations

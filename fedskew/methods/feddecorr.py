@@ -2,9 +2,10 @@
 
 Shi et al., "Towards understanding and mitigating dimensional collapse in heterogeneous federated learning", ICLR 2023.
 
-    L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²        X: the batch's N features, standardised
+    L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
 
-The base is cross entropy, or the loss of the objective that FedDecorr is combined with.
+X has the batch's N standardised feature vectors as rows. The base is cross entropy, or the loss of the objective that
+FedDecorr is combined with.
 
 Sent to the server: the model.
 Extra compute: negligible.

@@ -240,7 +240,7 @@ class Part:
     """What the client sends besides the model, in words. If no part of a method declares anything, a Flower site
     refuses to send more than the model."""
     extra_compute: ClassVar[str] = ""
-    """What a local step costs besides one forward and one backward pass, in words."""
+    """What clients compute besides one forward and one backward pass per local step, in words."""
     needs_sgd: ClassVar[bool] = False
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False
@@ -370,8 +370,8 @@ class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
     uses_only_mean: ClassVar[bool] = False
-    """Whether `aggregate` uses the updates only through `updates.mean()`. Then the server needs no single update, so
-    secure aggregation and central privacy are possible."""
+    """Whether `aggregate` uses the updates only through `updates.mean()`. Then the server needs no individual update,
+    so secure aggregation and central privacy are possible."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current parameters.
@@ -381,16 +381,16 @@ class ServerRule(Part):
         return updates.mean(), state
 
 
-def single_updates_needed(part: type[Part]) -> str:
-    """Say why the server needs single clients' updates for a part. Empty if the mean of the models is enough."""
+def individual_updates_reason(part: type[Part]) -> str:
+    """Return why the server needs individual updates for a part. Empty if the mean of the models is enough."""
     if part.sends:
         return f"sends {part.sends}"
     if part.next_server_state is not Part.next_server_state:
-        return "keeps a state on the server that is made from single updates"
+        return "keeps a state on the server that is made from individual updates"
     if issubclass(part, Weighting) and part.weigh is not Weighting.weigh:
-        return "sets the weights of single updates"
+        return "sets the weights of individual updates"
     if issubclass(part, ServerRule) and not part.uses_only_mean:
-        return "uses single updates on the server"
+        return "uses individual updates on the server"
     return ""
 
 

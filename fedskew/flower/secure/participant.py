@@ -129,9 +129,9 @@ class Participant:
     def unmask(self, signatures: Mapping[str, object], record: RecordRelease) -> tuple[dict[str, bytes], ...]:
         """Step 5: return one share per site: of its seed if it contributed, and otherwise of its masking key.
 
-        With both shares of enough sites, the server could read a single update. So a site never reveals both for the
-        same peer. It reveals them only for the list that it signed, and only if enough sites signed the same list for
-        the same request.
+        With both shares of enough sites, the server could read an individual update. So a site never reveals both for
+        the same peer. It reveals them only for the list that it signed, and only if enough sites signed the same list
+        for the same request.
         """
         self._begin("unmask")
         confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._peers)

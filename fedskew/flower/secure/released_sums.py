@@ -35,8 +35,8 @@ class ReleasedSums:
         if earlier is not None and earlier != contributors:
             raise UserError(
                 f"this site has already unmasked the same request for {', '.join(earlier)}, not "
-                f"{', '.join(contributors)}; the two sums would reveal single updates. Expected the same sites, or a "
-                "run with another seed"
+                f"{', '.join(contributors)}; the two sums would reveal individual updates. Expected the same sites, "
+                "or a run with another seed"
             )
 
     def _read(self) -> dict[str, list[str]]:

@@ -15,10 +15,10 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
     if not settings.secure_aggregation:
         return
     for entry in entries_with_weights(config.method, config.class_weights):
-        if entry.single_updates_needed:
+        if entry.individual_updates_reason:
             raise UserError(
-                f"{entry.name} {entry.single_updates_needed}, so it cannot use secure aggregation; expected a method "
-                "whose server needs only the mean (see the column of `fedskew methods`)"
+                f"{entry.name} {entry.individual_updates_reason}, so it cannot use secure aggregation; expected a "
+                "method whose server needs only the mean (see the column of `fedskew methods`)"
             )
     if contract.column_sums:
         raise UserError(

@@ -361,7 +361,9 @@ def test_an_app_with_secure_aggregation_lists_the_sites_keys(
     command = ["federate", "init", str(tmp_path / "app"), "--sites", ",".join(NAMES), "--classes", "a,b"]
     command += ["--shape", "1,8,8", "--secure-aggregation", "--method", "fedprox"]
     assert main([*command, "--method", "median", "--node-keys", str(keys)]) == 2
-    assert "median uses single updates on the server, so it cannot use secure aggregation" in capsys.readouterr().err
+    assert (
+        "median uses individual updates on the server, so it cannot use secure aggregation" in capsys.readouterr().err
+    )
     assert main(command) == 2
     assert "--secure-aggregation and --node-keys go together" in capsys.readouterr().err
     assert main([*command, "--node-keys", str(tmp_path)]) == 2

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedskew.methods import METHODS, ServerRule, Tensors, Updates, make_method
-from fedskew.methods.parts import server_step, single_updates_needed
+from fedskew.methods.parts import individual_updates_reason, server_step
 
 SERVERS = [name for name, entry in METHODS.items() if any(issubclass(part, ServerRule) for part in entry.parts)]
 USE_ONLY_MEAN = [name for name in SERVERS if METHODS[name].secure_aggregation]
@@ -37,8 +37,8 @@ def test_these_server_rules_need_single_updates() -> None:
     assert {"median", "trimmed-mean", "norm-clipping", "fedexp", "fednova", "scaffold", "feddyn", "fedgf"} <= {
         name for name in SERVERS if name not in USE_ONLY_MEAN
     }
-    assert METHODS["median"].single_updates_needed == "uses single updates on the server"
-    assert METHODS["fedgr"].single_updates_needed.startswith("sends ")
+    assert METHODS["median"].individual_updates_reason == "uses individual updates on the server"
+    assert METHODS["fedgr"].individual_updates_reason.startswith("sends ")
 
 
 def test_a_rule_that_does_not_declare_it_is_taken_to_need_single_updates() -> None:
@@ -54,5 +54,5 @@ def test_a_rule_that_does_not_declare_it_is_taken_to_need_single_updates() -> No
         def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:
             return {"first": updates.params["w"][0]}
 
-    assert single_updates_needed(Own) == "uses single updates on the server"
-    assert single_updates_needed(Keeping) == "keeps a state on the server that is made from single updates"
+    assert individual_updates_reason(Own) == "uses individual updates on the server"
+    assert individual_updates_reason(Keeping) == "keeps a state on the server that is made from individual updates"
