@@ -5,10 +5,11 @@ deviations. For a column of categories it reports the values that occur, and whe
 than `smallest_group` rows are hidden:
 
 - a category with fewer rows is left out, so it will be an unknown value
-- fewer gaps count as values equal to the median, and fewer values count as gaps
-- if there are both fewer gaps and fewer values, nothing about the column is reported
-- in a column with repeated values, every value that enters the sums belongs to enough rows: rarer values are replaced
-  by the median of their neighbours, or by the nearest frequent value if they are too few
+- if there are fewer gaps, they count as values equal to the median
+- if there are fewer values, they count as gaps
+- if both are fewer, nothing about the column is reported
+- in a column with repeated values, every value that enters the sums belongs to enough rows. Rarer values are replaced
+  by the median of their neighbours, or by the nearest frequent value if there are too few of them
 
 The sums are those of the changed column, so a group that is hidden cannot be computed from the others' sums. If no
 value has enough rows and most values differ, as measured values do, nothing is replaced and the sums are exact. A value
@@ -104,15 +105,15 @@ def _sum_numbers(name: str, column: Numbers, smallest: int) -> NumberSums:
 
 
 def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
-    """Replace values that fewer than `smallest` rows share, unless nearly all values differ.
+    """Replace values that fewer than `smallest` rows share, unless all values are that rare and most of them differ.
 
     The rare values, in order, form groups of `smallest` rows or more. Each group gets its median, which is one of its
     values, so that whole numbers stay whole.
     """
     distinct, codes, frequencies = np.unique(values, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(frequencies[codes] < smallest)
-    nearly_all_differ = frequencies.max() < smallest and 2 * len(distinct) > len(values)
-    if nearly_all_differ or not len(rare):
+    most_differ = frequencies.max() < smallest and 2 * len(distinct) > len(values)
+    if most_differ or not len(rare):
         return values
     changed = values.copy()
     if len(rare) < smallest:
@@ -127,7 +128,7 @@ def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
 
 
 def _median(values: Numbers) -> float:
-    """The lower median, which is one of the values."""
+    """Return the lower median, which is one of the values."""
     return float(np.sort(values)[(len(values) - 1) // 2])
 
 

@@ -39,7 +39,8 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         test_fraction=0.2: the share of each class held out if there is no test part
         classes=None: the names of all classes, in order, if the data may lack some
         name=None: the name of the data, for Python objects
-        label=None: the label column of a table. The default is label, labels, class, target or y
+        label=None: the label column of a table, or a list of columns of 0 and 1. The default is label, labels, class,
+            target or y
         columns=None: the input columns of a table, or the names of an array's features. The default is all
         drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values

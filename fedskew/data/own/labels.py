@@ -1,4 +1,4 @@
-"""Convert users' labels, which are numbers or names, to class numbers. Several labels per sample stay a matrix."""
+"""Convert users' labels (numbers, names or booleans) to class numbers. Several labels per sample stay a matrix."""
 
 from __future__ import annotations
 
