@@ -124,10 +124,11 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
 
 
 def _row(point: Point, campaign: Campaign) -> Row:
+    from fedskew.lab.sweep.job import planned_rounds
     from fedskew.lab.sweep.table import make_row
 
     record = campaign.known.get(point.job)
-    rounds = point.config.rounds
+    rounds = planned_rounds(point.config)
     status = "failed" if point.job.label in campaign.failures else "unfinished"
     return make_row(point.grid_values, rounds, record, "finished" if record and record.rounds >= rounds else status)
 

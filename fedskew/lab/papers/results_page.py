@@ -18,6 +18,7 @@ from fedskew.lab.papers.selection import all_tables, read_plan
 from fedskew.lab.papers.table_section import device, markdown_row, table_section
 from fedskew.lab.sweep.campaign import is_enough
 from fedskew.lab.sweep.grid import Point, read_grid
+from fedskew.lab.sweep.job import planned_rounds
 from fedskew.lab.sweep.records import Records, RecordsFile, read_folder, until
 from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
@@ -59,6 +60,14 @@ def _table(points: Sequence[Point], records: Records) -> str:
     for point in points:
         groups.setdefault(tuple(str(point.grid_values[key]) for key in keys), []).append(point)
     rows = {values: row for values, group in groups.items() if (row := _row(group, records))}
+    missing = [" ".join(values) for values in groups if values not in rows]
+    not_run = [f"\nNot run: {', '.join(missing)}."] if missing else []
+    cells = _one_row_per_federation(keys, rows) if len(keys) > 2 and "method" in keys else _ranking(keys, rows)
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in cells), *not_run]) + "\n"
+
+
+def _ranking(keys: list[str], rows: Mapping[tuple[str, ...], _Row]) -> list[list[str]]:
+    """List one combination per row, the best first."""
     ranked = sorted(rows, key=lambda values: -rows[values].mean_last.mean)
     headings = [
         *keys,
@@ -68,10 +77,31 @@ def _table(points: Sequence[Point], records: Records) -> str:
         "compute (FedAvg: 1)",
         "seeds",
     ]
-    cells = [headings, ["---"] * len(headings), *([*values, *rows[values].cells()] for values in ranked)]
-    missing = [" ".join(values) for values in groups if values not in rows]
-    not_run = [f"\nNot run: {', '.join(missing)}."] if missing else []
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in cells), *not_run]) + "\n"
+    return [headings, ["---"] * len(headings), *([*values, *rows[values].cells()] for values in ranked)]
+
+
+def _one_row_per_federation(keys: list[str], rows: Mapping[tuple[str, ...], _Row]) -> list[list[str]]:
+    """List the accuracy of the last 10 rounds, with one column per method. The best of a row is bold."""
+    at = keys.index("method")
+    methods = list(dict.fromkeys(values[at] for values in rows))
+    by_setting: dict[tuple[str, ...], dict[str, _Row]] = {}
+    for values, row in rows.items():
+        by_setting.setdefault(values[:at] + values[at + 1 :], {})[values[at]] = row
+    headings = [*(key for key in keys if key != "method"), *methods, "seeds"]
+    cells = [headings, ["---"] * len(headings)]
+    for setting, found in by_setting.items():
+        best = max(found, key=lambda method: found[method].mean_last.mean)
+        shown = {method: row.cells()[0] for method, row in found.items()}
+        shown[best] = f"**{shown[best]}**"
+        seeds = sorted({row.seeds for row in found.values()})
+        cells.append(
+            [
+                *setting,
+                *(shown.get(method, "") for method in methods),
+                "–".join(map(str, seeds[:: len(seeds) - 1 or 1])),
+            ]
+        )
+    return cells
 
 
 @dataclass(frozen=True)
@@ -100,17 +130,17 @@ def _row(points: Sequence[Point], records: Records) -> _Row | None:
     found = [record for point in points if (record := records.get(point.job)) is not None]
     if not found:
         return None
-    planned_rounds = points[0].config.rounds
-    curves = [until(record.curve, planned_rounds) for record in found]
+    planned = planned_rounds(points[0].config)
+    curves = [until(record.curve, planned) for record in found]
     done = min(curve[-1][0] for curve in curves)
     return _Row(
         mean_last=population_mean_std([mean_of_last(curve, _LAST).accuracy for curve in curves]),
         best=population_mean_std([best(curve).accuracy for curve in curves]),
-        worst=population_mean_std([until(record.worst_curve, planned_rounds)[-1][1] for record in found]),
+        worst=population_mean_std([until(record.worst_curve, planned)[-1][1] for record in found]),
         compute=found[0].content["compute"][len(curves[0]) - 1] / max(1, curves[0][-1][0]),
         seeds=len(found),
         rounds=done,
-        planned_rounds=planned_rounds,
+        planned_rounds=planned,
     )
 
 

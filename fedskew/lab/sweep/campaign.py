@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.lab.sweep.job import Job, Terms, merge_jobs
+from fedskew.lab.sweep.job import Job, Terms, merge_jobs, planned_rounds
 from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
 from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
@@ -87,7 +87,9 @@ class Campaign:
 
 def is_enough(record: Record, job: Job) -> bool:
     """Whether the run, and the run it started from, have as many rounds as the job needs."""
-    return record.rounds >= job.config.rounds and (job.start is None or record.start_rounds >= job.start.rounds)
+    return record.rounds >= planned_rounds(job.config) and (
+        job.start is None or record.start_rounds >= job.start.rounds
+    )
 
 
 class _RecordSaver(Watcher):

@@ -9,6 +9,12 @@
       clients_per_round: [2, 8, 20]
     seeds: 3
 
+An axis may also have named cases, which set several keys at once:
+
+      start:
+        scratch: {}
+        pretrained: {init: weights.safetensors, lr: 0.01}
+
 Every combination is a run. Runs are ordered by seed, then by the first key, and so on, so that a stopped sweep has
 complete grids for the first seeds.
 """
@@ -35,13 +41,23 @@ class Point:
 
     config: Config
     grid_values: Mapping[str, Any]
-    """The run's values of the grid's keys, as the table shows them."""
+    """The run's values on the grid's axes, as the table shows them."""
+    tag: str = ""
+    """The keys that the grid varies although they do not distinguish experiments, such as the device."""
 
     @property
     def job(self) -> Job:
-        compared = [key for key in self.grid_values if key in NON_IDENTIFYING_KEYS and key != "rounds"]
-        tag = ",".join(f"{key}={self.grid_values[key]}" for key in compared)
-        return Job(self.config, ", ".join(f"{key} {value}" for key, value in self.grid_values.items()), tag=tag)
+        label = ", ".join(f"{key} {value}" for key, value in self.grid_values.items())
+        return Job(self.config, label, tag=self.tag)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named value of an axis that sets several keys at once."""
+
+    name: str
+    values: Mapping[str, Any]
+    """By dotted key."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +73,11 @@ class Grid:
         found = []
         for seed in self.seeds:
             for values in itertools.product(*self.axes.values()):
-                values_by_key = dict(zip(self.axes, values, strict=True))
-                config = _check_config(with_values(self.base, {**values_by_key, "seed": seed}), values_by_key)
-                found.append(
-                    Point(config, {key: _format_value(value) for key, value in values_by_key.items()} | {"seed": seed})
-                )
+                by_axis = dict(zip(self.axes, values, strict=True))
+                shown = {axis: _format_value(value) for axis, value in by_axis.items()}
+                settings = _settings(by_axis)
+                config = _check_config(with_values(self.base, {**settings, "seed": seed}), shown)
+                found.append(Point(config, shown | {"seed": seed}, _tag(settings)))
         return found
 
 
@@ -85,13 +101,34 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
         raise UserError("no grid; expected a mapping such as grid: {method: [fedavg, fedvls], partition.beta: [0.1]}")
     found: dict[str, Sequence[Any]] = {}
     for key, listed in axes.items():
+        found[str(key)] = listed = _cases(str(key), listed) if isinstance(listed, Mapping) else listed
         if not isinstance(listed, list) or not listed:
-            raise UserError(f"grid.{key} is {listed!r}; expected a list of values")
+            raise UserError(f"grid.{key} is {listed!r}; expected a list of values, or a mapping of names to settings")
         if key in ("seed", "seeds"):
             raise UserError(f"grid.{key} is not possible; expected seeds outside the grid, such as seeds: 3")
-        if key in values:
-            raise UserError(f"{key} is given by a flag and in the grid; expected only one of the two")
-        found[str(key)] = listed
+        varied = {name for case in listed if isinstance(case, Case) for name in case.values} or {key}
+        if twice := sorted(varied & values.keys()):
+            raise UserError(f"{twice[0]} is given by a flag and in the grid; expected only one of the two")
+    return found
+
+
+def _cases(axis: str, settings_by_name: Mapping[Any, Any]) -> list[Case]:
+    for name, settings in settings_by_name.items():
+        if not isinstance(settings, Mapping):
+            raise UserError(
+                f"grid.{axis}.{name} is {settings!r}; expected the keys that this case sets, such as {{lr: 0.1}}"
+            )
+    return [Case(str(name), {str(key): v for key, v in case.items()}) for name, case in settings_by_name.items()]
+
+
+def _settings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all keys that a combination sets. Two axes must not set the same key."""
+    found: dict[str, Any] = {}
+    for axis, value in by_axis.items():
+        for key, setting in (value.values if isinstance(value, Case) else {axis: value}).items():
+            if key in found:
+                raise UserError(f"two axes of the grid set {key}; expected only one of them to")
+            found[key] = setting
     return found
 
 
@@ -100,6 +137,11 @@ def _seeds(base: Config, listed: Any) -> list[int]:
     if isinstance(listed, list):
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
+
+
+def _tag(settings: Mapping[str, Any]) -> str:
+    compared = [key for key in settings if key in NON_IDENTIFYING_KEYS and key != "rounds"]
+    return ",".join(f"{key}={_format_value(settings[key])}" for key in compared)
 
 
 def _check_config(config: Config, values_by_key: Mapping[str, Any]) -> Config:
@@ -113,7 +155,9 @@ def _check_config(config: Config, values_by_key: Mapping[str, Any]) -> Config:
 
 
 def _format_value(value: Any) -> Any:
-    """Format a value for the table. A method is shown with its parameters."""
+    """Format a value for the table. A method is shown with its parameters, and a case by its name."""
+    if isinstance(value, Case):
+        return value.name
     if isinstance(value, Mapping):
         named = dict(value)
         name = named.pop("name", None) or named.pop("rule", "")

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,34 @@ def identifying_values(config: Config) -> dict[str, Any]:
     for key, earlier_value in _LATER_KEYS.items():
         if mapping[key] == earlier_value:
             del mapping[key]
+    if (digest := _init_digest(config)) is not None:  # the content of the initial weights counts, wherever the file is
+        mapping["init_sha256"] = digest
+        del mapping["init"]
     method = make_method(config.method, config.method_params)
     if has_stages(config):
         mapping["rounds"] = config.rounds
     return mapping | {"method": {"name": method.name, **method.params}, "partition": _partition(config)}
+
+
+def _init_digest(config: Config) -> str | None:
+    """Return the digest of the initial weights. None without weights, or if neither digest nor file is at hand."""
+    if config.init is None or config.init_sha256 is not None:
+        return config.init_sha256
+    path = Path(config.init).expanduser()
+    return _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+@lru_cache(maxsize=16)
+def _file_digest(path: Path, changed: int) -> str:  # noqa: ARG001 - a changed file has another digest
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def planned_rounds(config: Config) -> int:
+    """Return how many rounds a run has. Methods that only collect sums decide that themselves."""
+    schedule = make_method(config.method, config.method_params).objective
+    if isinstance(schedule, Schedule) and not schedule.trains_clients:
+        return sum(stage.rounds for stage in schedule.stages(config.rounds, config.local_epochs, {}))
+    return config.rounds
 
 
 def has_stages(config: Config) -> bool:

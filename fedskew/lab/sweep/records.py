@@ -18,7 +18,7 @@ from fedskew.errors import UserError, other_format
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
-from fedskew.lab.sweep.job import Job, has_stages, identity
+from fedskew.lab.sweep.job import Job, has_stages, identity, planned_rounds
 from fedskew.metrics.confusion import Evaluation
 from fedskew.metrics.scores import Scores
 from fedskew.metrics.summary import Curve, CurveSummary, mean_of_last
@@ -174,7 +174,7 @@ class Record:
     @property
     def finished(self) -> bool:
         """Whether the run has all rounds of its configuration."""
-        return self.rounds >= self.config.rounds
+        return self.rounds >= planned_rounds(self.config)
 
     def summary(self) -> CurveSummary:
         return CurveSummary.from_curve(self.curve, self.config.mean_last)

@@ -175,6 +175,24 @@ def test_a_sweep_and_what_is_still_to_do_have_their_sections(tmp_path: Path) -> 
     assert "- fedvls/table17; variant cnn; rounds 4; one seed: 0 of 4 runs done ([plan-x.yaml]" in page
 
 
+def test_a_sweep_over_federations_has_a_column_per_method(tmp_path: Path) -> None:
+    grids = tmp_path / "grids"
+    grids.mkdir()
+    (grids / "wide.yaml").write_text(
+        "rounds: 2\nlocal_epochs: 1\nmodel: dnn\npartition: {rule: iid, clients: 3}\n"
+        "grid:\n  lr: [0.1]\n  pace: {slow: {batch_size: 50}}\n  method: [fedavg, fedncm]\n"
+    )
+    for point in read_grid(grids / "wide.yaml", {"device": "cpu"}).points():
+        record = execute(point.job, Terms(), lambda *_: None).record
+        assert record is not None
+        RecordsFile(grids / "wide.jsonl").append(record)
+    page = results_page(tmp_path)
+    assert "| lr | pace | fedavg | fedncm | seeds |" in page
+    (row,) = (line for line in page.splitlines() if line.startswith("| 0.1 | slow |"))
+    assert row.count("**") == 2
+    assert "of 2 rounds" not in row
+
+
 def test_a_finding_about_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "findings.yaml").write_text("fedlmd/table33: it holds\n")
     with pytest.raises(Exception, match=r"unknown table 'fedlmd/table33'; did you mean 'fedlmd/table3'"):

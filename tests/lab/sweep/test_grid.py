@@ -57,6 +57,9 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("fedavg,", "fedavgg,", r"at method=fedavgg.*did you mean 'fedavg'"),
         ("partition.beta: [0.1, 0.5]", "seed: [1, 2]", r"expected seeds outside the grid"),
         ("seeds: 2", "seeds: 0", r"seeds is 0; expected"),
+        ("partition.beta: [0.1, 0.5]", "start: {cold: 0.1}", r"grid.start.cold is 0.1; expected the keys"),
+        ("partition.beta: [0.1, 0.5]", "start: {}", r"grid.start is \[\]; expected a list .* or a mapping"),
+        ("partition.beta:", "start: {cold: {method: fedrs}}\n  partition.beta:", r"two axes of the grid set method"),
     ],
 )
 def test_a_mistake_is_named_before_anything_runs(grid: Path, old: str, new: str, complaint: str) -> None:
@@ -76,3 +79,15 @@ def test_number_formats_that_are_compared_are_runs_of_their_own(grid: Path) -> N
 def test_a_key_is_in_the_grid_or_set(grid: Path) -> None:
     with pytest.raises(UserError, match=r"partition.beta is given by a flag and in the grid"):
         read_grid(grid, {"partition.beta": 0.3})
+
+
+def test_a_case_sets_several_keys_and_is_shown_by_its_name(grid: Path) -> None:
+    cases = "start: {cold: {}, warm: {partition.beta: 0.5, lr: 0.3, precision: float64}}"
+    grid.write_text(GRID.replace("partition.beta: [0.1, 0.5]", cases))
+    points = read_grid(grid, {}, 1).points()
+    assert [point.grid_values["start"] for point in points] == ["cold", "warm"] * 2
+    assert points[1].config.partition.params["beta"] == 0.5
+    assert (points[1].config.lr, points[0].config.lr) == (0.3, 0.05)
+    assert points[1].job.tag == "precision=float64"
+    with pytest.raises(UserError, match=r"lr is given by a flag and in the grid"):
+        read_grid(grid, {"lr": 0.1})

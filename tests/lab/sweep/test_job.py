@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
 from fedskew.experiment.config import Config, with_values
-from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, identity
+from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, identity, planned_rounds
 
 OTHER = {
     "data_dir": "/elsewhere", "rounds": 7, "engine": "plain", "device": "cpu", "precision": "float64",
@@ -48,3 +50,18 @@ def test_a_run_from_a_trained_model_is_another_experiment() -> None:
     job = Job(Config(), "x")
     assert replace(job, start=Config()).identity != job.identity
     assert replace(job, start=Config()).identity != replace(job, start=Config(lr=0.3)).identity
+
+
+def test_the_content_of_initial_weights_counts_and_their_place_does_not(tmp_path: Path) -> None:
+    one, copy, other = (tmp_path / f"{name}.safetensors" for name in ("one", "copy", "other"))
+    for path, content in ((one, b"a"), (copy, b"a"), (other, b"b")):
+        path.write_bytes(content)
+    configs = [Config(init=str(path)) for path in (one, copy, other)]
+    assert identity(configs[0]) == identity(configs[1]) != identity(configs[2])
+    recorded = replace(configs[0], init="/gone.safetensors", init_sha256=sha256(b"a").hexdigest())
+    assert identity(recorded) == identity(configs[0]) != identity(Config())
+
+
+def test_a_method_without_training_has_one_round() -> None:
+    assert planned_rounds(Config(method="fedncm", rounds=60)) == 1
+    assert planned_rounds(Config(method="fedavg", rounds=60)) == 60
