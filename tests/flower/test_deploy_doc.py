@@ -98,9 +98,11 @@ def test_ports_are_those_of_the_proxy() -> None:
 def test_settings_and_the_site_s_file_are_read(tmp_path: Path) -> None:
     known = {field.name for field in fields(FederationSettings)}
     assert set(re.findall(r"`federation\.(\w+)`", TEXT)) | set(re.findall(r"--federation (\w+)=", TEXT)) <= known
-    (site,) = (block.text for block in blocks(DEPLOY) if block.language == "text")
+    site, secure = (block.text for block in blocks(DEPLOY) if block.language == "text")
     (tmp_path / "site.yaml").write_text(site, encoding="utf-8")
     assert load_site(tmp_path / "site.yaml").data_params == {"label": "diagnosis"}
+    (tmp_path / "site.yaml").write_text(site + secure, encoding="utf-8")
+    assert load_site(tmp_path / "site.yaml").policy.requires("secure-aggregation")
 
 
 def test_the_example_of_a_budget_is_what_the_program_prints(tmp_path: Path) -> None:

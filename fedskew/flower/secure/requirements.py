@@ -7,7 +7,9 @@ from fedskew.experiment.config import Config
 from fedskew.flower.contract import Contract
 from fedskew.flower.secure.session import FEWEST_SITES
 from fedskew.flower.settings import FederationSettings
+from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_with_weights
+from fedskew.methods.parts import single_updates_needed
 
 
 def require_sums_suffice(settings: FederationSettings, contract: Contract, config: Config) -> None:
@@ -20,6 +22,7 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
                 f"{entry.name} {entry.individual_updates_reason}, so it cannot use secure aggregation; expected a "
                 "method whose server needs only the mean (see the column of `fedskew methods`)"
             )
+    _refuse_stages(config)
     if contract.column_sums:
         raise UserError(
             "column sums are sent by single sites; secure aggregation needs an encoding from a file (init --encoding "
@@ -30,3 +33,13 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
             f"clients_per_round is {config.clients_per_round}; secure aggregation needs at least {FEWEST_SITES} sites "
             "in a round"
         )
+
+
+def _refuse_stages(config: Config) -> None:
+    """Refuse stages with a survey, or with parts of their own for which the server needs single updates."""
+    method = make_method(config.method, config.method_params)
+    for stage in method.stages(config.rounds, config.local_epochs, {}):
+        needs = [f"surveys every site after stage {stage.name!r}"] if stage.survey is not None else []
+        needs += filter(None, (single_updates_needed(type(part)) for part in stage.parts))
+        if needs:
+            raise UserError(f"{method.name} {needs[0]}, so it cannot use secure aggregation; expected another method")
