@@ -9,7 +9,7 @@ from fedskew.flower.secure.session import FEWEST_SITES
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_with_weights
-from fedskew.methods.parts import single_updates_needed
+from fedskew.methods.parts import individual_updates_reason
 
 
 def require_sums_suffice(settings: FederationSettings, contract: Contract, config: Config) -> None:
@@ -36,10 +36,10 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
 
 
 def _refuse_stages(config: Config) -> None:
-    """Refuse stages with a survey, or with parts of their own for which the server needs single updates."""
+    """Refuse stages with a survey, or with parts of their own for which the server needs individual updates."""
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         needs = [f"surveys every site after stage {stage.name!r}"] if stage.survey is not None else []
-        needs += filter(None, (single_updates_needed(type(part)) for part in stage.parts))
+        needs += filter(None, (individual_updates_reason(type(part)) for part in stage.parts))
         if needs:
             raise UserError(f"{method.name} {needs[0]}, so it cannot use secure aggregation; expected another method")
