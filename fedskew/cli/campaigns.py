@@ -19,7 +19,6 @@ from fedskew.lab.sweep.campaign import Campaign
 from fedskew.lab.sweep.job import Job
 from fedskew.lab.sweep.pool import Watcher
 from fedskew.lab.sweep.records import Outcome
-from fedskew.metrics.summary import mean_std
 
 FAILED = 1
 """The exit status if a run failed."""
@@ -40,11 +39,6 @@ def job_values(settings: Settings) -> Mapping[str, Any]:
     if values.get("data_dir") is not None:
         values["data_dir"] = str(Path(values["data_dir"]).expanduser().absolute())
     return values
-
-
-def format_percent(accuracies: Sequence[float]) -> str:
-    """Format the mean in percent, without the sign, and with the standard deviation if there are several runs."""
-    return str(mean_std(accuracies)) if len(accuracies) > 1 else f"{100 * accuracies[0]:.2f}"
 
 
 def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:

@@ -139,7 +139,7 @@ class LogLines(RunProgress):
         self._announced = False
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
-        if not self._announced:  # further runs of a comparison follow at once
+        if not self._announced:  # only the first run of a comparison is described
             self._announced = True
             notice(_describe(prepared))
         self._tenth = 10 * state.round // max(1, state.round + rounds_ahead)

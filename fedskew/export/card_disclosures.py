@@ -84,9 +84,9 @@ def _private(run: Result) -> str:
     if run.privacy is None:
         return f"Training was not differentially private. {UPDATES_REVEAL}, including users of this model."
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
-    whom = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
+    readers = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
     return (
-        f"Training was differentially private towards {whom}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
+        f"Training was differentially private towards {readers}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
         "that took part in every round, compared with a run in which its data are replaced by any others. Which sites "
         "took part is public. The guarantee covers the models, but not sample counts, losses or test results. Other "
         "runs on the same data weaken it."

@@ -12,8 +12,8 @@ from torch import Tensor
 class Rows:
     """Maps the columns of a table to inputs.
 
-    A number is one input, and a gap among numbers becomes the mean. A category has one input per known category, and an
-    unknown one has 0 in all of them. Some columns have a further input, which is 1 for a gap.
+    A column of numbers gives one input, and a gap becomes the mean. A column of categories gives one input per known
+    category, and an unknown category gives 0 in all of them. Some columns have a further input, which is 1 for a gap.
     """
 
     def __init__(self, columns: Sequence[Mapping[str, Any]]) -> None:

@@ -227,7 +227,7 @@ def test_the_command_line_compares_and_reports(tmp_path: Path, monkeypatch: pyte
     page = (tmp_path / "report.html").read_text()
     assert "samples have several labels" in page
     assert "AUROC" in page
-    assert "Each label is scored by itself" in page
+    assert "Each label is scored separately" in page
     capsys.readouterr()
     assert main(["run", "--method", "fedavg", *data, *short]) == 0
     assert "mean over the labels" in capsys.readouterr().out

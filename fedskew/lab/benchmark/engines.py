@@ -63,7 +63,7 @@ class FedskewEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Return a function that only trains locally, without aggregation and evaluation, and its samples per call.
 
-        On the stacked engine, it does one step of the clients that are stacked at once. On other engines, or if memory
+        On the stacked engine, it does one step of the clients that are stacked together. On other engines, or if memory
         was too small for these clients, it trains the epochs of a round.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
@@ -81,8 +81,8 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return one step of the clients that are stacked at once, and its samples. On a CPU, these may be some of the
-        clients only."""
+        """Return one step of the clients that are stacked together, and its samples. On a CPU, these may be only some
+        of the round's clients."""
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0

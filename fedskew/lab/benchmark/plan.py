@@ -11,7 +11,7 @@ from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
 from fedskew.lab.benchmark.loop import LoopRounds, LoopSteps
 from fedskew.lab.benchmark.results import BARE, LEVELS, LIMIT, LOOP, TUNED_LOOP, Level
-from fedskew.lab.benchmark.targets import OVER_LOOP
+from fedskew.lab.benchmark.targets import MIN_OVER_LOOP
 from fedskew.lab.benchmark.timing import Contender, Ready, TimingLength
 from fedskew.lab.benchmark.whole_runs import whole_runs
 
@@ -127,7 +127,7 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     for clients in plan.clients:
         for model in plan.models:
             case = Case(model, clients, plan.scale, plan.device, precision=first)
-            case_rank = 0 if (model, clients) in OVER_LOOP[plan.kind] else 4  # cases with a target come first
+            case_rank = 0 if (model, clients) in MIN_OVER_LOOP[plan.kind] else 4  # cases with a target come first
             if "steps" in plan.levels:
                 for method in plan.methods:
                     yield case_rank if method == "fedavg" else 7, _steps(plan, replace(case, method=method))
@@ -204,7 +204,7 @@ def _participants(plan: Plan) -> Group:
 def _scaling_case(plan: Plan) -> Case:
     """Make a case with few samples per client, so that 100,000 clients fit.
 
-    It is not compiled, because every size would be compiled anew.
+    It is not compiled, because every size would need its own compilation.
     """
     scale = replace(plan.scale, batches=2)
     return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)

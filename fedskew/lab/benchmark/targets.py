@@ -154,12 +154,12 @@ def _speed_ratio(measured: Measurement | None, reference: Measurement | None) ->
     return measured.rate / reference.rate if measured and reference else None
 
 
-OVER_LOOP = {
+MIN_OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
 """The least speed relative to the loop, by model and clients per round."""
-OF_LIMIT = {
+MIN_OVER_LIMIT = {
     "cuda": {
         ("cnn", 10): 0.60,
         ("cnn", 100): 0.50,
@@ -169,17 +169,17 @@ OF_LIMIT = {
     },
 }
 """The least speed relative to the practical limit, by model and clients per round."""
-ROUND_OF_STEPS = {"dnn": 0.6}
+MIN_OVER_STEPS_BY_MODEL = {"dnn": 0.6}
 """The least speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
-OTHER_ROUND_OF_STEPS = 0.8
+MIN_OVER_STEPS = 0.8
 """The least speed of whole rounds relative to bare steps on a GPU, for other models."""
-UNEQUAL_ROUND_OF_STEPS = 0.75
+MIN_OVER_STEPS_UNEQUAL = 0.75
 """The least speed of whole rounds relative to bare steps on a GPU, if clients have unequal numbers of samples."""
-FEDVLS_OVER_FEDAVG = 1.45
+MAX_FEDVLS_OVER_FEDAVG = 1.45
 """The longest time of a FedVLS round relative to FedAvg, on a GPU."""
-FEDERATION_GROWTH = 0.10
+MAX_FEDERATION_CHANGE = 0.10
 """The largest relative change of time or memory between federations of different sizes."""
-COST_GROWTH = 1.10
+MAX_COST_RATIO = 1.10
 """The largest `last_cost_ratio`. It is 1 if the time grows linearly, and the rest allows for noise."""
 
 
@@ -222,10 +222,10 @@ def _steps(results: Results) -> Iterator[Target]:
         if row.method != "fedavg":
             continue
         key, name = (row.model, row.clients), f"{row.model}, {row.clients} × {row.batch_size}"
-        bound = OVER_LOOP.get(results.kind, {}).get(key)
+        bound = MIN_OVER_LOOP.get(results.kind, {}).get(key)
         if bound is not None and row.over_loop is not None:
             yield Target(f"{name}: steps / plain loop", row.over_loop, bound)
-        bound = OF_LIMIT.get(results.kind, {}).get(key)
+        bound = MIN_OVER_LIMIT.get(results.kind, {}).get(key)
         if bound is not None and row.share_of_limit is not None:
             yield Target(f"{name}: steps / limit", row.share_of_limit, bound)
 
@@ -235,15 +235,15 @@ def _rounds(results: Results) -> Iterator[Target]:
         m = row.ours
         name = f"{m.model}, {m.clients} × {m.batch_size}, {m.precision}"
         if m.method == "fedavg" and row.share_of_bare_steps is not None:
-            bound = ROUND_OF_STEPS.get(m.model, OTHER_ROUND_OF_STEPS)
+            bound = MIN_OVER_STEPS_BY_MODEL.get(m.model, MIN_OVER_STEPS)
             unequal = m.sizes != "equal"
             yield Target(
                 f"{name}: whole round{' of unequal clients' if unequal else ''} / bare steps",
                 row.share_of_bare_steps,
-                UNEQUAL_ROUND_OF_STEPS if unequal else bound,
+                MIN_OVER_STEPS_UNEQUAL if unequal else bound,
             )
         if m.method == "fedvls" and row.time_over_fedavg is not None:
-            yield Target(f"{name}: time of FedVLS / FedAvg", row.time_over_fedavg, FEDVLS_OVER_FEDAVG, False)
+            yield Target(f"{name}: time of FedVLS / FedAvg", row.time_over_fedavg, MAX_FEDVLS_OVER_FEDAVG, False)
 
 
 def _growth(results: Results) -> Iterator[Target]:
@@ -251,15 +251,15 @@ def _growth(results: Results) -> Iterator[Target]:
     change = largest_change(m.time for m in federation)
     if change is not None:
         sizes = f"{federation[0].federation:,} to {federation[-1].federation:,} clients"
-        yield Target(f"{sizes}: change in time per round", change, FEDERATION_GROWTH, False)
+        yield Target(f"{sizes}: change in time per round", change, MAX_FEDERATION_CHANGE, False)
         memory = largest_change(m.memory for m in federation if m.memory)
         if memory is not None and results.kind == "cuda":  # too coarse on a CPU
-            yield Target(f"{sizes}: change in memory", memory, FEDERATION_GROWTH, False)
+            yield Target(f"{sizes}: change in memory", memory, MAX_FEDERATION_CHANGE, False)
     participants = sorted_by_size(results.measurements, "participants")
     cost = last_cost_ratio(participants)
     if cost is not None:
         numbers = f"{participants[-2].clients} to {participants[-1].clients} participants"
-        yield Target(f"{numbers}: time per participant", cost, COST_GROWTH, False)
+        yield Target(f"{numbers}: time per participant", cost, MAX_COST_RATIO, False)
 
 
 def _scale(results: Results) -> Iterator[Target]:

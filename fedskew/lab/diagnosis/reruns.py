@@ -69,7 +69,7 @@ Runs = dict[int, tuple[float, float]]
 
 
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
-    """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise alike.
+    """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise the same.
 
     Such runs differ only in the keys of `MAY_DIFFER`, in the seed, and in other keys that `flat` leaves out.
     """

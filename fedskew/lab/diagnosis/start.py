@@ -1,4 +1,4 @@
-"""A configuration to start from: the user's data and split, or a stand-in dataset with the same label counts."""
+"""A configuration to start from: the user's data and split, or a stand-in dataset with the same classes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def save_start(
 ) -> Config:
     """Write the configuration to start from.
 
-    If `given` does not describe the split (`has_split`), the counts are written to a file beside the configuration.
+    If `given` does not describe the split (`has_split`), the counts are written to a file next to the configuration.
     """
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")

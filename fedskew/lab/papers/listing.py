@@ -2,7 +2,7 @@
 
 The rough estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one
 client is timed. On a GPU, one step of one model on the batches of all clients is timed, because training all clients of
-a round at once takes about as long (docs/speed.md). The cost of tables and cells is for one seed.
+a round together takes about as long (docs/speed.md). The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], sc
 
 
 def _free_gpu_memory() -> None:
-    """Free the memory of a run for the next one. CUDA graphs are in reference cycles, so this needs a collection."""
+    """Free the memory of a run for the next one. CUDA graphs are in reference cycles, which need garbage collection."""
     gc.collect()
     with contextlib.suppress(RuntimeError):  # after a CUDA error, this fails too
         torch.cuda.empty_cache()

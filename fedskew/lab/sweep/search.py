@@ -208,7 +208,10 @@ def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
 
 
 def mean_score(records: Sequence[Record], metric: RankingMetric) -> float:
-    """Return the mean over the seeds and over the last `mean_last` rounds, because single rounds vary."""
+    """Return the mean over the seeds and over the last `mean_last` rounds, because single rounds vary.
+
+    Metrics that are known only at the end, such as AUROC, are averaged over the seeds only.
+    """
     return fmean(record.mean_of_last(measured_name(metric)) for record in records)
 
 

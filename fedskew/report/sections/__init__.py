@@ -1,1 +1,1 @@
-"""The sections of a report. Each module has a function that builds one section from a `Comparison`."""
+"""The sections of a report. Most modules have a function that builds one section from a `Comparison`."""

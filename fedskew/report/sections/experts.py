@@ -158,7 +158,7 @@ def _seeds(runs: Sequence[Result]) -> str:
 def survey(run: Result) -> Floats | None:
     """The mean predicted probabilities [C, C] on training samples of each class, after the warm-up.
 
-    None if they were not recorded, or are not finite for any pair of classes.
+    None if they were not recorded, or if no pair of classes has a finite value.
     """
     found = next((row.survey for row in run.history if row.survey), None)
     if found is None:

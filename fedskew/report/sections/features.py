@@ -69,7 +69,7 @@ def cloud_chart(key: str, title: str, points: Floats, outputs: ModelOutputs, com
 
 
 def distance_chart(method: MethodRuns, outputs: ModelOutputs, comparison: Comparison) -> Heat:
-    """Chart the distances between the mean features of each two classes."""
+    """Chart the distance between the mean features of each pair of classes."""
     classes = comparison.classes
     cells = [[number(v, 3) for v in row] for row in outputs.class_distances(len(classes))]
     key, value = f"distances-{method.index}", "distance between mean features"

@@ -23,7 +23,7 @@ def local(comparison: Comparison) -> Section:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
     paragraphs = [
         "Each client's model is evaluated before and after its local training. Under label skew, local training tends "
-        "to forget the classes of which a client has no samples (vacant) or few (minority). A good method for label "
+        "to forget the classes with no samples (vacant) or few samples (minority) on a client. A good method for label "
         "skew retains them.",
         "The first two figures show means over the clients of the last evaluated round and over the seeds.",
     ]

@@ -50,7 +50,7 @@ def _scores(method: MethodRuns) -> list[Scores]:
 def _paragraphs(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     first = _scores(methods[0])[0]
     if comparison.is_multi_label:
-        what = "Each label is scored by itself, and the first table has the means over the labels."
+        what = "Each label is scored separately, and the first table has the means over the labels."
         binned = "the probability of each label with how often the sample has it"
     elif first.positive is None:
         what = "Each class is scored against the rest, and the first table has the means over the classes."
