@@ -91,7 +91,7 @@ class TensorBoard(Tracker):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UserError("--log tensorboard needs tensorboard: install fedskew[tracking]") from error
+            raise UserError("--log tensorboard needs tensorboard: pip install 'fedskew[tracking]'") from error
         self._make: Any = SummaryWriter
         self._writer: Any = None
 
