@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
+
 IntArray = npt.NDArray[np.int64]
 
 IGNORE = -100
@@ -51,7 +53,7 @@ class Task(ABC):
 
     @abstractmethod
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of −log p over the predictions that `count` counts, in float64."""
+        """Return the sum of −log p over the predictions that `count` counts, in the device's most accurate format."""
 
     @abstractmethod
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
@@ -89,7 +91,7 @@ class SingleLabel(Task):
         counts.index_add_(0, y * logits.shape[-1] + logits.argmax(dim=-1), torch.ones_like(y))
 
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return -logits.double().log_softmax(dim=-1).gather(1, y.unsqueeze(1)).sum()
+        return -logits.to(ACCURATE[logits.device.type]).log_softmax(dim=-1).gather(1, y.unsqueeze(1)).sum()
 
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
         counts = np.bincount(owners * classes + y, minlength=clients * classes)
@@ -132,7 +134,8 @@ class MultiLabel(Task):
         counts.index_add_(0, cells, torch.ones_like(cells))
 
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        return F.binary_cross_entropy_with_logits(logits.double(), y.double(), reduction="sum")
+        accurate = ACCURATE[logits.device.type]
+        return F.binary_cross_entropy_with_logits(logits.to(accurate), y.to(accurate), reduction="sum")
 
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
         counts = np.zeros((clients, classes), np.int64)

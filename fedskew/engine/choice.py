@@ -40,11 +40,14 @@ ENGINES = ("plain", "stacked", "pool", "pool-stacked")
 def choose_devices(name: str) -> tuple[torch.device, ...]:
     """Return the devices of a run.
 
-    `auto` is a GPU if there is one, or else the CPU. `cuda:all` is every GPU. Several devices are separated by commas.
+    `auto` is a CUDA GPU if there is one, or else Apple's GPU (`mps`), or else the CPU. `cuda:all` is every CUDA GPU.
+    Several devices are separated by commas.
     """
-    available = torch.cuda.device_count()
+    available, has_mps = torch.cuda.device_count(), torch.backends.mps.is_available()
     if name == "auto":
-        return (torch.device("cuda" if torch.cuda.is_available() else "cpu"),)
+        return (torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"),)
+    if name == "mps" and not has_mps:
+        raise UserError("device is 'mps', but no GPU of Apple is available; expected cpu or auto")
     if name == "cuda:all":
         if not available:
             raise UserError("device is 'cuda:all', but no CUDA device is available; expected cpu or auto")
@@ -72,6 +75,8 @@ def choose_precision(name: str, device: torch.device) -> str:
 
     bf16 changes final accuracies by no more than float32's own rounding does (benchmarks/precision-h200.md).
     """
+    if device.type == "mps" and name in ("float64", "tf32"):
+        raise UserError(f"precision is {name!r}, but Apple's GPUs do not have it; expected float32, bf16 or auto")
     if name != "auto":
         return name
     return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "float32"
@@ -102,8 +107,9 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
-    """Resolve `auto`: `stacked` on a GPU, and the fastest engine in one process for a short run on a CPU.
+    """Resolve `auto`: `stacked` on a CUDA GPU, and the fastest engine in one process for a short run on a CPU.
 
+    On Apple's GPU, it is `plain`, which uses fewer kinds of operations. No engine was timed there.
     `sample` is one input of the model, and `seconds` is the estimated duration of the run. A long run on a CPU keeps
     `auto` in its configuration. `cpu_engine` resolves it at each start, because that choice depends on the machine, and
     the run may be resumed on another machine.
@@ -113,7 +119,7 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
     if name != "auto":
         return name
     if device.type != "cpu":
-        return "stacked"
+        return "plain" if device.type == "mps" else "stacked"
     return "auto" if seconds > SHORT_RUN else single_process_engine(model, sample)
 
 

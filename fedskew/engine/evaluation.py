@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine.data.device import DeviceSamples, Fetch, stream_for
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory, captured, compiled
@@ -66,14 +67,15 @@ class Evaluator:
 
     @torch.no_grad()
     def probabilities(self, model: ModelState, samples: npt.NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the probability of every class [samples, classes] in float64, and the targets.
+        """Return the probability of every class [samples, classes] in float64 on the host, and the targets.
 
         With `samples`, only those with these indices are evaluated.
         """
         chosen = torch.arange(len(self._data)) if samples is None else torch.from_numpy(samples)
         rows, task = chosen.to(self._data.y.device), self._data.task
-        parts = [task.probabilities(logits.double()) for _, logits in _logits(self._network, model, self._data, rows)]
-        return torch.cat(parts), self._data.y[rows]
+        accurate, all_logits = ACCURATE[rows.device.type], _logits(self._network, model, self._data, rows)
+        parts = [task.probabilities(logits.to(accurate)) for _, logits in all_logits]
+        return torch.cat(parts).cpu().double(), self._data.y[rows]
 
     def _read(self, sums: Fetch, model: ModelState) -> EvaluationSums:  # noqa: ARG002
         """Wait for the sums. `model` is an argument only to keep its memory alive during the evaluation."""
@@ -161,7 +163,7 @@ def _zero_sums(data: DeviceSamples) -> dict[str, Tensor]:
     device = data.y.device
     return {
         "cells": torch.zeros(math.prod(data.task.counts_shape(data.classes)), dtype=torch.int64, device=device),
-        "log_loss": torch.zeros((), dtype=torch.float64, device=device),
+        "log_loss": torch.zeros((), dtype=ACCURATE[device.type], device=device),
     }
 
 
@@ -193,12 +195,13 @@ def survey(network: Network, model: ModelState, data: DeviceSamples, samples: np
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)
-    sums = torch.zeros(classes, classes, dtype=torch.float64, device=data.y.device)
+    accurate = ACCURATE[data.y.device.type]
+    sums = torch.zeros(classes, classes, dtype=accurate, device=data.y.device)
     for batch, logits in _logits(network, model, data, rows):
-        sums.index_add_(0, data.y[batch], logits.double().softmax(dim=-1))
+        sums.index_add_(0, data.y[batch], logits.to(accurate).softmax(dim=-1))
     counts = np.bincount(data.y[rows].cpu().numpy(), minlength=classes)
     totals = counts[:, None].astype(np.float64)
-    mean = np.divide(sums.cpu().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
+    mean = np.divide(sums.cpu().double().numpy(), totals, out=np.full((classes, classes), np.nan), where=totals > 0)
     return Survey(counts[None], mean)
 
 

@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine import kernels
 from fedskew.methods.parts import Tensors
 
@@ -61,7 +62,7 @@ class LocalOptimiser(ABC):
         """Return the state of one client before its first step."""
         state = {name: [torch.zeros_like(p) for p in params] for name in self.shaped_state}
         if self.counts_steps:
-            state[STEPS] = [torch.zeros((), dtype=torch.float64, device=params[0].device)]
+            state[STEPS] = [torch.zeros((), dtype=ACCURATE[params[0].device.type], device=params[0].device)]
         return state
 
 

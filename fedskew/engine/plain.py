@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine.contract import (
     Assignment,
     Engine,
@@ -90,7 +91,7 @@ class _ClientTraining:
         self._checked = False
         self._optimiser = work.local.local_optimiser
         self._optimiser_state = self._optimiser.new_state(list(self.params.values()))
-        self._loss = torch.zeros((), dtype=torch.float64, device=device)
+        self._loss = torch.zeros((), dtype=ACCURATE[device.type], device=device)
         client_key = torch.tensor(plan.client_key, device=device)
         self._keys = fold(client_key, torch.arange(plan.steps, device=device))
         self._state = {name: t.to(device) for name, t in assignment.state.items()}
@@ -153,7 +154,7 @@ class _ClientTraining:
         ordered = [direction[name] for name in self.params]
         self._optimiser.step(list(self.params.values()), ordered, self._optimiser_state, local.lr)
         loss, tally = recorded[0]
-        self._loss += loss.double() * len(y)
+        self._loss += loss.to(self._loss.dtype) * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     def _check_step(self, direction: object, recorded: list[tuple[Tensor, Tensors]]) -> None:
@@ -213,6 +214,8 @@ def _seed(device: torch.device, seed: int) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
 
 
 def _stack(clients: Sequence[Tensors]) -> Tensors:

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.losses.cross_entropies import group_mask
 from fedskew.task import IGNORE, batch_mean, class_index, real_rows, target_mask
 
@@ -154,7 +155,7 @@ def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tenso
     With the rule `code`, as in FedLMD's code, these have n_c > n/C, where C is the number of all classes. With `paper`,
     they have n_c ≥ n/C', where C' is the number of classes that the client has.
     """
-    counts = label_counts.to(torch.float64)
+    counts = label_counts.to(ACCURATE[label_counts.device.type])
     if rule == "code":
         return counts * counts.shape[-1] > counts.sum()
     present = (counts > 0).sum()

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.losses.cross_entropies import cross_entropy
 from fedskew.task import batch_mean, class_index, class_masks, real_rows
 
@@ -122,10 +123,11 @@ def _distances(points: Tensor, others: Tensor) -> Tensor:
     ‖a‖² + ‖b‖² − 2·a·b loses digits, so it is computed in float64. TF32 does not apply there. Points that coincide up
     to rounding have distance 0 and gradient 0. The tolerances are a few times the rounding errors.
     """
-    a, b = points.double(), others.double()
+    accurate = ACCURATE[points.device.type]
+    a, b = points.to(accurate), others.to(accurate)
     squared_lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
     squares = squared_lengths - 2 * a @ b.T
-    rounding = max((16 * torch.finfo(points.dtype).eps) ** 2, 64 * torch.finfo(torch.float64).eps)
+    rounding = max((16 * torch.finfo(points.dtype).eps) ** 2, 64 * torch.finfo(accurate).eps)
     apart = squares > rounding * squared_lengths
     return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(points.dtype)
 

@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.losses import balanced_label_weights, balanced_weights
 from fedskew.methods.catalogue import Entry, find
 from fedskew.methods.parts import Client, Objective, Part, Reveals, Tensors, Trained, Updates
@@ -81,7 +82,7 @@ class FederationWeights(ClassWeights):
 
     def server_state(self, params: Tensors) -> Tensors:
         like = next(iter(params.values()))
-        return {"weight_counts": torch.zeros(self.classes, dtype=torch.float64, device=like.device)}
+        return {"weight_counts": torch.zeros(self.classes, dtype=ACCURATE[like.device.type], device=like.device)}
 
     def downlink(self, server_state: Tensors) -> Tensors:
         counts = server_state["weight_counts"]

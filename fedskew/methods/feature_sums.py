@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.losses import IGNORE, class_masks
 from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates, expect_linear_head
 from fedskew.methods.stages import Notes, Schedule, Stage, stage_without_training
@@ -41,16 +42,17 @@ class ClosedFormHead(ServerRule):
         expect_linear_head("a closed-form head", params, classes)
 
     def features(self, seen: Seen) -> Tensor:
-        """Return the batch's features in float64. Rows of padding are zero."""
-        features = seen.out.required_features.flatten(1).double()
+        """Return the batch's features in float64, if the device has it. Rows of padding are zero."""
+        features = seen.out.required_features.flatten(1)
+        features = features.to(ACCURATE[features.device.type])
         if self.with_ones:
             features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
         return torch.where((seen.y != IGNORE).unsqueeze(-1), features, 0.0)
 
     def class_sums(self, seen: Seen, client: Client) -> Tensor:
         """Return the sum of the batch's features per class: [C, d]."""
-        members = class_masks(seen.y, len(client.label_counts)).double()
-        return members.T @ self.features(seen)
+        features = self.features(seen)
+        return class_masks(seen.y, len(client.label_counts)).to(features).T @ features
 
     def gram(self, seen: Seen) -> Tensor:
         """Return the sum of the products z·zᵀ of the batch's features: [d, d]."""

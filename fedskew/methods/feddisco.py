@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import expect
 from fedskew.methods.catalogue import method
 from fedskew.methods.parts import Client, Reveals, Tensors, Trained, Updates, Weighting
@@ -58,7 +59,7 @@ class FedDisco(Weighting):
         The server of a federation discards updates whose tensors are far larger than the median of all clients. If the
         median distance were near 0, the server would discard normal updates.
         """
-        counts = client.label_counts.double()
+        counts = client.label_counts.to(ACCURATE[client.label_counts.device.type])
         shares = counts / counts.sum().clamp(min=1)
         listed = self.target or [1 / len(shares)] * len(shares)
         target = torch.tensor(listed, dtype=shares.dtype, device=shares.device)

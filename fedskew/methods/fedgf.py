@@ -84,7 +84,7 @@ class PerturbedMean(ServerRule):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         mean = updates.mean()
         drift = squared_norms(updates.changes(sent)).sqrt().mean()
-        path = updates.lr * updates.uplink["local_steps"].double().mean()
+        path = updates.lr * updates.uplink["local_steps"].to(drift).mean()
         limit = _DRIFT_PER_PATH * path if self.threshold is None else self.threshold
         drifted = torch.cat([state["drifted"][1:], (drift > limit).to(state["drifted"].dtype).view(1)])
         perturbed = ascend(mean, {name: w - mean[name] for name, w in sent.items()}, self.global_rho)

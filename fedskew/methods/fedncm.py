@@ -44,7 +44,7 @@ class ClassMeanHead(ClosedFormHead):
         return {"class_sums": client.opening["class_sums"], "class_counts": client.label_counts}
 
     def solve(self, uplink: Tensors) -> tuple[Tensor, Tensor]:
-        counts = uplink["class_counts"].sum(dim=0).double()
+        counts = uplink["class_counts"].sum(dim=0).to(uplink["class_sums"])
         means = uplink["class_sums"].sum(dim=0) / counts.clamp(min=1).unsqueeze(-1)
         if self.distance == "cosine":
             return torch.nn.functional.normalize(means), torch.zeros_like(counts)

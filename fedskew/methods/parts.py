@@ -38,6 +38,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import UserError
 from fedskew.methods.hook_results import named_tensors, wrong_aggregate, wrong_weights
 
@@ -226,7 +227,7 @@ def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
 
 def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
     """Return each participant's ‖·‖² over all its tensors: [K], in float64."""
-    rows = [t.double().reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
+    rows = [t.to(ACCURATE[t.device.type]).reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
     return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
 

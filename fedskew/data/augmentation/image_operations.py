@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.data.augmentation.per_sample import pick
 
 IDENTITY = 0
@@ -37,7 +38,7 @@ def apply_operations(images: Tensor, operations: Tensor, magnitudes: Tensor) -> 
 def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
     """Shear (by a slope), translate (by a share of the side) and rotate (by degrees), as one affine map."""
     height, width = images.shape[-2:]
-    amount = magnitudes.double()
+    amount = magnitudes.to(ACCURATE[magnitudes.device.type])
 
     def amount_of(operation: int) -> Tensor:
         return torch.where(operations == operation, amount, 0.0)
@@ -95,8 +96,9 @@ def _posterize(level: Tensor, bits: Tensor) -> Tensor:
 
 def _stretch(level: Tensor, images: Tensor) -> Tensor:
     """Stretch each channel's levels, so that the darkest becomes 0 and the brightest 255."""
-    darkest = images.flatten(2).amin(2, keepdim=True).double()
-    brightest = images.flatten(2).amax(2, keepdim=True).double()
+    accurate = ACCURATE[images.device.type]
+    darkest = images.flatten(2).amin(2, keepdim=True).to(accurate)
+    brightest = images.flatten(2).amax(2, keepdim=True).to(accurate)
     scale = 255 / (brightest - darkest).clamp(min=1)
     stretched = (level * scale - darkest * scale).clamp(0, 255).to(torch.int64)
     return torch.where(brightest > darkest, stretched, level)

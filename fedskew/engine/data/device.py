@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.data.dataset import Dataset, Samples, row_blocks
 from fedskew.methods.parts import Tensors
 from fedskew.randomness import fold
@@ -129,7 +130,9 @@ def _inputs_on(device: torch.device, x: npt.NDArray[np.generic]) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor from the host to the device, without waiting."""
+    """Copy a small tensor from the host to the device, without waiting. A device without float64 gets float32."""
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(ACCURATE[device.type])
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
@@ -144,7 +147,7 @@ class Fetch:
     """A copy of tensors to the host that is under way. `read` waits for it, but not for work that started later."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start to copy tensors from a GPU through pinned memory. Tensors on the host are not copied."""
+        """Start to copy tensors from a CUDA GPU through pinned memory. Tensors on the host are not copied."""
         self._copies = {name: _begin_copy(t) for name, t in tensors.items()}
         self._arrivals = [_event(d) for d in {t.device for t in tensors.values() if t.device.type == "cuda"}]
 
@@ -166,7 +169,7 @@ class Fetch:
 
 def _begin_copy(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cuda":
-        return tensor
+        return tensor.cpu()
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 

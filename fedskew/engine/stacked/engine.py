@@ -19,6 +19,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
 from fedskew.engine.data.batches import BatchPlan
 from fedskew.engine.data.device import DeviceSamples
@@ -41,12 +42,12 @@ _CPU_CACHE = 8 << 20
 _MIN_ON_CPU = 4
 """On a CPU, at least this many clients train at a time, even if their parameters take more than `_CPU_CACHE` bytes."""
 
-_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+_STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 256 << 20}
 """The maximum size of the batches that are staged at a time. They fit in a CPU's cache, and keep a GPU busy."""
 STAGED_STEPS = 16
 """The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 
-_WINDOWS = {"cpu": 1, "cuda": 2}
+_WINDOWS = {"cpu": 1, "cuda": 2, "mps": 1}
 """The number of windows of staged batches in memory. A GPU stages one while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
@@ -73,7 +74,7 @@ class Slots:
         self._samples = data.some_inputs()
         self._channels_last = self._samples.dim() == 4 and network.prefers_channels_last(self._samples)
         layouts, rows = self._layouts, capacity
-        sums = {"loss": torch.zeros(rows, dtype=torch.float64, device=self._device)}
+        sums = {"loss": torch.zeros(rows, dtype=ACCURATE[self._device.type], device=self._device)}
         sums |= {f"tally {n}": torch.zeros(rows, dtype=dtype, device=self._device) for n, dtype in tally.items()}
         self._memory: Memory = {
             "params": layouts.params.zeros(rows, self._device),
@@ -167,7 +168,7 @@ class Slots:
             "x": zeros(staged, slots, width, *shape, dtype=sample.dtype),
             "y": zeros(staged, slots, width, *self._data.y.shape[1:], dtype=integers),
             "keys": zeros(staged, slots, dtype=integers),
-            "lengths": zeros(staged, slots, dtype=torch.float64),
+            "lengths": zeros(staged, slots, dtype=ACCURATE[self._device.type]),
             "at": zeros(1, dtype=integers),
         }
         plan = {name: zeros(window, slots, dtype=integers) for name in ("epoch keys", "client keys", "steps")}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine.contract import RoundWork
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.optimisers import STEPS, LocalOptimiser
@@ -117,7 +118,7 @@ class Layouts:
         """Allocate memory for the optimiser's state of `rows` clients."""
         memory = {kind: self.params.zeros(rows, device) for kind in optimiser.shaped_state}
         if optimiser.counts_steps:
-            memory[STEPS] = {"": torch.zeros(rows, dtype=torch.float64, device=device)}
+            memory[STEPS] = {"": torch.zeros(rows, dtype=ACCURATE[device.type], device=device)}
         return memory
 
     def common_memory(self, work: RoundWork) -> Memory:

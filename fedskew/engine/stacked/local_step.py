@@ -272,7 +272,7 @@ class SlotStep:
         for name, tensor in found.buffers.items():
             if tensor is not buffers[name]:
                 buffers[name].copy_(tensor)
-        memory["sums"]["loss"] += found.loss.double() * now["lengths"]
+        memory["sums"]["loss"] += found.loss.to(now["lengths"].dtype) * now["lengths"]
         for name, value in found.tally.items():
             memory["sums"][f"tally {name}"] += value
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.engine.contract import Assignment, PassKind, RoundWork
 from fedskew.engine.data.batches import padded_targets, plan_batches
 from fedskew.engine.data.device import DeviceSamples
@@ -160,15 +161,17 @@ def _infinities(tensor: Tensor) -> Tensor:
 
 
 def _finite(tensor: Tensor) -> Tensor:
-    return tensor.double().nan_to_num(nan=0, posinf=0, neginf=0)
+    return tensor.to(ACCURATE[tensor.device.type]).nan_to_num(nan=0, posinf=0, neginf=0)
 
 
 def _norm(tensors: Tensors) -> float:
     return float(torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt())
 
 
-_USABLE_SHARE = {"cpu": 0.5, "cuda": 0.8}
-"""The share of the free memory that slots may take. Evaluation and the server need the rest."""
+_USABLE_SHARE = {"cpu": 0.5, "cuda": 0.8, "mps": 0.5}
+"""The share of the free memory that slots may take. Evaluation and the server need the rest.
+
+Apple's GPUs use the host's memory."""
 
 
 def spare_bytes(device: torch.device) -> int | None:

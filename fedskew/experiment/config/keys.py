@@ -172,7 +172,9 @@ class Config:
         choice("auto", "plain", "stacked", "pool", "pool-stacked"),
         "training engine: plain, stacked, pool, pool-stacked, or auto to choose a fast one",
     )
-    device: str = _option("auto", device, "auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, or cuda:all")
+    device: str = _option(
+        "auto", device, "auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, cuda:all, or mps (Apple)"
+    )
     precision: str = _option(
         "auto",
         choice("auto", "float32", "float64", "tf32", "bf16"),

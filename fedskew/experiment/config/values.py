@@ -149,10 +149,10 @@ def choice(*choices: str) -> Check:
 
 
 def device(key: str, value: Any) -> str:
-    """Accept auto, cpu, cuda, cuda:N, a list of GPUs, or cuda:all."""
-    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
-        hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda"))
-        raise invalid_value(key, value, "auto, cpu, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
+    """Accept auto, cpu, mps, cuda, cuda:N, a list of GPUs, or cuda:all."""
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|mps|cuda(:\d+|:all)?|cuda:\d+(,cuda:\d+)+", value):
+        hint = "cuda" if "gpu" in str(value).lower() else nearest(str(value), ("auto", "cpu", "cuda", "mps"))
+        raise invalid_value(key, value, "auto, cpu, mps, cuda, cuda:N, cuda:all or a list such as cuda:0,cuda:1", hint)
     devices = value.split(",")
     if len(set(devices)) < len(devices):
         raise invalid_value(key, value, "each device once")

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.data.federation import Federation
 from fedskew.engine import Fetch, ModelState, RoundKey, RoundResult, to_device
 from fedskew.experiment.config import Config
@@ -53,8 +54,9 @@ class PendingReport:
             _magnitude(server_update, device),
             *map(torch.sum, result.tally.values()),
         ]
+        accurate = ACCURATE[device.type]
         self._numbers = Fetch(
-            {"": torch.cat([result.loss.double(), *(n.to(device).double().view(1) for n in numbers)])}
+            {"": torch.cat([result.loss.to(accurate), *(n.to(device).to(accurate).view(1) for n in numbers)])}
         )
 
     def read(self) -> TrainingReport:
@@ -193,7 +195,7 @@ def _magnitude(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.T
     inexact = [t for t in tensors if (t.is_floating_point() or t.is_complex()) and t.numel()]
     if not inexact:
         return torch.zeros((), device=device)
-    return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=torch.float64)
+    return torch.stack(torch._foreach_norm(inexact, 1)).sum(dtype=ACCURATE[inexact[0].device.type])
 
 
 def _finite_by_client(result: RoundResult, sent: ModelState) -> BoolArray:

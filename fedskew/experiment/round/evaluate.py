@@ -243,5 +243,5 @@ def client_model(stacked: ModelState, row: int) -> ModelState:
 
 def _flat_update(sent: ModelState, trained: ModelState) -> npt.NDArray[np.generic]:
     return np.concatenate(
-        [(trained.params[name] - w).double().cpu().numpy().ravel() for name, w in sent.params.items()]
+        [(trained.params[name] - w).cpu().double().numpy().ravel() for name, w in sent.params.items()]
     )
