@@ -104,10 +104,8 @@ def main(methods: list[str]) -> None:
     for method in methods:
         for device in ("mps", "cpu"):
             with LimitedMode(), MakeThenMove():
-                run = fs.run(
-                    federation, method, rounds=2, local_epochs=1, device=device, progress=False, engine="plain"
-                )
-            found[f"{method} on {device}"] = [row.loss for row in run.history[1:]]
+                run = fs.run(federation, method, rounds=2, local_epochs=1, device=device, engine="plain")
+            found[f"{method} on {device}"] = [run.accuracy or 0.0, *(row.loss or 0.0 for row in run.history[1:])]
     print(json.dumps(found))
 
 
