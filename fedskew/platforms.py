@@ -1,4 +1,4 @@
-"""What differs between Linux, macOS and Windows, with a portable way for each.
+"""Portable functions for what differs between Linux, macOS and Windows.
 
 Processes are forked on Linux only. macOS has `os.fork`, but Apple's libraries may abort in a forked process. Windows
 has no fork. Federations need Unix sockets, process groups and forks, so their processes do not run on Windows.

@@ -18,10 +18,10 @@ _Connection = Annotated[
 
 
 def survey(app: _App, connection: _Connection = None, as_json: Json = False) -> None:
-    """Ask the sites for label counts and ranges of columns before anybody trains.
+    """Ask the sites for label counts and ranges of columns before any training.
 
-    The app must declare it (`federation.survey`), and each site's policy decides whether and how it answers. Run it on
-    the server.
+    The app must declare the survey (`federation.survey`), and each site's policy decides whether and how it answers.
+    Run this command on the server.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.remote_survey import COUNTS, SURVEY
@@ -41,10 +41,10 @@ def evaluate(
     connection: _Connection = None,
     as_json: Json = False,
 ) -> None:
-    """Have a finished model tested on every site's own data: accuracy, AUROC and calibration.
+    """Test a finished model on every site's own data: accuracy, AUROC and calibration.
 
-    The app must declare it (`federation.evaluate_only`), and each site's policy decides whether it takes part and
-    whether it is listed by name. Run it on the server.
+    The app must declare the test (`federation.evaluate_only`), and each site's policy decides whether it takes part
+    and whether it is listed by name. Run this command on the server.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.remote_scoring import EVALUATION, weights_file
@@ -69,7 +69,7 @@ def compare(
 ) -> None:
     """Compare a finished model with one that this site trains alone, on the site's held-out samples.
 
-    Run it at the site. Nothing leaves the site.
+    Run this command at the site. Nothing leaves the site.
     """
     from dataclasses import asdict
 
@@ -138,7 +138,7 @@ def _describe_column(column: dict[str, Any]) -> str:
 
 
 def show_evaluation(found: dict[str, Any]) -> None:
-    """Show the results in total, and of the sites that agreed to be listed."""
+    """Show the results of all sites together, and of each site that agreed to be listed."""
     from rich.table import Table
     from rich.text import Text
 

@@ -127,7 +127,7 @@ def _settings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
     for axis, value in by_axis.items():
         for key, setting in (value.values if isinstance(value, Case) else {axis: value}).items():
             if key in found:
-                raise UserError(f"two axes of the grid set {key}; expected only one of them to")
+                raise UserError(f"two axes of the grid set {key}; expected only one axis to set it")
             found[key] = setting
     return found
 
