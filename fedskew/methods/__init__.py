@@ -41,6 +41,7 @@ from fedskew.methods import (  # noqa: F401
     fedper,
     fedprox,
     fedrep,
+    fedrod,
     fedrs,
     fedsam,
     feduv,

@@ -317,6 +317,10 @@ class Objective(Part):
         """
         return {}
 
+    def class_outputs(self, out: Outputs) -> Outputs:
+        """Return the outputs with logits [B, C], for regularisers, if a head of another kind has others in training."""
+        return out
+
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:  # noqa: ARG002
         """Return the head's input during training, in place of the features. `key` is the random key of the step.
 

@@ -25,6 +25,9 @@ class WrappedObjective(Objective):
     def companions(self) -> dict[str, Mode]:
         return self.objective.companions()
 
+    def class_outputs(self, out: Outputs) -> Outputs:
+        return self.objective.class_outputs(out)
+
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:
         return self.objective.perturbed(features, y, client, key)
 
@@ -46,7 +49,8 @@ class Regularised(WrappedObjective):
         return (*self.objective.members, self.regulariser)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        loss, term = self.objective.loss(out, y, client), self.regulariser.term(out, y, client)
+        loss = self.objective.loss(out, y, client)
+        term = self.regulariser.term(self.objective.class_outputs(out), y, client)
         for part, hook, found in ((self.objective, "loss", loss), (self.regulariser, "term", term)):
             if not isinstance(found, Tensor) or found.dim():
                 raise wrong_number(part, hook, found)
@@ -64,5 +68,5 @@ class ClassWeighted(WrappedObjective):
         return (*self.objective.members, self.class_weights)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        weights = self.class_weights.weights(out.logits, client)
+        weights = self.class_weights.weights(self.objective.class_outputs(out).logits, client)
         return self.objective.loss(out, y, replace(client, class_weights=weights))

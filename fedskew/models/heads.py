@@ -1,7 +1,8 @@
 """Heads besides the linear one. Logits are cosine similarities to trained directions, or to those of a simplex.
 
-    cosine   z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
-    etf      z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
+    cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
+    etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
+    personal   z = G h + P h, with a generic head G and a personal head P, which starts at zero
 
 s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): every two of them have the same
 angle, the largest that C directions can have. No class can lose its direction to the others.
@@ -52,6 +53,32 @@ class ETFHead(nn.Module):
         return self.scale * functional.linear(functional.normalize(self.projection(x), dim=-1), self.frame)
 
 
+class PersonalHead(nn.Module):
+    """A generic head and, on top of it, a personal one, which changes neither the generic head nor the features.
+
+    In training, the output has the generic logits and then the personal ones: [B, 2C]. Otherwise, it has the personal
+    logits, which are the generic ones while the personal head is zero.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.generic = nn.Linear(features, classes)
+        self.personal = nn.Linear(features, classes)
+        nn.init.zeros_(self.personal.weight)
+        nn.init.zeros_(self.personal.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            total: Tensor = self.generic(x) + self.personal(x)
+            return total
+        return personal_logits(self.generic(x), self.personal(x.detach()))
+
+
+def personal_logits(generic: Tensor, personal: Tensor) -> Tensor:
+    """Return the output of a `PersonalHead` in training, from the logits of its two linear heads."""
+    return torch.cat([generic, generic.detach() + personal], dim=-1)
+
+
 def simplex_frame(classes: int, width: int) -> Tensor:
     """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
 
@@ -66,7 +93,11 @@ def simplex_frame(classes: int, width: int) -> Tensor:
     return frame.to(torch.get_default_dtype())
 
 
-HEADS: dict[str, type[CosineHead] | type[ETFHead]] = {"cosine": CosineHead, "etf": ETFHead}
+HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PersonalHead]] = {
+    "cosine": CosineHead,
+    "etf": ETFHead,
+    "personal": PersonalHead,
+}
 
 
 def replace_head(model: Classifier, kind: str) -> Classifier:

@@ -54,7 +54,10 @@ def test_two_parts_of_one_kind_are_refused_by_name(first: str, second: str) -> N
     assert any(f"both set the {slot}" in message for slot in clash(first, second))
 
 
-@pytest.mark.parametrize(("first", "second"), [pair for pair in PAIRS if is_staged_and_personal(*pair)])
+STAGED_AND_PERSONAL = [pair for pair in PAIRS if is_staged_and_personal(*pair) and not clash(*pair)]
+
+
+@pytest.mark.parametrize(("first", "second"), STAGED_AND_PERSONAL)
 def test_stages_and_personal_parts_are_refused_by_name(first: str, second: str) -> None:
     with pytest.raises(UserError, match="trains in stages") as refusal:
         make_method(f"{first}+{second}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.methods import Method, Part, make_method
 from fedskew.methods.parts import Tensors, pack
 from fedskew.models import Classifier
+from fedskew.models.heads import PersonalHead, replace_head
 
 SKEWED = (
     (9, 4, 0, 6),  # one vacant class
@@ -128,7 +130,18 @@ def server(
     params: dict[str, Any] | None = None,
     **settings: Any,
 ) -> Server:
-    return Server(federation, make_method(method, params), model, config(**settings))
+    chosen = make_method(method, params)
+    return Server(federation, chosen, with_fitting_head(model, chosen), config(**settings))
+
+
+def with_fitting_head(model: nn.Module, method: Method) -> nn.Module:
+    """The model, with another head if the method's loss can use no other."""
+    if getattr(method.objective, "head", "") != "personal" or isinstance(getattr(model, "head", None), PersonalHead):
+        return model
+    assert isinstance(model, Classifier)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return replace_head(copy.deepcopy(model), "personal")
 
 
 def plan_round(server: Server, state: RunState) -> RoundPlan:

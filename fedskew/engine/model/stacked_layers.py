@@ -20,7 +20,7 @@ from fedskew.engine import kernels
 from fedskew.engine.kernels import Activation
 from fedskew.engine.model.layers import Between, KeyedDropout
 from fedskew.methods.parts import Tensors
-from fedskew.models.heads import CosineHead, ETFHead
+from fedskew.models.heads import CosineHead, ETFHead, PersonalHead, personal_logits
 from fedskew.randomness import fold, uniform
 
 
@@ -235,6 +235,14 @@ def _etf_head(forward: StackedForward, name: str, layer: ETFHead, x: Tensor) -> 
     assert scale is not None
     projected = _linear(forward, f"{name}.projection", layer.projection, x)
     return scale.unsqueeze(-1) * (F.normalize(projected, dim=-1) @ frame.transpose(1, 2))
+
+
+@rule(PersonalHead)
+def _personal_head(forward: StackedForward, name: str, layer: PersonalHead, x: Tensor) -> Tensor:
+    generic = _linear(forward, f"{name}.generic", layer.generic, x)
+    if not layer.training:
+        return generic + _linear(forward, f"{name}.personal", layer.personal, x)
+    return personal_logits(generic, _linear(forward, f"{name}.personal", layer.personal, x.detach()))
 
 
 @rule(nn.Embedding)
