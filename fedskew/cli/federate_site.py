@@ -64,7 +64,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
-    from fedskew.flower.policy import LOCAL_TESTS
+    from fedskew.flower.policy import LOCAL_TESTS, SECURE_AGGREGATION
     from fedskew.flower.request_checks import DETAILS
     from fedskew.flower.secure.site import SecureSite
     from fedskew.flower.secure.terms import SecureTerms
@@ -106,7 +106,10 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         notice(f"warning: {warning}")
     if settings.secure_aggregation:
         SecureSite(site, str).identity(SecureTerms.from_settings(settings, config))
-    if not require_approval(Path(app), site.folder):
+    is_approved = require_approval(Path(app), site.folder)
+    if not is_approved and site.policy.requires(SECURE_AGGREGATION):
+        notice("this site requires secure aggregation, so it refuses every app until it has approved one")
+    elif not is_approved:
         notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
 
 

@@ -73,6 +73,11 @@ class Federation:
         """The sites that sent sums of their columns for the encoding; empty in a simulation."""
         return ()
 
+    @property
+    def secure_aggregation(self) -> bool:
+        """Whether the server learns only sums over the clients; False in a simulation."""
+        return False
+
     @cached_property
     def sizes(self) -> IntArray:
         """Samples per client, [clients]."""

@@ -38,6 +38,11 @@ def describe_disclosures(run: Result) -> str:
         return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
     sends = sent_by_clients(entries)
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
+    if (run.federation or {}).get("secure_aggregation"):
+        return (
+            "Training used secure aggregation: in each round, the server learned the mean of the sites' updates and the "
+            f"totals of their counts, but no site's own. {_private(run)}"
+        )
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
         f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "

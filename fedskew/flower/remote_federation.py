@@ -48,6 +48,10 @@ class RemoteFederation(Federation):
         return self._column_sums_from
 
     @property
+    def secure_aggregation(self) -> bool:
+        return "secure_aggregation" in self._sites.terms
+
+    @property
     def sizes(self) -> IntArray:
         """Samples per site, with the stage's labels. 0 for a site that has not connected yet."""
         if self._labels is None:

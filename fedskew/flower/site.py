@@ -156,6 +156,11 @@ class Site:
         finally:
             self._ledger.add_time(name, time.monotonic() - began)
 
+    @property
+    def has_open_session(self) -> bool:
+        """Whether a session of secure aggregation has begun and not ended."""
+        return self._secure is not None and self._secure.has_open_session
+
     def _secure_site(self) -> SecureSite:
         from fedskew.flower.secure.site import SecureSite  # imported late, because most runs do without it
 

@@ -33,6 +33,8 @@ from fedskew.platforms import is_alive
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
 _TRANSFER_SECONDS = 600.0
 """Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
+_SESSION_SECONDS = 3600.0
+"""Seconds that an idle worker waits for the next step of a session."""
 
 
 def main(site: str, superexec: int) -> None:
@@ -50,7 +52,7 @@ def serve(site: Path, listener: socket.socket) -> None:
     """Answer ClientApps until the app's code changes or no ClientApp connects for `idle` seconds."""
     handler = _RequestHandler(site)
     while True:
-        listener.settimeout(handler.idle)
+        listener.settimeout(handler.patience)
         try:
             connection, _ = listener.accept()
         except TimeoutError:
@@ -83,6 +85,15 @@ class _RequestHandler:
         self._problem = ""
         self.idle: float | None = None
         """Seconds to wait for the next ClientApp. None means no limit."""
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds to wait for the next ClientApp: `idle`, or longer if a session of secure aggregation is open.
+
+        Its secrets are in memory only, and the next step comes when the slowest site has trained.
+        """
+        is_open = self._site is not None and self._site.has_open_session
+        return max(self.idle, _SESSION_SECONDS) if self.idle is not None and is_open else self.idle
 
     def has_other_code(self, paths: list[str]) -> bool:
         """Whether methods or models were imported from an app that is not among these paths."""

@@ -58,6 +58,9 @@ def _method_page(entry: Entry) -> str:
         "leaves the client": escape(entry.sends),
         "reveals about labels": _reveals(entry),
         "extra compute per local step": escape(entry.extra_compute),
+        "secure aggregation": "yes"
+        if entry.secure_aggregation
+        else f"no: it {escape(entry.individual_updates_reason)}",
     }
     return "\n".join(
         [

@@ -51,6 +51,8 @@ def describe_federation(federation: Federation) -> dict[str, Any]:
         clients["client_names"] = list(federation.client_names)
     if federation.column_sums_from:
         clients["column_sums"] = list(federation.column_sums_from)
+    if federation.secure_aggregation:
+        clients["secure_aggregation"] = True
     return {
         "classes": list(federation.dataset.classes),
         "inputs": describe_inputs(federation.dataset),

@@ -49,6 +49,11 @@ class Participant:
         self._contributors: list[str] = []
         self._next = "keys"
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the session waits for a step."""
+        return self._next != STEPS[-1]
+
     def public_keys(self) -> PublicKeys:
         """Step 1: return the signed public keys."""
         self._begin("keys")

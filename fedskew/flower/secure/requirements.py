@@ -39,7 +39,8 @@ def _refuse_stages(config: Config) -> None:
     """Refuse stages with a survey, or with parts of their own for which the server needs individual updates."""
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
-        needs = [f"surveys every site after stage {stage.name!r}"] if stage.survey is not None else []
+        asks = stage.survey is not None or stage.labels is not None
+        needs = [f"asks every site about its labels in stage {stage.name!r}"] if asks else []
         needs += filter(None, (individual_updates_reason(type(part)) for part in stage.parts))
         if needs:
             raise UserError(f"{method.name} {needs[0]}, so it cannot use secure aggregation; expected another method")

@@ -56,6 +56,11 @@ class SecureSite:
         self._config, self._log = config, log
         self._sessions: dict[str, Participant] = {}
 
+    @property
+    def has_open_session(self) -> bool:
+        """Whether the last session waits for its next step."""
+        return any(session.is_open for session in list(self._sessions.values())[-1:])
+
     def answer(
         self, run: RunAtSite, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]
     ) -> Answer:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedskew.flower.secure.fixed_point import Contribution, FixedPoint, OutOfRange, layout_length
+from fedskew.flower.settings import FederationSettings
 from fedskew.flower.wire import Garbled
 
 ENCODING = FixedPoint(sites=5, largest_weight=1_000_000, largest_value=16.0)
@@ -27,6 +28,11 @@ def test_the_mean_differs_from_the_exact_one_by_no_more_than_the_bound(weights: 
     assert found.weight == sum(weights)
     assert np.abs(found.means["x"] - exact).max() <= ENCODING.error_bound + 16 * 2.0**-52
     assert ENCODING.error_bound < 1e-10
+
+
+def test_with_three_sites_and_the_default_settings_the_error_is_below_1e_11() -> None:
+    settings = FederationSettings(sites=("a", "b", "c"))
+    assert FixedPoint(3, settings.most_samples, settings.largest_change).error_bound < 1e-11
 
 
 def test_counts_and_whole_numbers_add_up_exactly() -> None:

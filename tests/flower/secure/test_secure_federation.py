@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from in_process import Case, Meddle, Sent, case, small_data
+from in_process import Case, Meddle, Sent, answer_as_workers, case, small_data
 from secure_sites import credentials, roster, secure_case
 
 from fedskew.cli import main
@@ -22,6 +22,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.result import Result
 from fedskew.experiment.run import run_prepared
+from fedskew.export.card_disclosures import describe_disclosures
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.app_review import make_approval
 from fedskew.flower.approved_apps import add_approval
@@ -92,6 +93,7 @@ def test_the_server_comes_to_the_simulated_model_and_receives_only_masked_number
         assert some.loss == pytest.approx(other.loss, rel=1e-6)
         assert (some.visits, some.compute) == (other.visits, other.compute)
         assert some.sites is None
+    assert "but no site's own. Training was not differentially private." in describe_disclosures(apart)
     run_federation(cases[1].grid, cases[1].context)
     assert_only_masked(cases[0], cases[1], split)
 
@@ -300,6 +302,23 @@ def test_a_repeated_round_with_other_sites_is_refused(data: Path, split: Federat
     refused = [m.facts["refused"] for m in again if m.kind == "secure_unmask"]
     assert len(refused) == 3
     assert all("already unmasked the same request for site-0, site-1, site-2, site-3" in reason for reason in refused)
+
+
+def test_a_worker_with_an_open_session_does_not_end(here: Case, tmp_path: Path) -> None:
+    """It would lose the secrets without which the others cannot unmask the sum."""
+    answer_as_workers(here, Path(here.settings.test_data or ""), dict.fromkeys(NAMES, "idle: 5\n"))
+    for name in NAMES:
+        file = here.folder / name / "site.yaml"
+        file.write_text(file.read_text() + f"keys: {credentials(tuple(NAMES)).node(name).folder}\n")
+    patience: dict[str, float | None] = {}
+
+    def meddle(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        patience[asked["kind"]] = here.grid._sites[1000 + NAMES.index(site)][1].patience  # type: ignore[attr-defined]
+        return facts, answer
+
+    here.grid.meddle = meddle
+    run_federation(here.grid, here.context)
+    assert patience == {kind: 5 if kind in ("hello", "secure_unmask") else 3600 for kind in ("hello", *STEPS)}
 
 
 def secure_settings(**own: Any) -> FederationSettings:
