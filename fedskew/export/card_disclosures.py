@@ -40,7 +40,7 @@ def describe_disclosures(run: Result) -> str:
     revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     if (run.federation or {}).get("secure_aggregation"):
         return (
-            "Training used secure aggregation: in each round, the server learned the mean of the sites' updates and the "
+            "Training used secure aggregation: in each round, the server learned the mean of the sites' updates and "
             f"totals of their counts, but no site's own. {_private(run)}"
         )
     return (
