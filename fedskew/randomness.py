@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
+
 _MASK32 = 0xFFFFFFFF
 _SMALL = 4096
 """Below this number of items, `sample` permutes all of them, which is fast enough."""
@@ -101,6 +103,10 @@ def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
 
 
 def normal(keys: Tensor, draw: int = 0) -> Tensor:
-    """Return one standard normal float64 number per key: its random number with index `draw` (Box and Muller)."""
-    first, second = ((fold(keys, 2 * draw + part).double() + 0.5) / (1 << 32) for part in (0, 1))
+    """Return one standard normal number per key: its random number with index `draw` (Box and Muller).
+
+    It is in float64, if the device has it.
+    """
+    accurate = ACCURATE[keys.device.type]
+    first, second = ((fold(keys, 2 * draw + part).to(accurate) + 0.5) / (1 << 32) for part in (0, 1))
     return (-2 * first.log()).sqrt() * (2 * torch.pi * second).cos()

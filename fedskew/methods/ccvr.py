@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import expect
 from fedskew.losses import class_masks
 from fedskew.methods.catalogue import register
@@ -57,13 +58,14 @@ class VirtualFeatures(Calibration):
         expect_linear_head("CCVR", params, classes)
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
-        z = seen.out.required_features.flatten(1).double()
-        members = class_masks(seen.y, len(client.label_counts)).double()  # rows of padding are in no class
+        z = seen.out.required_features.flatten(1)
+        z = z.to(ACCURATE[z.device.type])
+        members = class_masks(seen.y, len(client.label_counts)).to(z)  # rows of padding are in no class
         z = torch.where(members.any(dim=1, keepdim=True), z, 0.0)
         return {"sums": members.T @ z, "products": torch.einsum("bc,bi,bj->cij", members, z, z)}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
-        dtype, counts = trained.params["head.weight"].dtype, client.label_counts.double()
+        dtype, counts = trained.params["head.weight"].dtype, client.label_counts.to(client.opening["sums"])
         mean = client.opening["sums"] / counts.clamp(min=1).unsqueeze(-1)
         spread = client.opening["products"] - counts.view(-1, 1, 1) * _outer(mean)
         covariance = spread / (counts - 1).clamp(min=1).view(-1, 1, 1)
@@ -78,8 +80,9 @@ class VirtualFeatures(Calibration):
         return {name: trained[name].to(w) if name in trained else w for name, w in sent.items()}, state
 
     def class_statistics(self, uplink: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Return N [C], μ [C, d] and Σ [C, d, d] of all clients together, in float64."""
-        counts, means, covariances = (uplink[name].double() for name in ("counts", "means", "covariances"))
+        """Return N [C], μ [C, d] and Σ [C, d, d] of all clients together, in float64 if the device has it."""
+        accurate = ACCURATE[uplink["means"].device.type]
+        counts, means, covariances = (uplink[name].to(accurate) for name in ("counts", "means", "covariances"))
         total = counts.sum(dim=0)
         mean = torch.einsum("kc,kci->ci", counts, means) / total.clamp(min=1).unsqueeze(-1)
         within = torch.einsum("kc,kcij->cij", (counts - 1).clamp(min=0), covariances)

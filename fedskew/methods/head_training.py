@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedskew.accurate_sums import ACCURATE
 from fedskew.randomness import permutation
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """SGD on the cross entropy of a linear head, in float64."""
+    """SGD on the cross entropy of a linear head, in float64 if the device has it."""
 
     lr: float
     epochs: int
@@ -26,11 +27,12 @@ class HeadTraining:
 
         A head without a bias stays without one. `key` decides the order of the samples.
         """
-        head, x = weight.double(), x.double()
+        accurate = ACCURATE[weight.device.type]
+        head, x = weight.to(accurate), x.to(accurate)
         if bias is not None:
-            head = torch.cat([head, bias.double().unsqueeze(-1)], dim=1)
+            head = torch.cat([head, bias.to(accurate).unsqueeze(-1)], dim=1)
             x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
-        velocity, targets = torch.zeros_like(head), torch.nn.functional.one_hot(y, len(weight)).double()
+        velocity, targets = torch.zeros_like(head), torch.nn.functional.one_hot(y, len(weight)).to(accurate)
         for epoch in range(self.epochs):
             order = torch.from_numpy(permutation(len(x), key, "head training", epoch)).to(x.device)
             for rows in torch.split(order, self.batch_size):
