@@ -251,19 +251,5 @@ def test_real_processes_answer_a_survey_train_and_test_the_finished_model(
     assert main(["diagnose", str(counts)]) == 0
     assert f"partition.path={counts}" in capsys.readouterr().out.replace("\n", "")
     command = ["choose", "--data", "synthetic", "--set", "data.classes=0,1,2,3,4,5,6,7,8,9", "--partition", "counts"]
-    assert (
-        main(
-            [
-                *command,
-                "--set",
-                f"partition.path={counts}",
-                "--rounds",
-                "1",
-                "--methods",
-                "fedavg,fedvls",
-                "--budget",
-                "60s",
-            ]
-        )
-        == 0
-    )
+    few = ["--rounds", "1", "--methods", "fedavg,fedvls", "--budget", "60s"]
+    assert main([*command, "--set", f"partition.path={counts}", *few]) == 0
