@@ -26,11 +26,14 @@ from fedskew.experiment.run import run_prepared
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, read_app, resolve_config
-from fedskew.flower.policy import COLUMN_SUMS, Policy
+from fedskew.flower.policy import COLUMN_SUMS, EvaluationRules, Policy
+from fedskew.flower.remote_scoring import EVALUATION
+from fedskew.flower.remote_survey import SURVEY
 from fedskew.flower.run_record import NAME
-from fedskew.flower.server_app import run_federation
+from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts
 
 NAMES = ["east", "north", "west"]
@@ -387,6 +390,40 @@ def test_the_model_card_says_that_sums_were_sent(folder: Path, tmp_path: Path) -
     assert "The encoding of the table was fitted to sums that east, north, west sent once." in card
     exported = json.loads((tmp_path / "model" / "model.json").read_text())["inputs"]["encoding"]
     assert_pooled(exported, pooled_encoding(folder))
+
+
+@pytest.mark.slow
+def test_a_fitted_encoding_serves_surveys_tests_and_comparisons_too(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The app has a draft. A survey needs no more, and the other two find the encoding in the run or in the model."""
+    run_at(tmp_path / "run", folder)
+    assert main(["export", str(tmp_path / "run"), "-o", str(tmp_path / "model")]) == 0
+    allowed = replace(ALLOWED, survey=SurveyRules(), evaluate=EvaluationRules())
+    values = {"folder": str(tmp_path / "run"), "minimum": 2, "begin_with": 3, "site_metrics": "class"}
+    settings = make_settings(NAMES, values | {"survey": True, "evaluate_only": True})
+    resolved = resolve_config(config(), draft(folder), NAMES)
+    run_config = run_config_of(settings, draft(folder), resolved)
+    grid = DirectGrid(sites(folder, dict.fromkeys(NAMES, allowed), tmp_path / "states"))
+    ask_sites(grid, Context(1, 0, {}, RecordDict(), run_config | {"federation.purpose": "survey"}))
+    survey = json.loads((tmp_path / "run-survey" / SURVEY).read_text())
+    columns = {column["name"]: column for column in survey["sites"]["east"]["columns"]}
+    assert columns["ward"]["values"] == ["a", "b", "icu"]
+    ages = pd.read_csv(folder / "east" / "data" / "train.csv")["age"]
+    assert ages.min() < columns["age"]["low"] + 5 < ages.median() < columns["age"]["high"] < ages.max() + 5
+    weights = str(tmp_path / "model" / "model.safetensors")
+    asked = run_config | {"federation.purpose": "evaluate", "federation.tested_model": weights}
+    ask_sites(grid, Context(1, 0, {}, RecordDict(), asked))
+    found = json.loads((tmp_path / "run-evaluate" / EVALUATION).read_text())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert found["total"]["accuracy"] == pytest.approx(summary["accuracy"])
+    app = write_app(tmp_path / "app", settings, draft(folder), resolved)
+    (tmp_path / "site.yaml").write_text(f"name: east\ndata: {{name: {folder / 'east' / 'data'}, label: ill}}\n")
+    capsys.readouterr()
+    command = ["federate", "compare", str(tmp_path / "model"), str(app), str(tmp_path / "site.yaml"), "--json"]
+    assert main(command) == 0
+    compared = json.loads(capsys.readouterr().out)
+    assert compared["finished"]["accuracy"] == pytest.approx(found["by_site"]["east"]["accuracy"])
 
 
 @pytest.mark.slow
