@@ -123,12 +123,13 @@ def show_survey(found: dict[str, Any]) -> None:
     stdout().print(table)
     for name, answer in found["sites"].items():
         for column in answer["columns"]:
-            stdout().print(f"{name}, {_describe_column(column)}", soft_wrap=True, markup=False, highlight=False)
+            stdout().print(f"{name}, {describe_column(column)}", soft_wrap=True, markup=False, highlight=False)
     for name, reason in found["declined"].items():
         stdout().print(f"{name} did not answer: {reason}", soft_wrap=True, markup=False, highlight=False)
 
 
-def _describe_column(column: dict[str, Any]) -> str:
+def describe_column(column: dict[str, Any]) -> str:
+    """Describe a column of a survey in words."""
     gaps = f"{100 * column['missing']:.0f} % gaps"
     if column["kind"] == "category":
         return f"{column['name']}: {', '.join(column['values']) or 'no frequent value'}; {gaps}"

@@ -14,6 +14,7 @@ from fedskew.platforms import require_posix
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
+    from fedskew.flower.contract import Contract
     from fedskew.flower.site_config import SiteConfig
 
 
@@ -87,6 +88,8 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         stdout().print(budget, soft_wrap=True, markup=False)
     if contract.column_sums:
         _show_column_sums(site, federation)
+    if settings.survey and site.policy.survey is not None:
+        _show_survey(site, contract, federation)
     for key, declared, allowed in (
         ("survey", settings.survey, site.policy.survey),
         ("evaluate", settings.evaluate_only, site.policy.evaluate),
@@ -127,6 +130,27 @@ def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
         return
     for sums in sum_site_columns(federation, site.policy):
         stdout().print(f"column sums of {sums.describe()}", soft_wrap=True, markup=False)
+
+
+def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -> None:
+    """Show what the site will answer in a survey."""
+    from dataclasses import replace
+
+    from fedskew.cli.federate_inquiries import describe_column
+    from fedskew.cli.terminal import stdout
+    from fedskew.flower.site import read_raw_table
+    from fedskew.flower.site_survey import describe_site
+
+    assert site.policy.survey is not None
+    if site.policy.survey.epsilon is not None:
+        stdout().print(f"survey: label counts with noise of ε = {site.policy.survey.epsilon:g}", markup=False)
+        return
+    held = replace(federation, dataset=contract.admit(federation.dataset))
+    found = describe_site(held, read_raw_table(site, contract), site.policy.survey)
+    counts = zip(contract.classes, found["label_counts"], strict=True)
+    lines = [f"label counts {', '.join(f'{name} {count}' for name, count in counts)}"]
+    for line in (*lines, *map(describe_column, found["columns"])):
+        stdout().print(f"survey: {line}", soft_wrap=True, markup=False)
 
 
 def _connect(file: Path, superlink: str, folder: Path) -> None:

@@ -23,8 +23,8 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.planning import read_app, resolve_config
 from fedskew.flower.policy import Policy
 from fedskew.flower.remote_scoring import read_finished_model, weights_file
-from fedskew.flower.site import SiteRun
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_run import SiteRun
 from fedskew.metrics.scores import Floats, Ints
 from fedskew.metrics.site_scores import SiteScore, correct_shares, score_site
 

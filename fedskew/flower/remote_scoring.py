@@ -54,6 +54,10 @@ def weights_file(model: str | Path) -> Path:
 
 def read_finished_model(file: str, contract: Contract, config: Config) -> FinishedModel:
     """Read the weights of the app's model. Refuse a file that lacks some of them."""
+    if config.train != "all":
+        raise UserError(
+            f"train is {config.train!r}; expected 'all', because sites test only models that train as a whole"
+        )
     blank = make_model(config.model, data_shape(contract.blank()), config.seed, config.head)
     model, report = start_from(file, blank)
     if report.left:

@@ -26,7 +26,7 @@ from fedskew.flower.app_review import make_approval
 from fedskew.flower.approved_apps import add_approval
 from fedskew.flower.chained_log import read_chain
 from fedskew.flower.contract import Contract
-from fedskew.flower.planning import resolve_config
+from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.policy import EvaluationRules, Policy, read_policy
 from fedskew.flower.remote_scoring import EVALUATION, weights_file
 from fedskew.flower.remote_survey import COUNTS, SURVEY
@@ -128,7 +128,9 @@ def test_ranges_hide_extremes_and_rare_values() -> None:
 
 
 @pytest.mark.slow
-def test_ranges_of_a_table_hide_extremes(tmp_path: Path) -> None:
+def test_ranges_of_a_table_hide_extremes_and_the_check_shows_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     random = np.random.default_rng(0)
     rows = ["age,ward,ill"]
     rows += [
@@ -146,6 +148,14 @@ def test_ranges_of_a_table_hide_extremes(tmp_path: Path) -> None:
     assert (age["low"], age["high"]) == (30.0, 80.0)
     assert age["missing"] == 0.0
     assert ward == {"name": "ward", "kind": "category", "missing": 0.0, "values": ["a", "b"]}
+    file, app = tmp_path / "site.yaml", tmp_path / "app"
+    write_app(app, make_settings(["a"], {"survey": True, "evaluate_only": True}), contract, config)
+    file.write_text("name: a\ndata: {name: p.csv, label: ill}\npolicy: {survey: {}}\n")
+    assert main(["federate", "site", str(file), "--check", str(app)]) == 0
+    shown = capsys.readouterr()
+    assert "survey: label counts no " in shown.out
+    assert "survey: age: 30 to 80, median " in shown.out
+    assert "does not allow `fedskew federate evaluate`" in shown.err
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,162 @@
+"""One run at a site: its data, model and method, from the terms that the server sends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from fedskew.data.federation import Federation
+from fedskew.engine import Assignment, LocalTraining, ModelState, RoundKey, RoundWork
+from fedskew.engine.personal_training import initial_personal, personal_model
+from fedskew.errors import UserError
+from fedskew.experiment.class_weights import with_class_weights
+from fedskew.experiment.config import Config, config_hash
+from fedskew.experiment.preparation import data_shape, positive_class
+from fedskew.experiment.round.plan import sample_counts
+from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
+from fedskew.experiment.round.sampler import draw_samples
+from fedskew.experiment.round.state import initial_state
+from fedskew.experiment.trained_part import make_part
+from fedskew.flower.contract import Contract
+from fedskew.flower.model_message import read_model
+from fedskew.flower.request_checks import require_known_code
+from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.start_weights import load_start, needs_start
+from fedskew.flower.tensors import to_bytes
+from fedskew.flower.wire import Facts, digest
+from fedskew.methods import Stage, Tensors, make_method, unpack
+from fedskew.methods.personal import personal_names, shared_tensors
+from fedskew.metrics.score_histograms import ScoreHistograms
+from fedskew.models import has_features, make_model
+from fedskew.models.concatenation import concatenate
+
+
+class SiteRun:
+    """The data, model and method of one run at this site, from the terms that the server sends."""
+
+    def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
+        config = Config.from_mapping(terms["config"])
+        self.name = config_hash(config)
+        """The run's name, which the server also uses."""
+        self.contract = digest(json.dumps(terms["contract"], sort_keys=True).encode())
+        """Hash of the contract."""
+        self.config = replace(config, device=own.device, engine="plain")
+        require_known_code(self.config, own)
+        own.policy.require_run(self.config)
+        dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
+        model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
+        if needs_start(config):
+            load_start(own.state_folder, config, model)
+        if config.train != "all":
+            assert has_features(model)
+            part = make_part(self.config, model, dataset)
+            model, dataset = part.model, part.dataset
+        all_samples = Federation(dataset, federation.indices, federation.partition, federation.seed)
+        self._held: dict[tuple[int, ...] | None, Federation] = {None: all_samples}
+        method = make_method(self.config.method, self.config.method_params)
+        self.method = with_class_weights(method, self.config.class_weights, dataset)
+        self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
+        self._runtime = self.runtimes.runtime(model, "plain")
+        personal = self.method.personal
+        self._stays = personal_names(personal, model) if personal is not None else frozenset[str]()
+        self._concatenated: tuple[Tensors, ModelRuntime] | None = None
+
+    @property
+    def exchanged_buffers(self) -> Tensors:
+        """The model's buffers that do not stay at the site."""
+        return shared_tensors(self._runtime.network.state().buffers, self._stays)
+
+    def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
+        """Return the site's samples, or only those with some labels."""
+        key = None if labels is None else tuple(labels)
+        if key not in self._held:
+            self._held[key] = self._held[None].restrict(key or ())
+        return self._held[key]
+
+    def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
+        """Return the runtime of the model. If `frozen` names models, the model uses their encoders, from `tensors`."""
+        if not frozen or tensors is None:
+            return self._runtime
+        encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
+        if self._concatenated is None or not _are_equal(encoders, self._concatenated[0]):
+            models = [self._runtime.network.module(read_model(f"companion:{name}", tensors)) for name in frozen]
+            self._concatenated = encoders, self.runtimes.runtime(concatenate(models), "plain")
+        return self._concatenated[1]
+
+    def sample_count(self, stage: Stage) -> int:
+        """The number of the site's training samples that the stage uses."""
+        return int(self.held(stage.labels).sizes[0])
+
+    def score(self, model: ModelState, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> bytes:
+        """Return histograms of the model's probabilities on the site's test part, as the tensors of a reply."""
+        probabilities, true = self.runtime(frozen, tensors).test_set.predict(model)
+        if not np.isfinite(probabilities).all():
+            raise UserError("the model's probabilities are not finite")
+        found = ScoreHistograms.from_probabilities(
+            probabilities, true, positive_class(self.config, self.held(None).dataset)
+        )
+        sums = {"reliability": torch.from_numpy(found.reliability), "brier": torch.tensor(found.brier).double()}
+        return to_bytes({"own": torch.from_numpy(found.own), "others": torch.from_numpy(found.others), **sums})
+
+    def stage(self, facts: Facts) -> Stage:
+        return self.method.stages(self.config.rounds, self.config.local_epochs, facts["notes"])[facts["stage"]]
+
+    def on_device(self, tensors: Tensors) -> Tensors:
+        return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
+
+    def received_model(self, tensors: Tensors) -> ModelState:
+        """The received model. Tensors that stay at the sites have their initial values, which the run's seed sets."""
+        sent = read_model("sent", tensors)
+        if not self._stays:
+            return sent
+        initial = self._runtime.network.state()
+        return ModelState({**initial.params, **sent.params}, {**initial.buffers, **sent.buffers})
+
+    def tested_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
+        """The model that the site tests: the global one, or the site's own if there is none."""
+        model, personal = self.received_model(tensors), self.method.personal
+        return model if personal is None or personal.has_global_model else self.own_model(tensors, kept)
+
+    @property
+    def has_second_model(self) -> bool:
+        """Whether the site trains a model of its own beside the global one."""
+        return self.method.personal is not None and self.method.personal.own_solver() is not None
+
+    def own_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
+        """The received model with what the site kept of its own. A site that never took part has initial values."""
+        personal = self.method.personal
+        assert personal is not None
+        fresh = initial_personal(personal, self._stays, self._runtime.network.state())
+        return personal_model(self.received_model(tensors), kept or fresh)
+
+    def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
+        """Make the site's part of a round, in the form that an engine expects."""
+        key = RoundKey(**facts["key"])
+        held, method = self.held(stage.labels), self.method.for_stage(stage)
+        samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
+        work = RoundWork(
+            objective=stage.objective,
+            solver=method.solver,
+            server=method.server,
+            sent=self.received_model(tensors),
+            downlink=unpack("downlink", tensors),
+            companions={name: read_model(f"companion:{name}", tensors) for name in facts["companions"]},
+            assignments=[Assignment(facts["client"], samples, held.label_counts[0], {})],
+            local=LocalTraining(**facts["local"]),
+            key=key,
+            weighting=method.weighting,
+            personal=method.personal,
+            stays=self._stays,
+        )
+        fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())
+        counted = sample_counts(work.members, held.sizes)[0]
+        state = self.on_device({**fresh, **kept, **counted})
+        return replace(work, assignments=[replace(work.assignments[0], state=state)])
+
+
+def _are_equal(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(t, other[name]) for name, t in one.items())
