@@ -20,8 +20,10 @@ test: tests := pytest -n 3 --dist loadfile --no-loadscope-reorder
 test-all: tests := pytest -n 3 --dist worksteal -m "slow or not slow"
 
 # mypy uses one core for half a minute, so it runs beside the tests. Its result follows theirs.
+# The first time, one process compiles all tests and what they import. Otherwise, each worker would do so.
 test test-all: style
 	@$(RUN) mypy > $(VENV)/mypy.txt 2>&1 & mypy=$$!; \
+	[ -e $(VENV)/.compiled ] || $(RUN) pytest --collect-only -qq > /dev/null 2>&1; touch $(VENV)/.compiled; \
 	$(RUN) $(tests); tested=$$?; \
 	wait $$mypy; typed=$$?; \
 	echo "mypy:"; cat $(VENV)/mypy.txt; \

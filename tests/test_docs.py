@@ -29,7 +29,7 @@ from fedskew.cli import main
 from fedskew.cli.app import app
 from fedskew.data import PARTITIONS
 from fedskew.data.catalogue import DATASETS
-from fedskew.experiment.config import load_yaml
+from fedskew.experiment.config import load_yaml, parse_assignments
 from fedskew.methods import METHODS, make_method
 
 ROOT = Path(__file__).parent.parent
@@ -47,8 +47,11 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-SLOW = {"choose.md", "report.md", "runs.md", "sweeps.md", "tutorial-compare.md", "tutorial-see.md", "tutorial-sites.md"}
-"""Documents with many runs. `make test` checks their links and tables only."""
+SLOW = {
+    "choose.md", "metrics.md", "pretrained.md", "report.md", "runs.md", "sweeps.md", "tutorial-compare.md",
+    "tutorial-see.md", "tutorial-sites.md",
+}  # fmt: skip
+"""Documents with many runs. `make test` parses their commands, and checks their links and tables."""
 
 
 @pytest.mark.parametrize(
@@ -74,6 +77,19 @@ def test_a_document_does_what_it_says(
         elif block.language == "yaml":
             (scratch / "block.yaml").write_text(block.text, encoding="utf-8")
             load_yaml(scratch / "block.yaml")
+
+
+@pytest.mark.parametrize("name", sorted(SLOW))
+def test_the_commands_of_a_long_document_exist_and_its_python_compiles(name: str, scratch: Path) -> None:
+    read = list(blocks(ROOT / "docs" / name))
+    assert read
+    for block in read:
+        if block.file:
+            (scratch / block.file).write_text(block.text, encoding="utf-8")
+        if block.language == "python":
+            compile(block.text, name, "exec", dont_inherit=True)
+        for arguments in block.commands:
+            _parse(arguments)
 
 
 def _execute(document: Path, block: Block, namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,12 +120,13 @@ def _parse(arguments: list[str]) -> None:
         assert command is not None, name
     given = command.make_context(name, arguments, parent=context).params
     if given.get("method"):
-        settings = dict(assignment.split("=", 1) for assignment in given.get("set") or ())
+        settings = parse_assignments(given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
         make_method(given["method"], params)
     methods = given.get("methods") or ""
     for name in (methods if isinstance(methods, str) else ",".join(methods)).replace("all", "").split(","):
-        assert not name or make_method(name)
+        without_settings = name.partition(":")[0] if "=" in name else name
+        assert not name or make_method(without_settings)
     assert given.get("partition") in (None, *PARTITIONS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,8 +14,8 @@ pytest.importorskip("nbclient", reason="nbclient is not installed: pip install f
 REPOSITORY = Path(__file__).parents[1]
 NOTEBOOKS = sorted((REPOSITORY / "examples").glob("*.ipynb"))
 MAX_BYTES = 300_000
-SLOW = {"images-own-method.ipynb", "simulation-to-federation.ipynb"}
-"""Notebooks with many runs, or with a server and three sites. `make test` checks their committed outputs only."""
+RUN_HERE = REPOSITORY / "examples" / "hospital-table.ipynb"
+"""The notebook whose cells `make test` runs in its own process. A kernel, and other notebooks, take much longer."""
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
@@ -30,10 +31,21 @@ def test_the_committed_notebook_was_executed_from_top_to_bottom(path: Path) -> N
     assert not any(output.get("name") == "stderr" for output in outputs)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if path.name in SLOW else [], id=path.name) for path in NOTEBOOKS],
-)
+def test_the_code_of_a_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names: dict[str, object] = {}
+    try:
+        for cell in nbformat.read(RUN_HERE, as_version=4).cells:
+            if cell.cell_type == "code":
+                exec(compile(cell.source, RUN_HERE.name, "exec"), names)
+    finally:
+        sys.modules.pop("model", None)  # the exported code, which the last cell imports
+    assert {"race", "chosen", "exported"} <= {path.name for path in tmp_path.iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_every_cell_runs(path: Path) -> None:
     if "federation" in path.name and find_spec("flwr") is None:
         pytest.skip("Flower is not installed: pip install fedskew[flower]")

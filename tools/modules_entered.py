@@ -28,7 +28,7 @@ import fedskew as fs
 from fedskew.cli import main as fedskew
 
 PACKAGE = str(Path(fs.__file__).parent)
-RUN = {"method": "fedvls", "data": "digits", "rounds": 3}
+RUN = {"method": "fedvls", "data": "digits", "rounds": 3, "local_epochs": 1}
 
 
 @dataclass

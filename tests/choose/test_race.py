@@ -20,10 +20,12 @@ from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.results.race import load_race
+from fedskew.results.race import RACE, load_race
 
+FEW_SAMPLES = {"samples": 300, "test_samples": 100}
 TINY = {
-    "data": "digits", "partition.clients": 4, "partition.beta": 0.3, "rounds": 3, "local_epochs": 1, "device": "cpu",
+    "data": "synthetic", "data.samples": 300, "data.test_samples": 100, "partition.clients": 4, "partition.beta": 0.3,
+    "rounds": 3, "local_epochs": 1, "device": "cpu",
 }  # fmt: skip
 METHODS = ("fedavgm", "fedlmd")
 BUDGET = "60r"
@@ -113,6 +115,14 @@ def _without_times(choice: fs.Choice) -> object:
     return choice.race.rungs, final, choice.race.chosen
 
 
+def test_a_larger_budget_reuses_trials(finished: fs.Choice, tmp_path: Path) -> None:
+    out, watcher = shutil.copytree(finished.folder, tmp_path / "race"), Counting()
+    larger = race(out, budget="72r", watcher=watcher)
+    assert 0 < watcher.run < len((finished.folder / TRIALS).read_text().splitlines()) / 2
+    assert larger.race.rungs[0].standings == finished.race.rungs[0].standings
+
+
+@pytest.mark.slow
 def test_another_budget_reuses_all_trials(finished: fs.Choice, tmp_path: Path) -> None:
     watcher = Counting()
     race(tmp_path / "race", budget="100r", watcher=watcher)
@@ -201,10 +211,12 @@ def test_ranking_by_the_worst_class_ranks_by_it(finished: fs.Choice, tmp_path: P
 
 
 def test_a_federation_given_as_an_object_is_raced_as_it_is(finished: fs.Choice, tmp_path: Path) -> None:
-    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
+    federation = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=0, **FEW_SAMPLES)
     options = {"local_epochs": 1, "device": "cpu", "workers": 1}
-    named = fs.choose(federation, METHODS, BUDGET, out=tmp_path / "named", rounds=3, **options)
+    out = shutil.copytree(finished.folder, tmp_path / "named", ignore=shutil.ignore_patterns(RACE))
+    named = fs.choose(federation, METHODS, BUDGET, out=out, rounds=3, **options)
     assert named.race.rungs == finished.race.rungs
+    assert (out / TRIALS).read_text() == (finished.folder / TRIALS).read_text(), "its trials are those of the name"
     train = federation.dataset.train
     rule = fs.Dirichlet(clients=4, beta=0.3)
     data, out = (train.x, train.y), tmp_path / "own"

@@ -16,12 +16,12 @@ import pytest
 from fedskew.choose.trials import TRIALS
 from fedskew.cli import main
 
-TINY = ["choose", "--methods", "fedprox,fedlmd", "--clients", "4", "--beta", "0.3", "--rounds", "3", "--local-epochs",
-        "1", "--device", "cpu", "--workers", "1"]  # fmt: skip
+TINY = ["choose", "--data", "synthetic", "--set", "data.samples=300", "--methods", "fedprox,fedlmd", "--clients", "4",
+        "--beta", "0.3", "--rounds", "3", "--local-epochs", "1", "--device", "cpu", "--workers", "1"]  # fmt: skip
 
 
 def test_a_race_is_shown_and_repeated_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = [*TINY, "--budget", "60r", "--out", str(tmp_path / "race")]
+    command = [*TINY, "--budget", "50r", "--out", str(tmp_path / "race")]
     assert main(command) == 0
     shown = capsys.readouterr()
     assert re.search(r"^Use (fedavg|fedprox|fedlmd)", shown.out, re.MULTILINE)

@@ -18,8 +18,8 @@ CHECKED = [
 ]
 FEWER = {
     "demo": "--rounds 1",
-    "run": "--rounds 1",
-    "compare": "--rounds 1",
+    "run": "--rounds 1 --local-epochs 1",
+    "compare": "--rounds 1 --local-epochs 1",
     "choose": "--methods fedprox --rounds 2 --clients 4 --local-epochs 1 --budget 30r --workers 1",
     "bench": "--clients 2 --methods fedavg",
 }

@@ -17,7 +17,7 @@ QUICK = (
     "--local-epochs",
     "1",
     "--budget",
-    "60r",
+    "30r",
     "--out",
     "race",
     "--workers",

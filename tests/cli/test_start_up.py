@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fedskew.cli
 from fedskew.__main__ import main
 from fedskew.cli.commands import INTERRUPTED
 
@@ -54,12 +55,13 @@ def test_a_run_imports_only_what_it_uses(tmp_path: Path) -> None:
     assert not modules & set(UNUSED_IN_A_RUN)
 
 
-def test_the_first_line_of_a_run_says_what_begins(tmp_path: Path) -> None:
+def test_the_first_line_of_a_run_says_what_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     run = ["run", "--data", "digits", "--method", "fedavg", "--rounds", "2", "--local-epochs", "1", "--device", "cpu"]
-    command = [sys.executable, "-m", "fedskew", *run, "--clients", "5", "--out", str(tmp_path / "here")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    first = done.stderr.splitlines()[0]
+    assert fedskew.cli.main([*run, "--clients", "5", "--out", "here"]) == 0
+    first = capfd.readouterr().err.splitlines()[0]
     assert first == "fedavg on digits, 5 clients, dnn: 2 rounds, engine stacked, cpu, float32"
 
 

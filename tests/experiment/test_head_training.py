@@ -23,7 +23,8 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "lr": 0.1, "device":
 
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
-    return fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3))
+    options = {"image": [1, 8, 8], "samples": 300, "test_samples": 100}
+    return fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), **options)
 
 
 @pytest.fixture(scope="module")

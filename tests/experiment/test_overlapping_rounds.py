@@ -46,7 +46,7 @@ def test_overlapping_rounds_are_the_rounds_one_after_another(method: str, engine
     def fresh() -> Server:
         return server(
             image_federation(), method, norm_and_dropout(), RUNS[method], engine=engine, rounds=4, clients_per_round=3,
-            precision="float32", lr_decay=0.9,
+            precision="float32", lr_decay=0.9, local_epochs=1,
         )  # fmt: skip
 
     agreed(fresh)

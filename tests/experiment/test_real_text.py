@@ -36,7 +36,7 @@ def _split(name: str) -> Federation:
             method,
             marks=[
                 pytest.mark.skipif(not _here(name), reason=f"{name} is not in FEDSKEW_DATA"),
-                *([] if method == methods[0] else [pytest.mark.slow]),
+                *([] if method == "fedvls" else [pytest.mark.slow]),
             ],
         )
         for name, methods in METHODS.items()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from in_process import DirectGrid, Meddle, run_config_of, small_data
+from method_cases import slow
 
 from fedskew.cli import main
 from fedskew.data import Dirichlet, Federation, federation
@@ -89,11 +90,10 @@ def reported(run: Result) -> list[dict[str, list[float | None]] | None]:
         {"eval_every": 2},
         {"method": "scaffold"},
         {"method": "pkd", "rounds": 4},
-        {"method": "fedconcat", "rounds": 4},
         {"method": "fedper"},
-        {"method": "fedrep"},
         {"method": "ditto"},
         {"method": "fedbabu"},
+        *slow({"method": "fedconcat", "rounds": 4}, {"method": "fedrep"}),
     ],
     ids=str,
 )

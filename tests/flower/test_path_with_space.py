@@ -15,6 +15,7 @@ from fedskew.flower.local_federation import LocalFederation
 from fedskew.flower.processes import last_message
 
 
+@pytest.mark.slow  # `.ci/run` runs the other tests of real federations in such a path
 def test_a_superlink_registers_keys_where_flower_lies_in_a_path_with_a_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import case, small_data
-from method_cases import by_kind
+from method_cases import by_kind, slow
 from toy_runs import finished
 
 from fedskew.data import Dirichlet, Federation, federation, load
@@ -245,13 +245,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split:
     assert_same_model(resumed, run_prepared(prepare(config, split)))
 
 
-def test_fifty_sites_hold_twenty_rounds(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sites", "rounds"), [(12, 4), *slow((50, 20))])
+def test_many_sites_hold_many_rounds(sites: int, rounds: int, tmp_path: Path) -> None:
     digits = tmp_path / "all.npz"
     dataset = load("digits")
     np.savez(digits, x_train=dataset.train.x, y_train=dataset.train.y, x_test=dataset.test.x, y_test=dataset.test.y)
-    split = federation(str(digits), Dirichlet(beta=0.3, clients=50, min_size=2), seed=0)
-    config = settings("fedvls", rounds=20, clients_per_round=10, **{"partition.clients": 50})
-    here = case(tmp_path, split, digits, config, minimum=40)
+    split = federation(str(digits), Dirichlet(beta=0.3, clients=sites, min_size=2), seed=0)
+    config = settings("fedvls", rounds=rounds, clients_per_round=sites // 4, **{"partition.clients": sites})
+    here = case(tmp_path, split, digits, config, minimum=sites - 2)
     apart = run_federation(here.grid, here.context)
     assert_same_model(apart, run_prepared(prepare(config, split)))
-    assert len(apart.history) == 21
+    assert len(apart.history) == rounds + 1

@@ -118,7 +118,9 @@ WITH_OBJECTIVE = sorted(
 
 @pytest.fixture(scope="module")
 def federation() -> fs.Federation:
-    return fs.federation("digits", fs.Dirichlet(clients=3, beta=0.3), seed=1)
+    digits = fs.load("digits")
+    (x, y), test = ((part.x[:300], part.y[:300]) for part in (digits.train, digits.test))
+    return fs.federation((x, y), fs.Dirichlet(clients=3, beta=0.3), seed=1, test=test)
 
 
 @pytest.mark.parametrize("method", WITH_OBJECTIVE)

@@ -31,7 +31,8 @@ SETTINGS: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "device": "cpu", "pr
 
 @pytest.fixture(scope="module")
 def fed() -> fs.Federation:
-    return fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3))
+    options = {"image": [1, 8, 8], "samples": 300, "test_samples": 100}
+    return fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), **options)
 
 
 @pytest.mark.parametrize(("classes", "width"), [(2, 2), (10, 10), (10, 64), (100, 128)])

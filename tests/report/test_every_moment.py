@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from method_cases import slow
 
 import fedskew as fs
 from fedskew.choose.trials import RaceWatcher
@@ -35,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     short: dict[str, Any] = {"local_epochs": 1, "device": "cpu", **tested}
     found = {}
     for seed in (0, 1):
-        federation = fs.federation("digits", fs.Dirichlet(clients=3, beta=0.3), seed=seed)
+        federation = fs.federation("synthetic", fs.Dirichlet(clients=3, beta=0.3), seed=seed, samples=300)
         for method, rounds in (("fedavg", 3), ("pkd", 4)):
             found[f"{method}-{seed}"] = place / f"{method}-{seed}"
             fs.run(federation, method, rounds=rounds, out=found[f"{method}-{seed}"], **short)
@@ -105,10 +106,10 @@ def _expect_value_or_one_line(value: Callable[[], object]) -> None:
             raise
 
 
-@pytest.mark.parametrize("name", ["fedavg-0", "pkd-0"])
-def test_a_run(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "edges"), [("fedavg-0", True), ("pkd-0", False), *slow(("pkd-0", True))])
+def test_a_run(name: str, edges: bool, runs: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    for moment in cut(runs[name], folder):
+    for moment in cut(runs[name], folder, edges):
         try:
             show([folder])
             show_objects([folder])
@@ -116,10 +117,11 @@ def test_a_run(name: str, runs: dict[str, Path], tmp_path: Path) -> None:
             raise AssertionError(moment) from error
 
 
-def test_a_comparison(runs: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("number_of_runs", [2, *slow(3)])
+def test_a_comparison(number_of_runs: int, runs: dict[str, Path], tmp_path: Path) -> None:
     """Its runs follow one another: the earlier ones are finished, or were interrupted with them."""
     place = tmp_path / "runs"
-    for number, name in enumerate(list(runs)[:3]):
+    for number, name in enumerate(list(runs)[:number_of_runs]):
         for moment in cut(runs[name], place / name, edges=False):
             try:
                 show([place])
@@ -146,7 +148,7 @@ def test_a_race(tmp_path: Path) -> None:
             self.look()
 
     watcher = Snapshots()
-    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
+    federation = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=0, samples=300)
     options: dict[str, Any] = {"rounds": 3, "local_epochs": 1, "workers": 1, "device": "cpu"}
     fs.choose(federation, ["fedprox"], "40r", out=tmp_path / "race", watcher=watcher, **options)
     watcher.look()

@@ -18,8 +18,8 @@ from fedskew.results.race import RACE, RaceRecord, load_race, save_race
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "race"
-    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
-    fs.choose(federation, ["fedprox", "fedlmd"], "60r", rounds=3, local_epochs=1, out=folder, workers=1, device="cpu")
+    federation = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=0, samples=300)
+    fs.choose(federation, ["fedprox", "fedlmd"], "30r", rounds=2, local_epochs=1, out=folder, workers=1, device="cpu")
     return folder
 
 
@@ -37,7 +37,7 @@ def test_the_report_of_a_race_has_its_answer_its_final_and_every_candidate(race:
 
 
 def test_runs_and_races_share_a_page(race: Path, tmp_path: Path) -> None:
-    federation = fs.federation("digits", fs.Dirichlet(clients=4, beta=0.3), seed=0)
+    federation = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=0, samples=300)
     fs.run(federation, "fedavg", rounds=2, local_epochs=1, out=tmp_path / "run")
     report = fs.write_report([race, tmp_path / "run"], tmp_path / "page.html", features=False)
     assert any(line.startswith("Use ") for line in report.answer)

@@ -51,6 +51,7 @@ def test_whole_runs_are_valid_commands(
     """Each is read by the real command line. It fails only because this machine has no GPU."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("fedskew.lab.benchmark.whole_runs._IMAGES", (6_000, 100))
     runs = whole_runs("cuda:0")
     by_name = {command.arguments[0]: command for command in (*runs.single, *runs.several) if command.arguments}
     assert list(by_name) == ["run", "compare", "sweep"]
