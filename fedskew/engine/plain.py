@@ -33,7 +33,7 @@ from fedskew.methods.hook_results import (
     wrong_tally,
     wrong_tensors,
 )
-from fedskew.methods.parts import Half, Outputs, Tensors, Trained, same_form, uses_hook
+from fedskew.methods.parts import LossPart, Outputs, Tensors, Trained, same_form, split_direction, uses_hook
 from fedskew.randomness import fold
 
 
@@ -133,21 +133,26 @@ class _ClientTraining:
         companions, objective, local = self._companions(x, key), self._work.objective, self._work.local
         recorded: list[tuple[Tensor, Tensors]] = []
 
-        def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
+        def gradient(at: Tensors, part: LossPart | None = None, /) -> Tensors:
             leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-            targets = half_targets(y, half)
+            targets = half_targets(y, part)
             out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
             out = Outputs(out.logits, _contiguous(out.features), companions)
-            loss = objective.loss(out, targets, self._client)
+            hook = "proximal" if part == "proximal" else "loss"
+            loss = getattr(objective, hook)(out, targets, self._client)
             if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-                raise wrong_number(objective, "loss", loss)
-            if not recorded:  # record the whole batch's loss, even if the solver's first gradient is of one half
-                whole = loss if half is None else objective.loss(out, y, self._client)
+                raise wrong_number(objective, hook, loss)
+            if not recorded:  # record the whole batch's loss, even if the solver's first gradient is of a part of it
+                whole = loss if part is None else objective.loss(out, y, self._client)
                 recorded.append((whole.detach(), objective.tally(out, y)))
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
 
         direction = self._work.solver.direction(gradient, self.params, self._client)
+        if self._work.solver.changes_state():
+            direction, kept = split_direction(direction)
+            self._state |= kept
+            self._client = replace(self._client, state={**self._client.state, **kept})
         if not self._checked:
             self._check_step(direction, recorded)
         direction = clip(direction, local.clip_norm)

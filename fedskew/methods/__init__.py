@@ -44,6 +44,8 @@ from fedskew.methods import (  # noqa: F401
     fedrod,
     fedrs,
     fedsam,
+    fedsmoo,
+    fedsol,
     feduv,
     fedvls,
     focal_loss,

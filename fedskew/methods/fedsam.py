@@ -37,14 +37,19 @@ _PAPER = "Qu et al., ICML 2022"
 
 
 def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
-    """Return the point at distance ρ along the gradient, or the same point if the gradient is zero.
+    """Return the point at distance ρ along the gradient, or the same point if the gradient is zero."""
+    length = norm_or_infinity(grads, params)
+    return {name: v + rho * grads[name] / length for name, v in params.items()}
+
+
+def norm_or_infinity(grads: Tensors, params: Tensors) -> Tensor:
+    """Return the norm of the gradient at `params`, or ∞ if the gradient is zero.
 
     A gradient with a norm of at most ε·‖v‖, where ε is the relative precision of a float, counts as zero. It consists
-    of rounding errors, which a step of length ρ would amplify.
+    of rounding errors, which a step of fixed length would amplify.
     """
     norm, smallest = _norm(grads), _norm(params) * torch.finfo(next(iter(params.values())).dtype).eps
-    length = torch.where(norm <= smallest, torch.inf, norm)
-    return {name: v + rho * grads[name] / length for name, v in params.items()}
+    return torch.where(norm <= smallest, torch.inf, norm)
 
 
 def _norm(tensors: Tensors) -> Tensor:

@@ -45,16 +45,18 @@ from fedskew.methods.hook_results import named_tensors, wrong_aggregate, wrong_w
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
 
-Half = Literal["first", "second"]
-"""One half of a batch."""
+LossPart = Literal["first", "second", "proximal"]
+"""The loss of one half of a batch, or the objective's proximal loss."""
+STATE = "state"
+"""Key prefix of new values of the client's state, in what `Solver.direction` returns."""
 SGD_OPTIMIZERS = ("sgd", "nesterov")
 """The local optimisers whose steps are weighted sums of gradients."""
 
 
 class Gradient(Protocol):
-    """Computes the gradient of the objective on the current batch, or on one half of it, at the given parameters."""
+    """Computes the gradient of the objective on the current batch at the given parameters, or of a part of its loss."""
 
-    def __call__(self, at: Tensors, half: Half | None = None, /) -> Tensors: ...
+    def __call__(self, at: Tensors, part: LossPart | None = None, /) -> Tensors: ...
 
 
 Mode = Literal["eval", "train"]
@@ -309,6 +311,10 @@ class Objective(Part):
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""
         raise NotImplementedError
 
+    def proximal(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
+        """Return a second loss, of which a solver computes the gradient with `gradient(params, "proximal")`."""
+        raise UserError(f"{type(self).__name__} has no proximal(), but the solver needs it")
+
     def companions(self) -> dict[str, Mode]:
         """Name the frozen models whose outputs the loss uses, each with its mode.
 
@@ -347,9 +353,14 @@ class Solver(Part):
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.
 
-        `gradient` may be called several times.
+        `gradient` may be called several times. A solver with `changes_state` also returns `pack("state", …)`, with new
+        values of its part of the client's state. The next step finds them in `client.state`.
         """
         return gradient(params)
+
+    def changes_state(self) -> bool:
+        """Return whether `direction` also returns a state for the next step."""
+        return False
 
     def gradients(self) -> int:
         """Return how many gradients a step computes, for the recorded cost."""
@@ -397,6 +408,12 @@ def individual_updates_reason(part: type[Part]) -> str:
     if issubclass(part, ServerRule) and not part.uses_only_mean:
         return "uses individual updates on the server"
     return ""
+
+
+def split_direction(returned: Tensors) -> tuple[Tensors, Tensors]:
+    """Split what a solver with `changes_state` returned into the direction and the new state."""
+    state = unpack(STATE, returned)
+    return {name: t for name, t in returned.items() if not name.startswith(f"{STATE}/")}, state
 
 
 def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.errors import UserError
-from fedskew.methods.parts import Client, Gradient, Half, Part, Solver, Tensors
+from fedskew.methods.parts import STATE, Client, Gradient, LossPart, Part, Solver, Tensors, pack, split_direction
 
 PERSONAL = "personal"
 """Key prefix of the personal tensors within a client's state."""
@@ -156,20 +156,23 @@ class SharedSolver(Solver):
     def gradients(self) -> int:
         return self.solver.gradients()
 
+    def changes_state(self) -> bool:
+        return self.solver.changes_state()
+
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:
         own = {name: t for name, t in params.items() if name in self.personal}
         shared = {name: t for name, t in params.items() if name not in self.personal}
         plain: list[Tensors] = []
 
-        def shared_gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
-            grads = gradient({name: at.get(name, t) for name, t in params.items()}, half)
-            if at is shared and half is None and not plain:
+        def shared_gradient(at: Tensors, part: LossPart | None = None, /) -> Tensors:
+            grads = gradient({name: at.get(name, t) for name, t in params.items()}, part)
+            if at is shared and part is None and not plain:
                 plain.append(grads)
             return {name: grads[name] for name in at}
 
-        found = self.solver.direction(shared_gradient, shared, client)
+        found, state = split_direction(self.solver.direction(shared_gradient, shared, client))
         grads = plain[0] if plain else gradient(params)
-        return {name: grads[name] if name in own else found[name] for name in params}
+        return {name: grads[name] if name in own else found[name] for name in params} | pack(STATE, state)
 
 
 def without_personal(state: Mapping[str, Tensor]) -> Tensors:

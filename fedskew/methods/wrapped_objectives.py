@@ -25,6 +25,9 @@ class WrappedObjective(Objective):
     def companions(self) -> dict[str, Mode]:
         return self.objective.companions()
 
+    def proximal(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return self.objective.proximal(out, y, client)
+
     def class_outputs(self, out: Outputs) -> Outputs:
         return self.objective.class_outputs(out)
 

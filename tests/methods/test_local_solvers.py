@@ -33,7 +33,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE
 from fedskew.methods import Client, Tensors, make_method
 from fedskew.methods.fedsam import ascend
-from fedskew.methods.parts import Half
+from fedskew.methods.parts import LossPart
 from fedskew.methods.perfedavg import PerFedAvg
 from fedskew.models import Classifier
 
@@ -369,7 +369,7 @@ def test_the_hessian_free_direction_is_the_gradient_of_the_loss_after_the_trial_
     root = torch.randn(4, 4, generator=generator, dtype=torch.float64)
     a, centre = root @ root.T, {"first": torch.ones(4).double(), "second": -torch.ones(4).double()}
 
-    def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
+    def gradient(at: Tensors, half: LossPart | None = None, /) -> Tensors:
         assert half is not None
         return {"v": a @ (at["v"] - centre[half])}
 

@@ -58,6 +58,7 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "label presence": lambda model, classes: classes,
     "label counts": lambda model, classes: 8 * classes,
     "control variate (the size of one model)": lambda model, classes: model,
+    "dual variable (the size of one model)": lambda model, classes: model,
     "local steps (one number)": lambda model, classes: 8,
     "distance of the label distribution (one number)": lambda model, classes: 8,
     "change of Fisher information (the size of two models)": lambda model, classes: 2 * model,
@@ -144,7 +145,9 @@ def test_extra_compute_counts_the_forward_passes(name: str) -> None:
         assert entry.extra_compute == PASSES[over_data]
     elif objectives:
         passes = len(objectives[0].companions())
-        assert entry.extra_compute == ("none", "1 teacher forward", "2 teacher forwards")[passes]
+        more = sum(part().gradients() - 1 for part in entry.parts if issubclass(part, Solver))
+        stepping = ", 1 forward and backward" if more else ""
+        assert entry.extra_compute == ("none", "1 teacher forward", "2 teacher forwards")[passes] + stepping
         assert objectives[0].extra_forwards(10, {}) == 10 * passes
     elif entry.stands_alone:
         assert entry.extra_compute == "none"

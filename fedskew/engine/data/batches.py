@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedskew.losses import IGNORE
-from fedskew.methods.parts import Half
+from fedskew.methods.parts import LossPart
 from fedskew.randomness import fold, integer_key, permutation
 
 
@@ -184,12 +184,12 @@ def padded_targets(y: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid.view(*valid.shape, *(1,) * (y.dim() - valid.dim())), y, IGNORE)
 
 
-def half_targets(y: Tensor, half: Half | None, axis: int = 0) -> Tensor:
+def half_targets(y: Tensor, half: LossPart | None, axis: int = 0) -> Tensor:
     """Keep the labels of one half of the batch, which is every other sample along `axis`. The others become `IGNORE`.
 
-    If a half has no samples, the whole batch replaces it.
+    If a half has no samples, the whole batch replaces it. Other parts of the loss are over the whole batch.
     """
-    if half is None:
+    if half not in ("first", "second"):
         return y
     in_second = torch.arange(y.shape[axis], device=y.device) % 2 == 1
     inside = padded_targets(y, (in_second if half == "second" else ~in_second).expand(y.shape[: axis + 1]))

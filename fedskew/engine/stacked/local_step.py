@@ -7,7 +7,7 @@ One backward pass of the sum of all losses gives every client its gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,18 @@ from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Layouts
 from fedskew.losses import real_rows
 from fedskew.methods.hook_results import without_gradient_call
-from fedskew.methods.parts import Half, Mode, Outputs, Solver, Tensors, Trained, uses_hook
+from fedskew.methods.parts import (
+    STATE,
+    LossPart,
+    Mode,
+    Outputs,
+    Solver,
+    Tensors,
+    Trained,
+    pack,
+    split_direction,
+    uses_hook,
+)
 from fedskew.randomness import fold
 
 
@@ -46,12 +57,14 @@ class Batches:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The results of one step, for each client: direction, new buffers, loss and tally."""
+    """The results of one step, for each client: direction, new buffers, loss, tally, and state for the next step."""
 
     direction: Tensors
     buffers: Tensors
     loss: Tensor
     tally: Tensors
+    state: Tensors = field(default_factory=dict)
+    """Only for solvers with `changes_state`."""
 
 
 def compute_step(
@@ -141,39 +154,46 @@ class _Descent:
         if self._recorded is None:
             raise without_gradient_call(self._work.solver)
         loss, tally = self._recorded
-        return StepResult(direction, self._buffers, loss, tally)
+        direction, kept = split_direction(direction) if self._work.solver.changes_state() else (direction, {})
+        return StepResult(direction, self._buffers, loss, tally, kept)
 
     def _direction(self, params: Tensors, label_counts: Tensor, state: Tensors) -> Tensors:
         """Compute one client's direction, under `vmap`. Each gradient is computed for all clients at once."""
 
-        def gradient(at: Tensors, half: Half | None = None, /) -> Tensors:
-            grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, half), *at.values())  # type: ignore[no-untyped-call]
+        def gradient(at: Tensors, part: LossPart | None = None, /) -> Tensors:
+            grads = _AllClients.apply(lambda *all_: self._gradient_list(list(at), all_, part), *at.values())  # type: ignore[no-untyped-call]
             return dict(zip(at, grads, strict=True))
 
         client = self._work.client(label_counts, state)
-        return self._clip(self._work.solver.direction(gradient, params, client))
+        found = self._work.solver.direction(gradient, params, client)
+        if not self._work.solver.changes_state():
+            return self._clip(found)
+        direction, kept = split_direction(found)
+        return self._clip(direction) | pack(STATE, kept)
 
     def _clip(self, direction: Tensors) -> Tensors:
         return clip(direction, self._work.local.clip_norm)
 
-    def _gradient_list(self, names: list[str], tensors: tuple[Tensor, ...], half: Half | None) -> tuple[Tensor, ...]:
-        return tuple(self._gradient(dict(zip(names, tensors, strict=True)), half).values())
+    def _gradient_list(
+        self, names: list[str], tensors: tuple[Tensor, ...], part: LossPart | None
+    ) -> tuple[Tensor, ...]:
+        return tuple(self._gradient(dict(zip(names, tensors, strict=True)), part).values())
 
     @torch.enable_grad()
-    def _gradient(self, at: Tensors, half: Half | None = None) -> Tensors:
+    def _gradient(self, at: Tensors, part: LossPart | None = None) -> Tensors:
         """Compute all clients' gradients as the gradient of the sum of their losses.
 
         This is right because no loss depends on another client's parameters.
         """
         batches = self._batches
         leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-        y = half_targets(batches.y, half, axis=1)
+        y = half_targets(batches.y, part, axis=1)
         out, self._buffers = self._network.forward_stacked(
             leaves, self._buffers, batches.x, batches.valid, "train", batches.keys, self._perturbation(y)
         )
-        losses, tally = self._losses(out, y)
-        if self._recorded is None:  # record the whole batch's loss, even if the solver's first gradient is of one half
-            whole, tally = (losses, tally) if half is None else self._losses(out, batches.y)
+        losses, tally = self._losses(out, y, part)
+        if self._recorded is None:  # record the whole batch's loss, even if the first gradient is of a part of it
+            whole, tally = (losses, tally) if part is None else self._losses(out, batches.y)
             self._recorded = whole.detach(), {name: t.detach() for name, t in tally.items()}
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, grads, strict=True))
@@ -194,19 +214,27 @@ class _Descent:
 
         return all_clients
 
-    def _losses(self, out: Outputs, y: Tensor) -> tuple[Tensor, Tensors]:
+    def _losses(self, out: Outputs, y: Tensor, part: LossPart | None = None) -> tuple[Tensor, Tensors]:
         """Compute each client's loss and tally."""
-        counts, state = self._batches.label_counts, self._batches.state
-        losses: tuple[Tensor, Tensors] = torch.func.vmap(self._loss)(out.tensors(), y, counts, state, self._frozen)
+        counts, state, loss = self._batches.label_counts, self._batches.state, partial(self._loss, part)
+        losses: tuple[Tensor, Tensors] = torch.func.vmap(loss)(out.tensors(), y, counts, state, self._frozen)
         return losses
 
     def _loss(
-        self, out: Tensors, y: Tensor, label_counts: Tensor, state: Tensors, frozen: dict[str, Tensors]
+        self,
+        part: LossPart | None,
+        out: Tensors,
+        y: Tensor,
+        label_counts: Tensor,
+        state: Tensors,
+        frozen: dict[str, Tensors],
     ) -> tuple[Tensor, Tensors]:
         """Compute one client's loss and tally, under `vmap`."""
         objective, client = self._work.objective, self._work.client(label_counts, state)
         companions = {name: Outputs.from_tensors(tensors) for name, tensors in frozen.items()}
         outputs = replace(Outputs.from_tensors(out), companions=companions)
+        if part == "proximal":
+            return objective.proximal(outputs, y, client), {}
         return objective.loss(outputs, y, client), objective.tally(outputs, y)
 
 
@@ -269,6 +297,8 @@ class SlotStep:
         buffers = self.layouts.buffers.views(memory["buffers"])
         found = compute_step(self.network, work, batches, params, buffers, self.samples)
         self._step(memory, found.direction, lr)
+        for name, tensor in found.state.items():
+            state[name].copy_(tensor)
         for name, tensor in found.buffers.items():
             if tensor is not buffers[name]:
                 buffers[name].copy_(tensor)

@@ -164,7 +164,10 @@ class SlotRound:
         )
         self._moves = _Moves(schedule, moves)
         clients = len(plans)
+        # The slots' states are results only if they change during training.
+        kept = {"state": layouts.state.zeros(clients, device)} if work.solver.changes_state() else {}
         self._results: Memory = {
+            **kept,
             "params": layouts.params.zeros(clients, device),
             "buffers": layouts.buffers.zeros(clients, device),
             "sums": {n: torch.zeros(clients, dtype=t.dtype, device=device) for n, t in program.memory["sums"].items()},
@@ -260,6 +263,8 @@ class SlotRound:
         if idle:
             rows = to_device(torch.tensor(idle), self._device)
             self._start(self._results, rows, np.array(idle))
+            for name, tensor in self._results.get("state", {}).items():
+                tensor[rows] = self._states(np.array(idle))[name]
 
     @torch.no_grad()
     def _finish(self) -> RoundResult:
@@ -302,8 +307,14 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states: from the slots if each client had its own, or else copied to the device again."""
+        """Return the clients' states: from the slots if each client had its own, or else copied to the device again.
+
+        States that changed during training are among the results.
+        """
         state = self._layouts.state
+        if "state" in self._results:
+            rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
+            return {name: t[rows] for name, t in state.views(self._results["state"]).items()}
         if len(self._first_slots) < len(self._plans):
             return state.views(self._states(numbers))
         slots = self._first_slots[int(numbers[0]) : int(numbers[-1]) + 1]
