@@ -79,7 +79,7 @@ def module_name(file: str) -> str:
 
 def trace_command() -> Trace:
     """Trace `fedskew run`, with progress and a run folder."""
-    flags = [word for key, value in RUN.items() for word in (f"--{key}", str(value))]
+    flags = [word for key, value in RUN.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         command = ["run", *flags, "--device", "cpu", "--out", f"{folder}/run"]
         with contextlib.redirect_stderr(io.StringIO()), traced() as trace:

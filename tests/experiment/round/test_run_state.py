@@ -33,6 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedcm": {},
     "fedacg": {},
     "fedlesam": {},
+    "fedsmoo": {},
     "logit-adjustment": {},
     "fedgf": {"threshold": 0.0, "window": 2},
     "moon+scaffold": {"mu": 1.0},

@@ -26,6 +26,9 @@ def test_every_method_meets_the_same_clients() -> None:
         model = linear() if make_method(method).personal is None else norm_and_dropout()
         _, rows = trained(federation, method, model, params, rounds=4, clients_per_round=2, local_epochs=1)
         met[method] = [row.clients for row in rows if row.model == "global"]
+    *sampled, last = met.pop("ccvr")
+    assert sampled == met["fedavg"][:-1]
+    assert last == list(range(federation.clients))  # everyone takes part in a calibration
     assert all(clients == met["fedavg"] for clients in met.values())
     other = trained(federation, "fedavg", linear(), rounds=4, clients_per_round=2, local_epochs=1, seed=1)[1]
     assert [row.clients for row in other] != met["fedavg"]
