@@ -24,6 +24,7 @@ from fedskew.cli.commands import (
     split_names,
     takes_settings,
 )
+from fedskew.cli.federate_log import CommandLog, LogFormat, LogLevel, MetricsPort
 from fedskew.errors import UserError
 from fedskew.platforms import require_posix
 
@@ -225,34 +226,34 @@ def _up(
     federation: _FederationSettings = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
 ) -> None:  # fmt: skip
     """Run a whole federation on this machine, as separate processes with real TLS and node keys.
 
     Repeat the command to resume after the last saved round.
     """
-    from fedskew.cli.terminal import notice, print_json, stdout
+    from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.config import parse_assignments, with_values
     from fedskew.experiment.result import describe_participation
     from fedskew.flower.disclosure import settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.trial import plan_trial, run_folder
 
-    def show(line: str) -> None:
-        if not (quiet or as_json):
-            notice(line)
-
+    log = CommandLog("trial", log_format, "error" if quiet or as_json else log_level)
     config = settings.config()
     if config.partition.rule not in ("column", "counts", "saved"):  # these take the sites from the data or a file
         config = with_values(config, {"partition.clients": sites})
     values = parse_assignments(federation or ()) | ({"secure_aggregation": True} if secure_aggregation else {})
     trial = plan_trial(Path(folder), config, values, column_sums)
     for warning in settings_warnings(*read_app(trial.app)):
-        show(f"warning: {warning}")
+        log.write(f"warning: {warning}")
     run = run_folder(trial)
     if run.finished:
-        show(f"{run.path} is already finished; nothing was run")
+        log.write(f"{run.path} is already finished; nothing was run")
     else:
-        _start_trial(trial, show)
+        with log.reporting_errors():
+            _start_trial(trial, log)
     summary = run.summary() or {}
     if as_json:
         print_json(summary | {"folder": str(run.path)})
@@ -264,9 +265,8 @@ def _up(
     stdout().print(line, soft_wrap=True, markup=False)
 
 
-def _start_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
+def _start_trial(trial: LocalFederation, log: CommandLog) -> None:
     """Start all processes and show what the server reports. The processes end with the run, even if it fails."""
-    from fedskew.cli.terminal import notice
     from fedskew.flower.trial import run_trial
 
     require_posix("fedskew federate up")
@@ -274,10 +274,10 @@ def _start_trial(trial: LocalFederation, show: Callable[[str], None]) -> None:
     logs = trial.folder / "logs"
     try:
         with trial:
-            show(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {logs}")
-            run_trial(trial, show)
+            log.write(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {logs}")
+            run_trial(trial, log.write)
     except KeyboardInterrupt as interrupt:
-        notice("stopped; repeat the command to resume after the last saved round")
+        log.write("stopped; repeat the command to resume after the last saved round")
         raise typer.Exit(INTERRUPTED) from interrupt
 
 
@@ -287,16 +287,24 @@ def _run(
         str | None,
         option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: Flower's default)"),
     ] = None,
+    metrics_port: MetricsPort = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
 ) -> None:
     """Train a federation: start its run on the SuperLink, and resume it if it fails.
 
     Use this command on the server. It ends with status 0 only if the run was completed.
     """
-    from fedskew.cli.terminal import notice
+    from fedskew.flower.monitoring import monitored
     from fedskew.flower.planning import read_app
+    from fedskew.flower.run_monitoring import RunMonitor
     from fedskew.flower.supervised_run import FlowerRun, completed_rounds, run_to_end
 
+    log = CommandLog("server", log_format, log_level)
     folder = Path(read_app(app)[0].folder).expanduser()
-    log = folder.with_name(f"{folder.name}.log")
-    notice(f"the run's folder is {folder}; the whole log is {log}")
-    run_to_end(FlowerRun(Path(app), connection, log, {}).start, lambda: completed_rounds(folder), notice)
+    log_file = folder.with_name(f"{folder.name}.log")
+    with log.reporting_errors(), monitored(RunMonitor(folder), metrics_port) as address:
+        if address is not None:
+            log.write(f"metrics: {address}/metrics; health: {address}/healthz")
+        log.write(f"the run's folder is {folder}; the whole log is {log_file}")
+        run_to_end(FlowerRun(Path(app), connection, log_file, {}).start, lambda: completed_rounds(folder), log.write)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedskew.cli.commands import option
+from fedskew.cli.federate_log import CommandLog, LogFormat, LogLevel, MetricsPort
 from fedskew.errors import UserError, plural
 from fedskew.platforms import require_posix
 
@@ -28,6 +29,9 @@ def site(
         str | None,
         option("--keys", "DIR", "folder with the site's ca.pem and node.key, as written by `federate certs`"),
     ] = None,
+    metrics_port: MetricsPort = None,
+    log_format: LogFormat = "text",
+    log_level: LogLevel = "info",
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
@@ -37,6 +41,9 @@ def site(
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_config import load_site
 
+    log = CommandLog("site", log_format, log_level)
+    if metrics_port is not None and superlink is None:
+        raise UserError("--metrics-port needs --superlink, because a check ends at once")
     if superlink is not None and check is None:
         raise UserError("--superlink needs --check; expected the federation's app, or its pyproject.toml")
     if superlink is not None and keys is None:
@@ -48,7 +55,8 @@ def site(
     if check is not None:
         _check_against_app(check, config, federation)
     if superlink is not None and keys is not None:
-        _connect(Path(file), superlink, Path(keys))
+        with log.reporting_errors():
+            _connect(config, Path(file), superlink, Path(keys), log, metrics_port)
 
 
 def _show_data(name: str, federation: Federation) -> None:
@@ -153,22 +161,30 @@ def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -
         stdout().print(f"survey: {line}", soft_wrap=True, markup=False)
 
 
-def _connect(file: Path, superlink: str, folder: Path) -> None:
-    from fedskew.cli.terminal import notice
+def _connect(
+    config: SiteConfig, file: Path, superlink: str, folder: Path, log: CommandLog, metrics_port: int | None
+) -> None:
     from fedskew.flower import supernode
     from fedskew.flower.credentials import NodeKeys
+    from fedskew.flower.monitoring import monitored
     from fedskew.flower.processes import free_ports
+    from fedskew.flower.site_monitoring import SiteMonitor
 
     require_posix("the connection of a site")
     keys = NodeKeys(folder)
     supernode.require_keys(keys)
-    expires = supernode.require_trusted_server(superlink, keys)
-    if warning := supernode.expiry_warning(superlink, expires):
-        notice(warning)
-    threading.Thread(target=supernode.watch_certificate, args=(superlink, keys, notice), daemon=True).start()
-    command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
-    notice(" ".join(command))
-    supernode.run_supernode(command, keys)
+    connection = supernode.Connection()
+    with monitored(SiteMonitor(config, connection), metrics_port) as address:
+        if address is not None:
+            log.write(f"metrics: {address}/metrics; health: {address}/healthz")
+        expires = supernode.require_trusted_server(superlink, keys)
+        if warning := supernode.expiry_warning(superlink, expires):
+            log.write(warning)
+        threading.Thread(target=supernode.watch_certificate, args=(superlink, keys, log.write), daemon=True).start()
+        command = supernode.supernode_command(file, superlink, keys, free_ports(1)[0])
+        log.write(" ".join(command))
+        env = {"FLWR_LOG_LEVEL": "DEBUG"} if log.level == "debug" else {}
+        supernode.run_supernode(command, keys, log.write_output, connection, env)
 
 
 def approve(

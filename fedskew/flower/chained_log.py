@@ -199,6 +199,30 @@ def read_chain(path: Path) -> Chain:
     return Chain(tuple(entries), repairs + len(torn), _missing_end(path, entries))
 
 
+class NewEntries:
+    """Reads what was added to a log since the last call. It does not check the chain, so that each call is cheap."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._position, self._inode = path, 0, 0
+
+    def read(self) -> list[Entry]:
+        """Return the new entries. If the log was moved away and a new one began, return those of the new one."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_ino != self._inode or found.st_size < self._position:
+                    self._position, self._inode = 0, found.st_ino
+                file.seek(self._position)
+                content = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"cannot read {self._path}: {error.strerror}") from error
+        complete = content[: content.rfind(b"\n") + 1]
+        self._position += len(complete)
+        return [entry for entry in map(_parse, complete.split(b"\n")) if entry is not None]
+
+
 def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequence[bytes]) -> str | None:
     """Say how an entry does not follow those before it. None if it does."""
     last = before[-1] if before else None

@@ -141,7 +141,7 @@ class FederationServer(Server):
             try:
                 report = _check_report(from_bytes(reply.payload), classes, with_predictions)
             except Garbled as problem:
-                self._sites.log(f"the label counts of {self._sites.names[client]} are discarded: {problem}")
+                self._sites.log(f"warning: the label counts of {self._sites.names[client]} are discarded: {problem}")
                 continue
             counts[client] = report["label_counts"].numpy()
             if with_predictions:

@@ -116,9 +116,8 @@ class FederatedRounds:
                 result = self._training.result(plan, found.updates)
                 return TrainedRound(plan, result, found.failures, requested.absent, self._local_tests(requested, found))
             number = plan.work.key.round + 1
-            self._sites.log(
-                f"round {number}: {found.finite_count} of {enough} required updates arrived in attempt {attempt}"
-            )
+            arrived = f"{found.finite_count} of {enough} required updates arrived"
+            self._sites.log(f"warning: round {number}: {arrived} in attempt {attempt}")
             requested = None
         raise UserError(
             f"round {number} had too few good updates in every attempt ({self._settings.attempts}); start the run "

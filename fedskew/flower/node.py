@@ -96,7 +96,7 @@ def _check_approval(site: Path) -> None:
         if reason is None:
             install(archive, **options)
         else:
-            print(f"fedskew: {reason}", file=sys.stderr, flush=True)
+            print(f"fedskew: warning: {reason}", file=sys.stderr, flush=True)
 
     def load_or_refuse(**options: Any) -> Any:
         return get_loader(**options) if reason is None else lambda *_: refusing_app(reason, site)

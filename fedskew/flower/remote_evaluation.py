@@ -109,7 +109,9 @@ class SiteEvaluation:
             try:
                 found[self._sites.names[client]] = read_histograms(reply, self._classes, self._task)
             except Garbled as problem:
-                self._sites.log(f"the score histograms of {self._sites.names[client]} are discarded: {problem}")
+                self._sites.log(
+                    f"warning: the score histograms of {self._sites.names[client]} are discarded: {problem}"
+                )
         return found
 
     def evaluate(self, replies: Replies) -> Evaluation:
@@ -152,7 +154,7 @@ class SiteEvaluation:
             try:
                 found[client] = _matrix(reply, self._classes, self._task)
             except Garbled as problem:
-                self._sites.log(f"the test results of {self._sites.names[client]} are discarded: {problem}")
+                self._sites.log(f"warning: the test results of {self._sites.names[client]} are discarded: {problem}")
         return found
 
     def _accuracies(self, replies: Replies) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def score_at_sites(
         try:
             found[name] = read_histograms(reply, len(contract.classes), TASKS[contract.task])
         except Garbled as problem:
-            sites.log(f"the score histograms of {name} are discarded: {problem}")
+            sites.log(f"warning: the score histograms of {name} are discarded: {problem}")
             continue
         listed += [name] if reply.facts.get("by_site") is True else []
     if not found:

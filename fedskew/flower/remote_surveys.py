@@ -27,10 +27,12 @@ def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
         try:
             answers[client] = _read(reply)
         except Garbled as problem:
-            sites.log(f"the answers of {sites.names[client]} are discarded: {problem}")
+            sites.log(f"warning: the answers of {sites.names[client]} are discarded: {problem}")
     usual = Counter(map(forms, answers.values())).most_common(1)
     for client in [client for client, found in answers.items() if forms(found) != usual[0][0]]:
-        sites.log(f"the answers of {sites.names[client]} are discarded: they differ in form from those of most sites")
+        sites.log(
+            f"warning: the answers of {sites.names[client]} are discarded: they differ in form from those of most sites"
+        )
         del answers[client]
     names = next(iter(answers.values()), {})
     stacked = {name: torch.stack([found[name] for found in answers.values()]) for name in names}

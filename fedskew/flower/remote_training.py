@@ -125,7 +125,7 @@ class SiteTraining:
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
-            self._sites.log(f"round {round_name(plan)}: the update of {name} is discarded: {reason}")
+            self._sites.log(f"warning: round {round_name(plan)}: the update of {name} is discarded: {reason}")
             if isinstance(answers[client], Reply):
                 entry = {"event": "discarded", "site": name, "kind": "train", "round": plan.work.key.round + 1}
                 self._sites.audit(entry | {"reason": reason})

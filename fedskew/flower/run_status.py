@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -83,12 +83,14 @@ def read_status(folder: Path, now: datetime) -> RunStatus:
     if not run.audit_path.exists() and not run.config_path.exists():
         raise UserError(f"{folder} is not the folder of a federation's run; expected federation.folder of its app")
     chain = read_chain(run.audit_path) if run.audit_path.exists() else None
-    entries = list(chain.entries) if chain else []
-    rows, attempts = run.rounds(), _attempts(entries)
+    history = RunHistory(_configured_names(run))
+    for entry in chain.entries if chain else ():
+        history.add(entry)
+    rows, attempts = run.rounds(), history.attempts()
     if not attempts and (ended := _read_ended(folder)):
         attempts = [ended]
     last = attempts[-1] if attempts else Attempt("", "finished" if run.finished else "not started")
-    sites = _site_statuses(_names(run, entries), entries, last.status == "running", now)
+    sites = history.sites(last.status == "running", now)
     _add_updates(sites, rows)
     round = rows[-1].round if rows else 0
     return RunStatus(str(folder), last.status, last.reason, round, sites, attempts, chain.problem if chain else None)
@@ -108,29 +110,60 @@ def _read_ended(folder: Path) -> Attempt | None:
         raise UserError(f"{path} is damaged; delete it") from error
 
 
-def _names(run: RunFolder, entries: Sequence[Entry]) -> list[str]:
-    for entry in reversed(entries):
-        if entry["event"] == "start" and "federation" in entry:
-            return [str(name) for name in entry["federation"]]
+class RunHistory:
+    """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        """`names` are the sites of a run whose log does not name them."""
+        self._names = list(names)
+        self._sites = {name: SiteStatus(name) for name in names}
+        self._times = ReplyTimes(FederationSettings.grace)
+        self._ended: list[Attempt] = []
+        self._began: Entry | None = None
+        """The start of the attempt that has not ended."""
+
+    def add(self, entry: Entry) -> None:
+        event = entry["event"]
+        if event in ("start", "end"):
+            self._add_boundary(entry)
+        elif event == "request":
+            for name in entry["sites"]:
+                if name in self._sites:
+                    self._sites[name].waiting_since = entry["time"]
+        elif entry.get("site") in self._names:
+            name = entry["site"]
+            _follow(self._sites[name], entry, self._times, self._names.index(name))
+
+    def _add_boundary(self, entry: Entry) -> None:
+        """Add the start or the end of an attempt. A start that another start follows was killed."""
+        for site in self._sites.values():
+            site.waiting_since = None
+        if self._began is not None and entry["event"] == "start":
+            self._ended.append(Attempt(self._began["time"], "killed", None, "its process ended without a reason"))
+        elif self._began is not None:
+            self._ended.append(Attempt(self._began["time"], entry["status"], entry["time"], entry.get("reason", "")))
+        self._began = entry if entry["event"] == "start" else None
+        if self._began is not None and "federation" in entry:
+            self._names = [str(name) for name in entry["federation"]]
+            self._sites = {name: self._sites.get(name) or SiteStatus(name) for name in self._names}
+
+    def attempts(self) -> list[Attempt]:
+        """List the starts of the run. The last one was killed if its process is gone."""
+        return [*self._ended, *([] if self._began is None else [_open_attempt(self._began)])]
+
+    def sites(self, running: bool, now: datetime) -> list[SiteStatus]:
+        """List the sites. In a run that is `running`, a site with an open request is working or late."""
+        found = [replace(self._sites[name]) for name in self._names]
+        for number, site in enumerate(found):
+            if running and site.waiting_since is not None:
+                is_late = _seconds(site.waiting_since, now) > self._times.limit(number)
+                site.state = "late" if is_late else "working"
+        return found
+
+
+def _configured_names(run: RunFolder) -> list[str]:
     params = run.config.partition.params if run.config_path.exists() else {}
     return [str(name) for name in params.get("names", ())]
-
-
-def _attempts(entries: Sequence[Entry]) -> list[Attempt]:
-    """List the starts of the run. A start that another start follows was killed, as is one whose process is gone."""
-    attempts: list[Attempt] = []
-    began: Entry | None = None
-    for entry in entries:
-        if entry["event"] == "start":
-            if began is not None:
-                attempts.append(Attempt(began["time"], "killed", None, "its process ended without a reason"))
-            began = entry
-        elif entry["event"] == "end" and began is not None:
-            attempts.append(Attempt(began["time"], entry["status"], entry["time"], entry.get("reason", "")))
-            began = None
-    if began is not None:
-        attempts.append(_open_attempt(began))
-    return attempts
 
 
 def _open_attempt(began: Entry) -> Attempt:
@@ -141,26 +174,6 @@ def _open_attempt(began: Entry) -> Attempt:
     if is_alive(began["process"]):
         return Attempt(began["time"], "running")
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
-
-
-def _site_statuses(names: Sequence[str], entries: Sequence[Entry], running: bool, now: datetime) -> list[SiteStatus]:
-    sites = {name: SiteStatus(name) for name in names}
-    times = ReplyTimes(FederationSettings.grace)
-    for entry in entries:
-        if entry["event"] == "request":
-            for name in entry["sites"]:
-                if name in sites:
-                    sites[name].waiting_since = entry["time"]
-        elif entry["event"] in ("start", "end"):
-            for site in sites.values():
-                site.waiting_since = None
-        elif entry.get("site") in sites:
-            _follow(sites[entry["site"]], entry, times, names.index(entry["site"]))
-    for number, site in enumerate(sites.values()):
-        if running and site.waiting_since is not None:
-            is_late = _seconds(site.waiting_since, now) > times.limit(number)
-            site.state = "late" if is_late else "working"
-    return list(sites.values())
 
 
 def _follow(site: SiteStatus, entry: Entry, times: ReplyTimes, number: int) -> None:

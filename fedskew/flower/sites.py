@@ -153,7 +153,7 @@ class Sites:
             node = self._nodes.pop(gone)
             if node.client is not None and self._admitted.get(node.client) == gone:
                 del self._admitted[node.client]
-                self.log(f"{self.names[node.client]} is disconnected")
+                self.log(f"warning: {self.names[node.client]} is disconnected")
                 self.audit({"event": "disconnected", "site": self.names[node.client]})
         for number, name in connected.items():
             self._nodes.setdefault(number, _Node(name))
@@ -187,7 +187,7 @@ class Sites:
             self.audit({"site": node.name or f"node {number}", "kind": "hello"} | _describe(reply))
             refusal = self._admit(number, node, reply)
             if refusal and refusal != node.refusal:
-                self.log(f"{node.name or f'node {number}'} is not admitted: {refusal}")
+                self.log(f"warning: {node.name or f'node {number}'} is not admitted: {refusal}")
                 self.audit(
                     {"event": "discarded", "site": node.name or f"node {number}", "kind": "hello", "reason": refusal}
                 )
@@ -313,9 +313,8 @@ class Sites:
             try:
                 return call()
             except (httpx.HTTPError, ObjectPushError, ObjectPullError) as error:
-                self.log(
-                    f"the SuperLink failed ({one_line(f'{type(error).__name__}: {error}')}); next attempt in {wait:g} s"
-                )
+                reason = one_line(f"{type(error).__name__}: {error}")
+                self.log(f"warning: the SuperLink failed ({reason}); next attempt in {wait:g} s")
                 time.sleep(wait)
         return call()
 

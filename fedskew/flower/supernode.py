@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.flower.credentials import NodeKeys
-from fedskew.flower.processes import environment, last_message, log_line
+from fedskew.flower.processes import environment, last_message
 from fedskew.platforms import kill_group
 
 _CONNECT_SECONDS = 10.0
@@ -101,9 +101,37 @@ def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]
             log(warning)
 
 
-def run_supernode(command: list[str], keys: NodeKeys) -> None:
-    """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end its processes."""
-    full_env = environment({})
+class Connection:
+    """Whether a SuperNode is connected, from what it prints."""
+
+    def __init__(self) -> None:
+        self.problem: str | None = "the site has not connected to the server yet"
+        """Why the site is not connected. None if it is."""
+
+    def read(self, line: str) -> None:
+        """Read a line of the SuperNode's output."""
+        if _CONNECTED in line or _RECONNECTED in line:
+            self.problem = None
+        elif _RETRIES in line:
+            self.problem = "the connection to the server is lost; Flower tries again"
+        elif _REFUSED in line:
+            self.problem = "the server refuses the site's key"
+        elif any(words in line for words in _GAVE_UP):
+            self.problem = "the SuperNode lost its server and gave up"
+
+
+def run_supernode(
+    command: list[str],
+    keys: NodeKeys,
+    show: Callable[[str], None],
+    connection: Connection,
+    env: Mapping[str, str] | None = None,
+) -> None:
+    """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end its processes.
+
+    `show` receives each line of its output.
+    """
+    full_env = environment(env or {})
     program = shutil.which(command[0], path=full_env["PATH"]) or command[0]
     process = subprocess.Popen(
         [program, *command[1:]],
@@ -127,8 +155,8 @@ def run_supernode(command: list[str], keys: NodeKeys) -> None:
         assert process.stdout is not None
         for raw in process.stdout:
             line = raw.decode(errors="replace")
-            sys.stderr.write(line if sys.stderr.isatty() else log_line(line))
-            sys.stderr.flush()
+            show(line)
+            connection.read(line)
             refused = refused or _REFUSED in line
             gave_up = any(words in line for words in _GAVE_UP)
             if lost and not gave_up:  # the next line has the reason
@@ -164,6 +192,9 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
+_CONNECTED, _RECONNECTED = "SuperNode ID: ", "Connection successful after "
+_RETRIES = "Connection attempt failed, retrying"
+"""Flower's messages when a connection begins, comes back, and is lost."""
 _REFUSED = "Failed to activate SuperNode"
 _GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
 """Flower's messages when it gives up: at once if the certificate is wrong, otherwise after some attempts."""

@@ -94,7 +94,7 @@ def run_to_end(
         failures, before = (1 if now > before else failures + 1), now
         if failures > RESTARTS:
             raise UserError(f"the run failed {failures} times in a row, last with: {outcome.reason}")
-        log(f"the run failed ({outcome.reason}); restart {failures} of {RESTARTS} resumes after round {now}")
+        log(f"warning: the run failed ({outcome.reason}); restart {failures} of {RESTARTS} resumes after round {now}")
 
 
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:

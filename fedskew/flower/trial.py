@@ -156,12 +156,12 @@ def run_trial(trial: LocalFederation, log: Callable[[str], None]) -> None:
         for name, node in trial.nodes.items():
             if not node.running and name not in ended:
                 ended.add(name)
-                log(f"{name} ended; its log is {node.log}")
+                log(f"warning: {name} ended; its log is {node.log}")
 
     def start() -> Process:
         assert trial.superlink is not None
         if not trial.superlink.running:
-            log(f"the SuperLink ended; starting it again. Its log is {trial.superlink.log}")
+            log(f"warning: the SuperLink ended; starting it again. Its log is {trial.superlink.log}")
             trial.start_superlink()
         return runs.start()
 

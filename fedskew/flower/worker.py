@@ -127,7 +127,7 @@ class _RequestHandler:
         except Exception as error:
             return self._failure(error)
         if facts.get("kind") == "hello" and facts.get("refused"):
-            self._log(f"the server does not admit this site: {one_line(str(facts['refused']))}")
+            self._log(f"warning: the server does not admit this site: {one_line(str(facts['refused']))}")
         try:
             return site.answer(facts, payload)
         except DataUnreadable as error:
@@ -140,7 +140,7 @@ class _RequestHandler:
             return self._failure(error)
 
     def _refusal(self, problem: str, reported: str) -> Answer:
-        self._log(f"the server's request is refused: {problem}")
+        self._log(f"warning: the server's request is refused: {problem}")
         return {"refused": reported}, b""
 
     def _log(self, problem: str) -> None:

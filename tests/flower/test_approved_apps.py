@@ -208,6 +208,6 @@ def test_no_code_of_an_app_runs_at_a_site_that_has_not_approved_it(tmp_path: Pat
         nodes = {name: processes("fedskew.flower.node", str(local.site_file(name))) for name in NAMES}
         by_site = {name: any(f"executed-by-{pid}" in executed for pid in pids) for name, pids in nodes.items()}
         assert by_site == {"site-1": False, "site-2": True, "site-3": True}
-        assert "fedskew: the site has not approved this app" in local.nodes["site-1"].output()
+        assert "fedskew: warning: the site has not approved this app" in local.nodes["site-1"].output()
         assert "site-1 is not admitted: the site has not approved this app (hash " in run.output()
         assert "trained by 2 of 3 sites in every round" in run.output()

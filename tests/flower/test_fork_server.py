@@ -76,7 +76,7 @@ def test_a_forked_worker_answers_and_writes_where_the_clientapp_writes(
     with connection:
         send_frame(connection, {"kind": "dance", "terms": {}, "paths": []})
         assert "expected one of hello" in receive_frame(connection)[0]["refused"]
-    assert "fedskew: the server's request is refused" in capfd.readouterr().err
+    assert "fedskew: warning: the server's request is refused" in capfd.readouterr().err
 
     forks.guardian.kill()
     forks.guardian.wait()

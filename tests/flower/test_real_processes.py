@@ -8,12 +8,16 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from monitored import get, health, values
 from real_federation import MISBEHAVING, NAMES, PATIENCE, Real, plan, processes, until, worker_of
 from safetensors.torch import load_file
 
@@ -22,6 +26,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.local_federation import LocalFederation
+from fedskew.flower.processes import free_ports
 
 BETWEEN_ATTEMPTS = 10.0
 TOLERANCE = 1e-5
@@ -62,7 +67,9 @@ def test_a_federation_comes_to_the_simulated_model(
         local.start()
         for method in ("scaffold", "fedgr"):
             config = real.config(method)
-            assert main(federate_run_command(real.app(method, config))) == 0
+            with monitoring() as (port, seen):
+                assert main([*federate_run_command(real.app(method, config)), "--metrics-port", str(port)]) == 0
+            assert any(numbers["fedskew_sites_present"] == len(sites) for numbers in seen)
             _assert_as_simulated(real, method, config)
             workers.append([pid for name in sites for pid in worker_of(local.site_file(name))])
         _assert_other_settings_are_refused(real, capsys)
@@ -71,6 +78,26 @@ def test_a_federation_comes_to_the_simulated_model(
         assert len(workers[0]) == len(sites)
         assert all(same == workers[0] for same in workers)
     until(lambda: not any(worker_of(local.site_file(name)) for name in sites), "the workers' end", local)
+
+
+@contextmanager
+def monitoring() -> Iterator[tuple[int, list[dict[str, float]]]]:
+    """A free port, and the metrics that were served there while the run was well."""
+    (port,), seen, ended = free_ports(1), [], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.2):
+            with suppress(OSError):
+                if health(port)[0] == 200:
+                    seen.append(values(get(port, "/metrics")[1]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield port, seen
+    finally:
+        ended.set()
+        thread.join()
 
 
 def memory(*processes: int) -> float:

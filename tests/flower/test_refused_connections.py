@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from expired_certificates import expire_certificate
+from monitored import get, health, values
 from real_federation import NAMES, PATIENCE, Real, until
 
 from fedskew.cli import main
 from fedskew.flower.credentials import make_credentials
-from fedskew.flower.processes import Process
+from fedskew.flower.processes import Process, free_ports
 
 
 def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
@@ -50,17 +51,22 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
         assert problem in (tmp_path / "mixed.log").read_text()
 
         local.register()
-        log = tmp_path / "site.log"
+        log, (port,) = tmp_path / "site.log", free_ports(1)
+        command += ["--metrics-port", str(port)]
         site = connect(ours.folder, log)
         until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
         assert f"warning: the certificate of {superlink} expires on" in log.read_text()
+        assert health(port) == (200, "ok\n")
+        assert values(get(port, "/metrics")[1])["fedskew_connected"] == 1
         expire_certificate(local.keys)
         assert local.superlink is not None
         local.superlink.kill()
+        until(lambda: health(port)[0] == 503, "the site's notice that its server is gone", local)
+        assert health(port)[1] == "the connection to the server is lost; Flower tries again\n"
         local.superlink = Process("superlink", local.superlink_command(), tmp_path / "expired.log", local.environment)
         assert site.wait(PATIENCE) == 2
         ending = log.read_text().splitlines()[-1]
-        assert ending.startswith("error: the SuperNode lost its server and gave up (")
+        assert " error: the SuperNode lost its server and gave up (" in ending
         assert "certificate has expired" in ending
         assert f"the certificate of {superlink} is refused (certificate has expired)" in refusal(ours.folder)
     assert not any("\x1b" in line for line in log.read_text().splitlines())

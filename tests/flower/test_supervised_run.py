@@ -39,11 +39,12 @@ def test_a_run_that_fails_is_resumed(tmp_path: Path) -> None:
         ["fedskew: site-1 is here"],  # killed: it ends without a word
         ["fedskew: finished with accuracy 90 %"],
     )
+    silent = f"it ended without a reason; see {tmp_path / 'run.log'}"
     assert supervise(attempts) == [
         "failed: ObjectPushError: no object",
-        "the run failed (ObjectPushError: no object); restart 1 of 3 resumes after round 2",
+        "warning: the run failed (ObjectPushError: no object); restart 1 of 3 resumes after round 2",
         "site-1 is here",
-        f"the run failed (it ended without a reason; see {tmp_path / 'run.log'}); restart 2 of 3 resumes after round 2",
+        f"warning: the run failed ({silent}); restart 2 of 3 resumes after round 2",
         "finished with accuracy 90 %",
     ]
 

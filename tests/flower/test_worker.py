@@ -190,7 +190,8 @@ def test_a_state_folder_that_cannot_be_written_is_named_in_the_site_s_log_only(
 def test_a_site_that_the_server_does_not_let_in_logs_the_reason(warm: Running) -> None:
     assert warm.asked(refused="its key belongs to 'b'\x1b[31m")["samples"] == 180
     assert (
-        "fedskew: the server does not admit this site: its key belongs to 'b' [31m" in (warm.folder / "log").read_text()
+        "fedskew: warning: the server does not admit this site: its key belongs to 'b' [31m"
+        in (warm.folder / "log").read_text()
     )
 
 

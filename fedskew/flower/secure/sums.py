@@ -174,7 +174,7 @@ class _Session:
         self.failures[client] = reason
 
     def _log(self, client: int, kind: str, reason: str) -> None:
-        self._sites.log(f"{self._sites.names[client]} did not complete {kind}: {reason}")
+        self._sites.log(f"warning: {self._sites.names[client]} did not complete {kind}: {reason}")
 
     def describe_failures(self) -> str:
         if not self.failures:

@@ -1,0 +1,96 @@
+"""What the long-running commands of a federation print: one line per message, with a level, as text or JSON.
+
+Text on a terminal has no times. Everywhere else, each line has one, and no line has colours. Results go to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from fedskew.cli.commands import USAGE_ERROR, option
+from fedskew.errors import UserError, unknown
+
+LOGGING = "Logs and metrics"
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+LogFormat = Annotated[str, option("--log-format", "text|json", "form of the log on stderr (default: text)", LOGGING)]
+LogLevel = Annotated[
+    str,
+    option("--log-level", "LEVEL", "print messages of this level and above: debug, info, warning or error "
+           "(default: info)", LOGGING),
+]  # fmt: skip
+MetricsPort = Annotated[
+    int | None,
+    option("--metrics-port", "PORT", "serve /healthz and Prometheus' /metrics on 127.0.0.1 (default: off)", LOGGING),
+]
+
+_PREFIX = re.compile(r"(warning|error): ")
+_ERRORS = ("failed: ", "stopped: ")
+"""How the ServerApp's lines begin that say why a run ended."""
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_FLOWER = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: *(.*)")
+_OURS = "fedskew: "
+
+
+@dataclass(frozen=True)
+class CommandLog:
+    """The log of one command."""
+
+    component: str
+    """server, site or trial."""
+    format: str = "text"
+    level: str = "info"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("log format", self.format, FORMATS), ("log level", self.level, LEVELS)):
+            if value not in known:
+                raise unknown(name, value, known)
+
+    def write(self, line: str) -> None:
+        """Write a line of fedskew. `warning: ` or `error: ` at its beginning sets its level."""
+        if prefix := _PREFIX.match(line):
+            self._write(prefix[1], line[prefix.end() :])
+        else:
+            self._write("error" if line.startswith(_ERRORS) else "info", line)
+
+    def write_output(self, output: str) -> None:
+        """Write a line that one of Flower's processes printed. A line without a level is information."""
+        line = _COLOUR.sub("", output).rstrip()
+        if line.startswith(_OURS):
+            self.write(line.removeprefix(_OURS))
+        elif found := _FLOWER.fullmatch(line):
+            level = "error" if found[1] == "CRITICAL" else found[1].lower()
+            self._write(level, found[2], "flower")
+        else:
+            self._write("info", line, "flower")
+
+    @contextmanager
+    def reporting_errors(self) -> Iterator[None]:
+        """Write the reason of an early end as the last line of the log, instead of `error: …` without a time."""
+        try:
+            yield
+        except UserError as error:
+            self._write("error", str(error))
+            raise typer.Exit(USAGE_ERROR) from error
+
+    def _write(self, level: str, message: str, source: str = "fedskew") -> None:
+        if LEVELS.index(level) < LEVELS.index(self.level) or not message.strip():
+            return
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        if self.format == "json":
+            entry = {"time": time, "level": level, "component": self.component, "source": source, "message": message}
+            line = json.dumps(entry, ensure_ascii=False)
+        else:
+            words = message if level == "info" else f"{level}: {message}"
+            line = words if sys.stderr.isatty() else f"{time} {words}"
+        print(line, file=sys.stderr, flush=True)

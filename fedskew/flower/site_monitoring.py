@@ -1,0 +1,59 @@
+"""Health and metrics of a site, from its audit log and the state of its connection."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+
+from fedskew.flower.audit import NAME
+from fedskew.flower.chained_log import Entry, NewEntries
+from fedskew.flower.monitoring import Metric
+from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.supernode import Connection
+
+_OUTCOMES = {"reply": "answered", "refused": "refused", "failed": "failed"}
+"""Events of the audit log, and what the metrics call them."""
+
+
+class SiteMonitor:
+    """One site and its connection to the server."""
+
+    def __init__(self, site: SiteConfig, connection: Connection) -> None:
+        self._connection, self._budget = connection, site.policy.epsilon
+        self._log = NewEntries(site.state_folder / NAME)
+        self._requests = Counter(dict.fromkeys(_OUTCOMES.values(), 0))
+        self._sent = 0
+        self._last_message: float | None = None
+        self._spent: float | None = None
+
+    def problem(self) -> str | None:
+        return self._connection.problem
+
+    def metrics(self) -> Iterator[Metric]:
+        for entry in self._log.read():
+            self._add(entry)
+        is_connected = float(self._connection.problem is None)
+        yield Metric("fedskew_connected", "gauge", "Whether the site is connected to the server.", is_connected)
+        requests = {outcome: float(number) for outcome, number in self._requests.items()}
+        yield Metric("fedskew_requests_total", "counter", "Requests of the server by outcome.", requests, "outcome")
+        yield Metric("fedskew_sent_bytes_total", "counter", "Bytes of this site's replies.", self._sent)
+        if self._last_message is not None:
+            help = "Time of the last request."
+            yield Metric("fedskew_last_message_timestamp_seconds", "gauge", help, self._last_message)
+        if self._spent is not None:
+            help = "Epsilon that all updates of this site have spent, infinite without noise."
+            yield Metric("fedskew_privacy_epsilon", "gauge", help, self._spent)
+        if self._budget is not None:
+            yield Metric("fedskew_privacy_budget_epsilon", "gauge", "The site's budget.", self._budget)
+
+    def _add(self, entry: Entry) -> None:
+        if entry["event"] not in _OUTCOMES:
+            return
+        self._requests[_OUTCOMES[entry["event"]]] += 1
+        self._last_message = datetime.fromisoformat(entry["time"]).timestamp()
+        self._sent += sum(int(entry.get(part, {}).get("bytes", 0)) for part in ("facts", "tensors"))
+        if "epsilon" in entry:
+            spent = entry["epsilon"]["epsilon"]
+            self._spent = math.inf if spent is None else float(spent)
