@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from fedskew.export.folder import Exported, export_run
+from fedskew.export.hub import upload
 
-__all__ = ["Exported", "export_run"]
+__all__ = ["Exported", "export_run", "upload"]

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedskew.data.catalogue import DATASETS
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
+from fedskew.export.card_metadata import metadata_header
 from fedskew.export.card_usage import describe_inputs, describe_use
 from fedskew.export.markdown import escape, percent, table
 from fedskew.methods.class_weights import describe_weights
@@ -15,18 +16,19 @@ from fedskew.models import parameter_count
 from fedskew.models.concatenation import count_encoders
 from fedskew.results import Result
 
-_HEADER = """---
-library_name: pytorch
-tags: [federated-learning, label-skew, fedskew]
-metrics: [accuracy]
----"""
 
-
-def model_card(run: Result, onnx_difference: float | None, with_words: bool, site: str | None = None) -> str:
-    """Write the README.md of an exported model, with the metadata header for model hubs."""
+def model_card(
+    run: Result,
+    onnx_difference: float | None,
+    with_words: bool,
+    site: str | None = None,
+    licence: str | None = None,
+) -> str:
+    """Write the README.md of an exported model, with a metadata header for the Hugging Face Hub."""
+    title = _title(run, site)
     sections = (
-        _HEADER,
-        f"# {_title(run, site)}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
+        metadata_header(run, title, site, licence),
+        f"# {title}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
         f"## Use\n\n{describe_use(run, onnx_difference is not None, with_words)}",
         f"## Inputs and outputs\n\n{describe_inputs(run, with_words)}",
         f"## Accuracy\n\n{_accuracy(run) if site is None else _site_accuracy(run, site)}",

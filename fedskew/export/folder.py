@@ -55,11 +55,12 @@ def export_run(
     model: nn.Module | None = None,
     site: str | None = None,
     kept: Mapping[str, Tensor] | None = None,
+    licence: str | None = None,
 ) -> Exported:
     """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`.
 
     With `site`, export the model of that client or site, if the method gives each of them its own model. `kept` is the
-    site's state in a federation across machines.
+    site's state in a federation across machines. `licence` is the model's, such as `cc-by-4.0`, for its card.
     """
     for name in formats:
         if name not in FORMATS:
@@ -77,7 +78,7 @@ def export_run(
     write_tensors(folder / "model.safetensors", own_module(finished.model).state_dict(), {"classes": finished.classes})
     texts = {
         "model.json": json.dumps(_description(finished, difference, site), indent=2, allow_nan=False) + "\n",
-        "README.md": model_card(finished, difference, with_words=bool(words), site=site),
+        "README.md": model_card(finished, difference, with_words=bool(words), site=site, licence=licence),
     }
     if words:
         texts["words.txt"] = "\n".join(words) + "\n"

@@ -14,7 +14,7 @@ RUN = ("run", "--rounds", "1", "--clients", "4", "--local-epochs", "1", "--quiet
 PERSONAL = (*RUN[:-1], "runs/personal", "--method", "fedper", "--client-test", "0.2")
 
 
-@pytest.mark.parametrize("example", EXAMPLES["export"])
+@pytest.mark.parametrize("example", [example for example in EXAMPLES["export"] if "--hub" not in example])
 def test_an_example_is_in_the_help_and_works(example, cli):
     if "onnx" in example and find_spec("onnxscript") is None:
         pytest.skip("the extra [onnx] is not installed")
@@ -40,7 +40,8 @@ def test_json_lists_the_files(cli):
     [
         (("runs/first", "-o", "model", "--format", "onx"), "did you mean 'onnx'"),
         (("runs/none", "-o", "model"), "runs/none is not a run folder"),
-        (("runs/first",), "--out"),
+        (("runs/first",), "an export needs --out DIR, --hub OWNER/NAME or both"),
+        (("runs/first", "-o", "model", "--private"), "--private is for --hub; expected --hub OWNER/NAME, too"),
     ],
 )
 def test_a_mistake_is_one_line(arguments, said, cli):

@@ -1,0 +1,98 @@
+"""The header of a model card: metadata in the form of the Hugging Face Hub, as YAML.
+
+The Hub reads from it what the model does, what it was trained on, and its measured results (`model-index`).
+https://huggingface.co/docs/hub/model-cards describes the keys.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import yaml
+
+from fedskew.data.catalogue import DATASETS
+from fedskew.export.card_disclosures import method_entries
+from fedskew.metrics.scores import Scores
+from fedskew.results import Result
+
+_TASKS = {"image": "image-classification", "table": "tabular-classification", "text": "text-classification"}
+
+_HUB_DATASETS = {
+    "mnist": "ylecun/mnist",
+    "fashion-mnist": "zalando-datasets/fashion_mnist",
+    "svhn": "ufldl-stanford/svhn",
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "tiny-imagenet": "zh-plus/tiny-imagenet",
+    "ag_news": "fancyzhx/ag_news",
+    "femnist": "flwrlabs/femnist",
+}
+"""Names on the Hub of datasets in the catalogue. Other datasets are not linked."""
+
+
+def metadata_header(run: Result, title: str, site: str | None = None, licence: str | None = None) -> str:
+    """Return the header of the model card, between lines of three dashes.
+
+    fedskew cannot know under which licence a model may be used, so the header has none unless `licence` is given.
+    """
+    metrics = _metrics(run) if site is None else _site_metrics(run, site)
+    dataset = _hub_dataset(run)
+    metadata: dict[str, Any] = {
+        **({"license": licence} if licence else {}),
+        "library_name": "pytorch",
+        "pipeline_tag": _TASKS[run.inputs["kind"]],
+        "tags": ["federated-learning", "label-skew", "fedskew", *(entry.name for entry in method_entries(run))],
+        **({"datasets": [dataset]} if dataset else {}),
+    }
+    if metrics:
+        metadata["metrics"] = list(dict.fromkeys(metric["type"] for metric in metrics))
+        result = {"task": {"type": metadata["pipeline_tag"]}, "dataset": _dataset(run, site), "metrics": metrics}
+        metadata["model-index"] = [{"name": title, "results": [result]}]
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _metrics(run: Result) -> list[dict[str, Any]]:
+    """List the results of the last round's model on the test set."""
+    evaluation, scores = run.evaluation, run.scores or Scores()
+    return _known(
+        ("accuracy", "accuracy", evaluation.accuracy),
+        ("balanced_accuracy", "mean accuracy over classes", evaluation.mean_class),
+        ("worst_class_accuracy", "accuracy of the worst class", evaluation.worst_class),
+        ("f1", "macro F1", evaluation.macro_f1),
+        ("roc_auc", "AUROC", scores.auroc),
+        ("brier_score", "Brier score", scores.brier),
+    )
+
+
+def _site_metrics(run: Result, site: str) -> list[dict[str, Any]]:
+    """List the results of a site's own model on its held-out samples, if it was tested."""
+    score = run.site_scores.get(site)
+    return [] if score is None else _known(("accuracy", "accuracy", score.accuracy), ("roc_auc", "AUROC", score.auroc))
+
+
+def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:
+    return [
+        {"type": kind, "value": round(value, 6), "name": name}
+        for kind, name, value in metrics
+        if value is not None and not math.isnan(value)
+    ]
+
+
+def _hub_dataset(run: Result) -> str | None:
+    """Return the name of the training data on the Hub, if they are there."""
+    if run.sites:
+        return None
+    name = run.config.data
+    return name.removeprefix("hf:") if name.startswith("hf:") else _HUB_DATASETS.get(name.lower())
+
+
+def _dataset(run: Result, site: str | None) -> dict[str, str]:
+    """Describe the data that the model was tested on. A path is not a name that the Hub knows."""
+    if site is not None:
+        return {"type": "private", "name": f"held-out samples of {site}", "split": "test"}
+    if run.sites:
+        return {"type": "private", "name": "test samples of the sites", "split": "test"}
+    hub, known = _hub_dataset(run), DATASETS.get(run.config.data.lower())
+    name = known.name if known else hub or "own data"
+    return {"type": hub or (known.name if known else "private"), "name": name, "split": "test"}
