@@ -7,7 +7,7 @@ that it allows.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fedskew.errors import UserError
@@ -23,7 +23,7 @@ from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import Release
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts, one_line
-from fedskew.methods import Method, Tensors
+from fedskew.methods import Method, Stage, Tensors
 from fedskew.methods.stages import Notes
 
 DETAILS = ("none", "total", "class")
@@ -131,18 +131,34 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
         )
 
 
-def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:
-    """List the tests of a run: the names of models, with the number of rounds after which each is tested.
+def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[Stage, range]]:
+    """List the stages of a run, each with the numbers of its rounds, which are counted for each model.
 
     They follow from the configuration, which a site can approve, and for some methods from what the server noted.
     """
     trained: dict[str, int] = {}
-    planned = {("global", 0)}
+    planned = []
     for stage in method.stages(config.rounds, config.local_epochs, notes):
         first = 0 if stage.concatenates else trained.get(stage.model, 0)
         last = trained[stage.model] = first + stage.rounds
-        due = {number for number in range(first + 1, last) if number % config.eval_every == 0}
-        planned |= {(stage.model, number) for number in due | ({last} if stage.rounds else set())}
+        planned.append((stage, range(first + 1, last + 1)))
+    return planned
+
+
+def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage, range]]) -> None:
+    """Refuse a round of training that the run's configuration does not plan, because each one reveals something."""
+    if stage not in range(len(planned)) or round not in planned[stage][1]:
+        raise UserError(
+            f"the server requests round {round} of stage {stage}, which the run's configuration does not plan (rounds)"
+        )
+
+
+def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:
+    """List the tests of a run: the names of models, with the number of rounds after which each is tested."""
+    planned = {("global", 0)}
+    for stage, rounds in planned_rounds(method, config, notes):
+        due = (number for number in rounds if number % config.eval_every == 0 or number == rounds[-1])
+        planned |= {(stage.model, number) for number in due}
     return planned
 
 

@@ -27,6 +27,7 @@ from fedskew.experiment.config.values import (
 )
 from fedskew.flower.contract import Contract
 from fedskew.flower.secure.fixed_point import FEWEST_BITS, FixedPoint
+from fedskew.flower.secure.identity import require_different_keys
 from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD, count_needed
 from fedskew.methods import Method
 
@@ -178,6 +179,7 @@ class FederationSettings:
                 f"federation.node_keys has no key of {missing[0]!r}, which secure aggregation needs; expected "
                 "`federate init --node-keys FOLDER`"
             )
+        require_different_keys(self.node_keys or {})
         for key, value, single in (
             ("site_metrics", self.site_metrics, "class"),
             ("local_tests", self.local_tests, True),

@@ -45,6 +45,7 @@ from fedskew.flower.model_message import read_model, result_tensors, single_mode
 from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import noise_source, private_change
 from fedskew.flower.request_checks import (
+    planned_rounds,
     planned_tests,
     require_agreed_local_tests,
     require_agreed_scores,
@@ -57,6 +58,7 @@ from fedskew.flower.request_checks import (
     require_covered_survey,
     require_declared,
     require_own_name,
+    require_planned_round,
     require_planned_test,
 )
 from fedskew.flower.site_answers import Answer, SiteAnswers
@@ -217,6 +219,8 @@ class Site:
         release = read_release(facts)
         self._ledger.require_budget(release)  # before the training, which would be in vain
         require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
+        planned = planned_rounds(run.method, run.config, facts["notes"])
+        require_planned_round(facts["stage"], facts["key"]["round"] + 1, planned)
         stage = run.stage(facts)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])

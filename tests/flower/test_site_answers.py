@@ -170,6 +170,27 @@ def test_a_request_cannot_write_into_the_state_of_another_run(data: Path, split:
     assert (tmp_path / "site-0" / "state" / config_hash(server_config(own))).is_dir()
 
 
+def test_a_site_trains_only_the_rounds_that_the_run_plans(data: Path, split: Federation, tmp_path: Path) -> None:
+    """Each update of a crafted model reveals something, so approved rounds must not be followed by others."""
+    here = totals(tmp_path, data, split, rounds=1)
+    refused: list[str] = []
+
+    def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and not refused:
+            for changed in ({"key": {**asked["key"], "round": 1}}, {"stage": 1}, {"stage": -1}):
+                with pytest.raises(UserError) as error:
+                    first_site(here).answer(asked | changed, to_bytes({}))
+                refused.append(str(error.value))
+        return facts, payload
+
+    here.grid.meddle = attack
+    run_federation(here.grid, here.context)
+    assert refused[0] == (
+        "the server requests round 2 of stage 0, which the run's configuration does not plan (rounds)"
+    )
+    assert len(refused) == 3
+
+
 def _other_contract(known: dict[str, Any]) -> dict[str, Any]:
     contract: dict[str, Any] = json.loads(json.dumps(known["contract"]))
     contract["mean"] = [0.25]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fedskew.engine import ModelState
-from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import companion_tensors, model_tensors
-from fedskew.flower.remote_evaluation import Kept, Replies, SiteEvaluation, TestedModel
+from fedskew.flower.remote_evaluation import Kept, NoTests, Replies, SiteEvaluation, TestedModel
 from fedskew.flower.secure.sums import SecureSums
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Reply, Sites
@@ -42,7 +41,7 @@ class SecureEvaluation(SiteEvaluation):
             if found.total is not None:
                 return {_ALL_SITES: Reply({**found.total.counts}, b"")}
             self._sites.log(f"the sites' tests have no sum: {found.reason}")
-        raise UserError(f"the sites' tests had no sum in every attempt ({self._settings.attempts}): {found.reason}")
+        raise NoTests(f"the sites' tests had no sum in every attempt ({self._settings.attempts}): {found.reason}")
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """Return the evaluation of the round. There are no results by site."""

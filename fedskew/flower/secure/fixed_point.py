@@ -91,7 +91,7 @@ class FixedPoint:
                 raise OutOfRange(f"{name} has a number beyond ±{self.largest_value:g}, or one that is not finite")
             parts.append(np.rint(np.ldexp(weight * values.astype(np.float64).ravel(), self.fraction_bits)))
         for name, numbers in contribution.whole.items():
-            if np.abs(numbers).max(initial=0) > self._largest_whole:
+            if max(numbers.max(initial=0), -int(numbers.min(initial=0))) > self._largest_whole:
                 raise OutOfRange(f"{name} has a number beyond ±{self._largest_whole}")
             parts.append(weight * numbers.ravel())
         layout: Layout = [

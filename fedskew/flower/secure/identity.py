@@ -82,6 +82,16 @@ def read_roster(folder: Path, sites: Sequence[str]) -> dict[str, str]:
     return {site: _read_public_key(folder, site) for site in sites}
 
 
+def require_different_keys(roster: Roster) -> None:
+    """Refuse a roster in which one key stands for two sites, because its owner would count as both."""
+    owners: dict[str, str] = {}
+    for name, key in roster.items():
+        if (other := owners.setdefault(key, name)) != name:
+            raise UserError(
+                f"federation.node_keys has the same key for {other!r} and {name!r}; expected a key per site"
+            )
+
+
 def _read_public_key(folder: Path, site: str) -> str:
     for path in (folder / site / "node.pub", folder / f"{site}.pub"):
         if path.is_file():

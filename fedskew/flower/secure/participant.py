@@ -120,12 +120,19 @@ class Participant:
         return masked
 
     def confirm(self, contributors: list[str]) -> str:
-        """Step 4: sign the list of sites whose vectors are in the sum. A site signs one list per session."""
+        """Step 4: sign the list of sites whose vectors are in the sum.
+
+        A site signs one list per session, and only one that it is on. Then a list of k sites is unmasked with the help
+        of two thirds of these k. Otherwise, in a federation with many sites, sites that are not on the lists could help
+        to unmask several of them for the same request, and a single vector would follow from these sums.
+        """
         self._begin("confirm")
         if not self._request:
             raise UserError("the server asks to confirm a sum to which this site has not contributed")
         if len(set(contributors)) < len(contributors) or not set(contributors) <= self._peers.keys():
             raise Garbled("the list of contributors has sites that did not send shares")
+        if self._name not in contributors:
+            raise Garbled("the list of contributors does not have this site, which has sent its masked vector")
         if len(contributors) < self._needed:
             raise Garbled(f"the sum has {len(contributors)} contributors; this site needs at least {self._needed}")
         self._contributors = sorted(contributors)

@@ -5,8 +5,10 @@ With secure aggregation, a site answers no request in the plain form, except a g
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +27,7 @@ from fedskew.flower.secure.session import PublicKeys, from_hex
 from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.tensors import from_bytes, to_bytes
-from fedskew.flower.wire import Facts, Garbled, digest
+from fedskew.flower.wire import Facts, Garbled, digest, one_line
 from fedskew.methods import Stage, Tensors
 from fedskew.methods.parts import unpack
 
@@ -42,6 +44,7 @@ _DIFFERS_BY_SITE = ("client", "kept", "oldest", "secure")
 class RunAtSite(Protocol):
     """What the masked input needs from a site's run."""
 
+    name: str
     config: Config
 
     def stage(self, facts: Facts) -> Stage: ...
@@ -49,17 +52,27 @@ class RunAtSite(Protocol):
     def sample_count(self, stage: Stage) -> int: ...
 
 
+@dataclass
+class _Session:
+    """A session, and what it is used for."""
+
+    participant: Participant
+    terms: SecureTerms
+    purpose: str = ""
+    """The round or the test whose sum is computed. Empty before the request for it."""
+
+
 class SecureSite:
     """The sessions of one site."""
 
     def __init__(self, config: SiteConfig, log: Callable[[str], object]) -> None:
         self._config, self._log = config, log
-        self._sessions: dict[str, Participant] = {}
+        self._sessions: dict[str, _Session] = {}
 
     @property
     def has_open_session(self) -> bool:
         """Whether the last session waits for its next step."""
-        return any(session.is_open for session in list(self._sessions.values())[-1:])
+        return any(session.participant.is_open for session in list(self._sessions.values())[-1:])
 
     def answer(
         self, run: RunAtSite, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]
@@ -74,63 +87,40 @@ class SecureSite:
         if kind == "secure_keys":
             return self._open_session(facts, identity, terms).public_keys().to_json(), b""
         if kind in KINDS:
-            return self._take_step(facts), b""
+            return self._take_step(facts, terms), b""
         if kind not in ("train", "evaluate") or "secure" not in facts:
             raise UserError(f"the server requests {kind!r} without secure aggregation, which this run must use")
         secure = _mapping(facts["secure"])
-        session = self._session(secure)
-        session.receive_shares({name: from_hex(sealed) for name, sealed in _mapping(secure.get("shares")).items()})
+        session = self._session(secure, terms)
+        participant, session.purpose = session.participant, _purpose(run, facts)
+        participant.receive_shares({name: from_hex(sealed) for name, sealed in _mapping(secure.get("shares")).items()})
         plain = {name: value for name, value in facts.items() if name != "secure"}
-        contribution = self._contribution(run, plain, payload, answer_plainly, terms.largest_change)
         try:
+            contribution = _contribution(run, plain, payload, answer_plainly, terms.largest_change)
             vector, layout = terms.encoding.encode(contribution)
         except OutOfRange as error:
-            raise UserError(f"its update cannot be masked: {error} (federation.largest_change)") from error
-        masked = session.mask(vector, request_digest(facts, payload))
+            self._log(f"this site's update cannot be masked: {error}")
+            raise UserError(
+                "its update cannot be masked: it is not finite, or has a number that is too large "
+                "(federation.largest_change, federation.most_samples)"
+            ) from error
+        masked = participant.mask(vector, request_digest(facts, payload))
         return {"layout": layout}, to_bytes({"masked": torch.from_numpy(masked.view(np.int64))})
 
-    def _take_step(self, facts: Facts) -> Facts:
-        session = self._session(facts)
+    def _take_step(self, facts: Facts, terms: SecureTerms) -> Facts:
+        session = self._session(facts, terms)
+        participant = session.participant
         if facts["kind"] == "secure_shares":
             keys = {name: PublicKeys.from_json(found) for name, found in _mapping(facts.get("keys")).items()}
-            return {"shares": {peer: sealed.hex() for peer, sealed in session.make_shares(keys).items()}}
+            return {"shares": {peer: sealed.hex() for peer, sealed in participant.make_shares(keys).items()}}
         if facts["kind"] == "secure_confirm":
             contributors = facts.get("contributors")
             if not isinstance(contributors, list):
                 raise Garbled("the server sent no list of contributors")
-            return {"signature": session.confirm([str(name) for name in contributors])}
-        released = ReleasedSums(self._config.state_folder)
-        seeds, keys_ = session.unmask(_mapping(facts.get("signatures")), released.record)
+            return {"signature": participant.confirm([str(name) for name in contributors])}
+        record = functools.partial(ReleasedSums(self._config.state_folder).record, session.purpose)
+        seeds, keys_ = participant.unmask(_mapping(facts.get("signatures")), record)
         return {name: {n: share.hex() for n, share in s.items()} for name, s in (("seeds", seeds), ("keys", keys_))}
-
-    def _contribution(
-        self,
-        run: RunAtSite,
-        facts: Facts,
-        payload: bytes,
-        answer_plainly: Callable[[Facts, bytes], Answer],
-        largest_loss: float,
-    ) -> Contribution:
-        if facts["kind"] == "evaluate":
-            return self._tests(facts, payload, answer_plainly)
-        reply, tensors = answer_plainly(facts, payload)
-        if not reply["finite"]:
-            raise UserError("its update is not finite")
-        stage = run.stage(facts)
-        samples = run.sample_count(stage)
-        weight = samples if (stage.average or run.config.average) == "samples" else 1
-        counts = {"samples": samples, "visits": int(reply["visits"])}
-        loss = min(reply["loss"], largest_loss) if "loss" in reply else None
-        return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, loss)
-
-    def _tests(self, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
-        """Return how many test samples are right. A site that does not report its tests adds zeros."""
-        try:
-            reply, _ = answer_plainly(facts, payload)
-        except UserError as error:
-            self._log(f"this site adds nothing to the test results: {error}")
-            reply = {"right": 0, "tested": 0}
-        return Contribution({"right": int(reply["right"]), "tested": int(reply["tested"])})
 
     def _open_session(self, facts: Facts, identity: NodeIdentity, terms: SecureTerms) -> Participant:
         name = str(facts.get("session"))
@@ -138,14 +128,17 @@ class SecureSite:
             raise UserError("the server opens a session twice")
         for oldest in list(self._sessions)[: 1 - _MOST_SESSIONS]:
             del self._sessions[oldest]
-        session = Participant(name, self._config.name, identity, terms.roster, terms.needed)
-        self._sessions[name] = session
-        return session
+        participant = Participant(name, self._config.name, identity, terms.roster, terms.needed)
+        self._sessions[name] = _Session(participant, terms)
+        return participant
 
-    def _session(self, facts: Mapping[str, object]) -> Participant:
+    def _session(self, facts: Mapping[str, object], terms: SecureTerms) -> _Session:
+        """Return a known session. Refuse terms of another run, which may need more sites for a sum."""
         name = str(facts.get("session"))
         if name not in self._sessions:
             raise UserError("this site does not know the session; its worker has been started again, or it came late")
+        if self._sessions[name].terms != terms:
+            raise UserError("the server continues a session with other terms of secure aggregation")
         return self._sessions[name]
 
     def identity(self, terms: SecureTerms) -> NodeIdentity:
@@ -163,6 +156,40 @@ class SecureSite:
                 "this site requires secure aggregation, but has approved no app, so the server could send any keys as "
                 "those of other sites; expected `fedskew federate approve`"
             )
+
+
+def _contribution(
+    run: RunAtSite,
+    facts: Facts,
+    payload: bytes,
+    answer_plainly: Callable[[Facts, bytes], Answer],
+    largest_loss: float,
+) -> Contribution:
+    """Train or test as without secure aggregation. Return what is added to the sum."""
+    if facts["kind"] == "evaluate":
+        return _tests(facts, payload, answer_plainly)
+    reply, tensors = answer_plainly(facts, payload)
+    if not reply["finite"]:
+        raise OutOfRange("the loss is not finite")
+    stage = run.stage(facts)
+    samples = run.sample_count(stage)
+    weight = samples if (stage.average or run.config.average) == "samples" else 1
+    counts = {"samples": samples, "visits": int(reply["visits"])}
+    loss = min(reply["loss"], largest_loss) if "loss" in reply else None
+    return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, loss)
+
+
+def _tests(facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
+    """Return how many test samples are right.
+
+    A site without results takes no part. If it added zeros, the sum could be that of a single other site.
+    """
+    if facts.get("scores") or facts["detail"] != "total":
+        raise UserError("the server requests more of the tests than totals, which secure aggregation does not cover")
+    reply, _ = answer_plainly(facts, payload)
+    if not reply["tested"]:
+        raise UserError("it has no test samples")
+    return Contribution({"right": int(reply["right"]), "tested": int(reply["tested"])})
 
 
 def model_contribution(
@@ -188,6 +215,13 @@ def request_digest(facts: Facts, payload: bytes) -> str:
     """Hash a request. Sites confirm a sum only if all of them worked on the same request and the same model."""
     common = {name: value for name, value in facts.items() if name not in _DIFFERS_BY_SITE}
     return digest(json.dumps(common, sort_keys=True).encode() + b"\0" + digest(payload).encode())
+
+
+def _purpose(run: RunAtSite, facts: Facts) -> str:
+    """Name the round or the test of a request, for the record of what was unmasked."""
+    if facts["kind"] == "evaluate":
+        return f"the test of model {one_line(str(facts['model']))!r} after round {facts['round']} in run {run.name}"
+    return f"round {facts['key']['round'] + 1} of stage {run.stage(facts).name!r} in run {run.name}"
 
 
 def _mapping(value: object) -> dict[str, object]:

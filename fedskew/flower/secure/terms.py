@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
-from fedskew.flower.secure.fixed_point import FixedPoint
+from fedskew.flower.secure.fixed_point import FEWEST_BITS, FixedPoint
+from fedskew.flower.secure.identity import require_different_keys
 from fedskew.flower.secure.session import FEWEST_SITES, LEAST_THRESHOLD, count_needed
 from fedskew.flower.wire import Facts
 
@@ -46,14 +47,19 @@ class SecureTerms:
         """Read the terms that a server sent."""
         try:
             roster = {str(name): str(key) for name, key in values["roster"].items()}
-            return cls(int(values["needed"]), float(values["largest_change"]), int(values["most_samples"]), roster)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            terms = cls(int(values["needed"]), float(values["largest_change"]), int(values["most_samples"]), roster)
+            bits = terms.encoding.fraction_bits
+        except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise UserError("the server's terms of secure aggregation cannot be read") from error
+        if bits < FEWEST_BITS:
+            raise UserError(f"the server's terms of secure aggregation leave {bits} of {FEWEST_BITS} bits for numbers")
+        return terms
 
     def require_protection(self, config: Config) -> None:
         """Refuse terms that would not protect a site."""
         if len(self.roster) < FEWEST_SITES:
             raise UserError(f"secure aggregation has {len(self.roster)} sites; expected at least {FEWEST_SITES}")
+        require_different_keys(self.roster)
         least = count_needed(_planned(config, len(self.roster)), LEAST_THRESHOLD)
         if self.needed < least:
             raise UserError(

@@ -57,6 +57,7 @@ def test_the_largest_sum_does_not_wrap_around() -> None:
         (Contribution({}, 0, {}), "weight"),
         (Contribution({"n": -1}, 1, {}), "count"),
         (Contribution({}, 1, {}, {"n": np.array([2**60])}), "n has a number beyond"),
+        (Contribution({}, 1, {}, {"n": np.array([-(2**63)])}), "n has a number beyond"),
     ],
 )
 def test_what_is_out_of_range_is_refused(contribution: Contribution, line: str) -> None:

@@ -205,6 +205,15 @@ def test_a_list_of_too_few_or_unknown_contributors_is_not_confirmed() -> None:
         session.sites["c"].confirm(["a", "a", "b", "c"])
 
 
+def test_a_site_confirms_only_a_list_that_it_is_on() -> None:
+    """Otherwise sites that are on no list could help to unmask {a, b}, {a, c} and {a, b, c}, which reveal a."""
+    session = Session().up_to_inputs(VALUES)
+    with pytest.raises(Garbled, match="does not have this site, which has sent its masked vector"):
+        session.sites["e"].confirm(["a", "b", "c", "d"])
+    with pytest.raises(UserError, match="this site expects 'unmask'"):
+        session.sites["e"].confirm(list(NAMES))
+
+
 def test_keys_that_another_made_in_the_name_of_a_site_are_refused() -> None:
     session = Session()
     keys = session.keys()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,9 @@ from fedskew.flower.secure.requirements import require_sums_suffice
 from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.server_app import _terms, run_federation
 from fedskew.flower.settings import FederationSettings, read_settings
-from fedskew.flower.tensors import from_bytes
-from fedskew.flower.wire import Facts
+from fedskew.flower.site import Site
+from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.wire import Facts, Garbled
 from fedskew.methods import METHODS
 
 SITES = 4
@@ -184,9 +186,28 @@ def test_an_update_beyond_the_range_is_refused_by_its_site(data: Path, split: Fe
     here = secure_case(tmp_path, split, data, settings(lr=1.0), largest_change=1e-4, attempts=1)
     with pytest.raises(UserError, match="too few good updates"):
         run_federation(here.grid, here.context)
-    (reason, *_) = {m.facts["refused"] for m in here.grid.sent if m.kind == "train"}
-    assert reason.startswith("its update cannot be masked: trained:params/")
-    assert reason.endswith("has a number beyond ±0.0001, or one that is not finite (federation.largest_change)")
+    (reason,) = {m.facts["refused"] for m in here.grid.sent if m.kind == "train"}
+    assert reason == (
+        "its update cannot be masked: it is not finite, or has a number that is too large (federation.largest_change, "
+        "federation.most_samples)"
+    ), "the server does not learn which tensor, nor how it came about"
+
+
+def test_sites_that_report_no_tests_do_not_make_the_sum_that_of_one_site(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """If they added zeros, the total over four sites could be the exact result of the only one that reports."""
+    cases = [secure_case(tmp_path / str(n), split, data, settings(), attempts=1, minimum=3, **BY_SITES) for n in (1, 2)]
+    for without_tests, here in enumerate(cases, start=1):
+        for _, site in list(here.grid._sites.values())[:without_tests]:
+            site.config = replace(site.config, metrics="none")
+    history = run_federation(cases[0].grid, cases[0].context).history
+    assert [row.evaluation.samples for row in history if row.evaluation] == [3 * len(split.dataset.test)] * 2
+    with pytest.raises(
+        UserError, match=r"no sum in every attempt \(1\).* needs 3 sites in step 'input', but 2 replied"
+    ):
+        run_federation(cases[1].grid, cases[1].context)
+    assert not any(message.kind in ("secure_confirm", "secure_unmask") for message in cases[1].grid.sent)
 
 
 @pytest.mark.slow
@@ -245,8 +266,15 @@ def test_terms_that_do_not_protect_a_site_are_refused(here: Case) -> None:
         ask(here, "hello", {"needed": 2})
     with pytest.raises(UserError, match="has 2 sites; expected at least 3"):
         ask(here, "hello", {"roster": {name: keys[name] for name in NAMES[:2]}})
+    with pytest.raises(UserError, match="the same key for 'site-1' and 'site-2'"):
+        ask(here, "hello", {"roster": {**keys, "site-2": keys["site-1"]}})
+    for values in ({"largest_change": 0.0}, {"largest_change": float("inf")}, {"most_samples": -1}, {"roster": 3}):
+        with pytest.raises(UserError, match="terms of secure aggregation cannot be read"):
+            ask(here, "hello", values)
+    with pytest.raises(UserError, match="leave 0 of 16 bits"):
+        ask(here, "hello", {"largest_change": 1e12})
     with pytest.raises(UserError, match="another public key for 'site-0' than this site's node key"):
-        ask(here, "hello", {"roster": {**keys, "site-0": keys["site-1"]}})
+        ask(here, "hello", {"roster": {**keys, "site-0": "ssh-ecdsa other"}})
 
 
 def test_a_site_can_require_secure_aggregation(here: Case, data: Path, split: Federation, tmp_path: Path) -> None:
@@ -276,16 +304,64 @@ def test_a_site_takes_the_other_sites_keys_from_the_app_that_it_approved(
 
 def test_a_request_is_unmasked_for_one_set_of_sites_only(tmp_path: Path) -> None:
     released = ReleasedSums(tmp_path / "state")
-    released.record("one", ["a", "b", "c"])
-    ReleasedSums(tmp_path / "state").record("one", ["a", "b", "c"])
-    released.record("two", ["a", "b"])
+    released.record("round 1", "one", ["a", "b", "c"])
+    ReleasedSums(tmp_path / "state").record("round 1", "one", ["a", "b", "c"])
+    released.record("round 1", "two", ["a", "b"])
     with pytest.raises(UserError, match="already unmasked the same request for a, b, c, not a, b; the two sums would"):
-        ReleasedSums(tmp_path / "state").record("one", ["a", "b"])
+        ReleasedSums(tmp_path / "state").record("round 1", "one", ["a", "b"])
     file = tmp_path / "state" / "released-sums.jsonl"
     file.write_text(file.read_text() + '{"request": "thr')  # a process was killed here
-    released.record("three", ["a", "c"])
+    released.record("round 2", "three", ["a", "c"])
     with pytest.raises(UserError, match="already unmasked"):
-        released.record("three", ["a", "b"])
+        released.record("round 2", "three", ["a", "b"])
+
+
+def test_few_different_requests_are_unmasked_for_the_same_round(tmp_path: Path) -> None:
+    """A server could change a bit of the model, which hardly changes the updates, and ask other sites each time."""
+    for request, sites in (("model", "abc"), ("nearly the same", "ab"), ("model", "abc")):
+        ReleasedSums(tmp_path).record("round 1", request, list(sites))
+    with pytest.raises(UserError, match="already unmasked 2 different requests for round 1"):
+        ReleasedSums(tmp_path).record("round 1", "nearly the same again", ["a", "c"])
+    ReleasedSums(tmp_path).record("round 2", "nearly the same again", ["a", "c"])
+
+
+def test_a_session_keeps_the_terms_with_which_it_began(here: Case) -> None:
+    """Another approved app may need fewer sites for a sum."""
+    ask(here, "secure_keys", session="s")
+    with pytest.raises(UserError, match="continues a session with other terms"):
+        ask(here, "secure_shares", {"needed": 4}, session="s", keys={})
+    with pytest.raises(Garbled, match="does not have this site's keys"):
+        ask(here, "secure_shares", session="s", keys={})
+
+
+def test_sums_of_the_same_round_are_counted_whatever_the_server_changes(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """A dishonest server adds a tensor that nobody uses, so that each request differs."""
+    refused: set[str] = set()
+    for attempt in range(3):
+        here = secure_case(tmp_path / str(attempt), split, data, settings(), attempts=1)
+        for name, site in here.grid._sites.values():
+            site.config = replace(site.config, state=str(tmp_path / "states" / name))
+            site.answer = padded(site, attempt)  # type: ignore[method-assign]
+        with contextlib.suppress(UserError):
+            run_federation(here.grid, here.context)
+        refused |= {message.facts["refused"] for message in here.grid.sent if "refused" in message.facts}
+        assert bool(refused) == (attempt == 2)
+    (reason,) = refused
+    assert reason.startswith("this site has already unmasked 2 different requests for round 1 of stage ")
+
+
+def padded(site: Site, number: int) -> Callable[[Facts, bytes], tuple[Facts, bytes]]:
+    """Add a tensor to the requests for training, before the site receives them."""
+    answer = site.answer
+
+    def answer_padded(facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+        if facts["kind"] == "train":
+            payload = to_bytes({**from_bytes(payload), "padding": torch.tensor(number)})
+        return answer(facts, payload)
+
+    return answer_padded
 
 
 def test_a_repeated_round_with_other_sites_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -354,6 +430,10 @@ def test_the_methods_for_secure_aggregation_are_those_one_expects() -> None:
         ),
         ({"node_keys": {"site-0": "x"}}, "federation.node_keys has no key of 'site-1'"),
         ({"largest_change": 1e12}, "leave 0 of 16 bits"),
+        (
+            {"node_keys": roster(NAMES) | {"site-3": roster(NAMES)["site-1"]}},
+            "federation.node_keys has the same key for 'site-1' and 'site-3'; expected a key per site",
+        ),
     ],
 )
 def test_settings_that_need_more_than_sums_are_refused(values: dict[str, Any], line: str) -> None:
