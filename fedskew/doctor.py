@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fedskew import __version__
+from fedskew import __version__, platforms
 from fedskew.errors import UserError
 
 USUAL_PORTS = (9092, 9093)
@@ -159,7 +159,7 @@ def _check_devices() -> Iterator[Check]:
     except ImportError as error:
         yield Check("torch", "broken", f"cannot be imported: {error}")
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = platforms.available_cores()
     threads = torch.get_num_threads()
     yield _try_device("cpu", f"cores: {cores}, threads of PyTorch: {threads}")
     if not torch.cuda.is_available():

@@ -11,7 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
+from pathlib import Path
 
 from fedskew.errors import UserError
 
@@ -19,9 +21,14 @@ CAN_FORK = sys.platform == "linux"
 """Whether worker processes may be forked. If not, they are spawned."""
 
 
+def available_cores() -> int:
+    """Return the number of cores that the system lets this process use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, at most OMP_NUM_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    """Return the number of available cores, at most OMP_NUM_THREADS."""
+    cores = available_cores()
     limit = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
 
@@ -30,6 +37,21 @@ def require_posix(action: str) -> None:
     """Refuse an action that needs Unix sockets, forks or process groups on a system without them."""
     if not hasattr(os, "fork"):
         raise UserError(f"{action} needs Linux or macOS; on Windows, use the Windows Subsystem for Linux (WSL)")
+
+
+_PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
+
+
+def replace(source: Path, target: Path) -> None:
+    """Rename a file over another one. On Windows this fails while another process reads the target: try again then."""
+    for pause in _PAUSES if os.name == "nt" else ():
+        try:
+            os.replace(source, target)
+        except PermissionError:
+            time.sleep(pause)
+        else:
+            return
+    os.replace(source, target)
 
 
 def fork() -> int:
@@ -97,3 +119,12 @@ def wait_and_measure(process: subprocess.Popen[bytes]) -> float:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     return usage.ru_utime + usage.ru_stime
+
+
+def cpu_seconds(process: int) -> float:
+    """Return the CPU seconds of a running process so far. 0 if the system does not report them, as only Linux does."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -35,7 +35,13 @@ for name in names:
 
 import torch
 from fedskew.cli import main
+from fedskew.engine.parallel.spawned_worker import SpawnedWorker
+from fedskew.experiment.storage.files import write_file
 from fedskew.workers import PoolWatcher, WorkerPool
+
+started = []
+begin = SpawnedWorker.__init__
+SpawnedWorker.__init__ = lambda self, *arguments: started.append(self) or begin(self, *arguments)
 
 torch.set_num_threads(1)  # OMP_NUM_THREADS is the number of worker processes here
 
@@ -64,6 +70,8 @@ answers = Answers()
 with WorkerPool("worker_requests:work", 2, Path("logs")) as pool:
     pool.run([{"number": 1}, {"number": 2}, {"fail": "user"}], answers)
 
+for text in ("old", "new"):
+    write_file(Path("replaced.txt"), text)
 clients = fedskew.federation("digits", fedskew.Dirichlet(4), seed=0)
 try:
     fedskew.run(clients, "fedavg", out="runs/one", rounds=2, local_epochs=1, callbacks=[Interrupt()])
@@ -75,13 +83,17 @@ statuses = {
     "rounds": [row.round for row in resumed.history],
     "pool": fedskew_command("run", *flags, "--engine", "pool", "--quiet", "--out", "runs/two"),
     "sweep": fedskew_command("sweep", "grid.yaml", "--workers", "1", "--quiet", "--out", "runs/grid"),
-    "report": fedskew_command("report", "--no-features", "runs/one"),
+    "compare": fedskew_command("compare", "--methods", "fedavg,fedrs", *flags, "--out", "runs/four"),
+    "report": fedskew_command("report", "--no-features", "runs/four"),
     "plain": fedskew_command("run", *flags, "--engine", "plain", "--out", "runs/three"),
     "federate up": fedskew_command("federate", "up", "trial", "--sites", "2", "--data", "digits", "--rounds", "1"),
 }
+system = {"system": platforms.os.name, "can fork": platforms.CAN_FORK}
 with open("statuses.json", "w") as file:
-    json.dump({"system": platforms.os.name, "can fork": platforms.CAN_FORK, "modules": len(names), **statuses}, file)
+    json.dump({**system, **statuses, "modules": len(names), "spawned": len(started)}, file)
 """
+
+NOT_UTF_8 = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "cp1252"}
 
 GRID = """
 grid: {lr: [0.01, 0.1]}
@@ -99,22 +111,27 @@ def results(folder: Path) -> list[tuple[object, ...]]:
 
 
 def test_without_posix_all_modules_import_and_runs_sweeps_and_reports_work(tmp_path: Path) -> None:
-    """What Windows would see: no fork, POSIX module or signal, spawned worker processes, folders that do not open."""
+    """What Windows would see: no fork, POSIX module or signal, spawned worker processes, folders that do not open.
+
+    Windows also refuses some file names and to replace a file that is being read, and its text is not UTF-8.
+    """
     (tmp_path / "grid.yaml").write_text(GRID)
     path = os.pathsep.join(map(str, (SUPPORT / "windows", SUPPORT, ROOT)))
     (tmp_path / "session.py").write_text(f"if __name__ == '__main__':\n    exec({SESSION!r})\n")
     done = subprocess.run(
         [sys.executable, "session.py"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
-        capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, **NOT_UTF_8, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
+        capture_output=True, encoding="cp1252", check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "statuses.json").read_text())
     assert found.pop("modules") > 300
-    ended = {"pool": 0, "plain": 0, "sweep": 0, "report": 0, "federate up": 2}
+    assert found.pop("spawned") == 2, "one worker per core"
+    ended = {"pool": 0, "plain": 0, "sweep": 0, "compare": 0, "report": 0, "federate up": 2}
     answers = {"answers": [2, 4, "a wrong value; expected another"], "rounds": [0, 1, 2]}
     assert found == {"system": "nt", "can fork": False, **answers, **ended}, done.stdout + done.stderr
     assert "fedskew federate up needs Linux or macOS; on Windows, use" in done.stderr
+    assert (tmp_path / "replaced.txt").read_text() == "new"
     assert results(tmp_path / "runs" / "two") == results(tmp_path / "runs" / "three"), "the pool and one process"
 
 
@@ -171,8 +188,6 @@ ALLOWED = {
     "flower/fork_server.py": "a trial's processes, which do not run on Windows",
     "flower/socket_paths.py": "a site's Unix sockets",
     "flower/worker.py": "a site's Unix sockets",
-    "lab/benchmark/commands.py": "CPU time from /proc, which only Linux has",
-    "doctor.py": "the number of cores",
 }
 
 

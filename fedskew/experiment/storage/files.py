@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
+from fedskew import platforms
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
             try:
                 writes[path](draft)
                 sync(draft)
-                os.replace(draft, path)
+                platforms.replace(draft, path)
             except BaseException:
                 draft.unlink(missing_ok=True)  # frees space on a full disk
                 raise

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import fedskew
 from fedskew.errors import UserError
-from fedskew.platforms import wait_and_measure
+from fedskew.platforms import cpu_seconds, wait_and_measure
 
 Until = Literal["first line", "end"]
 _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -124,7 +124,7 @@ def _time_once(command: Command) -> tuple[float, float]:
         assert process.stdout is not None
         with process.stdout as output:
             first = output.readline()
-            seconds, cpu = time.perf_counter() - start, _cpu_seconds(process.pid)
+            seconds, cpu = time.perf_counter() - start, cpu_seconds(process.pid)
             rest = output.read()
         used = wait_and_measure(process)
         if process.returncode:
@@ -133,12 +133,3 @@ def _time_once(command: Command) -> tuple[float, float]:
         if command.until == "end":
             seconds, cpu = time.perf_counter() - start, used
     return seconds, cpu
-
-
-def _cpu_seconds(process: int) -> float:
-    """CPU seconds of a process so far. 0 if the system does not report them."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -50,6 +50,28 @@ def refuse_to_overwrite(source: Any, target: Any) -> None:
     os.rename(source, target)
 
 
+open_elsewhere: set[str] = set()
+
+
+def refuse_once(source: Any, target: Any) -> None:
+    """Replace a file that exists at the second attempt, as if another process had read it during the first."""
+    if os.path.exists(target) and str(target) not in open_elsewhere:
+        open_elsewhere.add(str(target))
+        raise PermissionError(errno.EACCES, "another process reads the file", str(target))
+    os.replace(source, target)
+
+
+def refuse_names(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse to create a file or folder whose name Windows does not allow. All packages go through here."""
+    if event not in ("open", "os.mkdir", "os.rename") or not isinstance(arguments[0], str):
+        return
+    if event == "open" and not (set(str(arguments[1])) & set("wax") or (arguments[2] or 0) & os.O_CREAT):
+        return
+    for name in os.path.relpath(arguments[1 if event == "os.rename" else 0]).split(os.sep):
+        if set(name) & set('<>:"|?*\\') or (name.endswith((" ", ".")) and name.strip(".")):
+            raise OSError(errno.EINVAL, "Windows does not allow this name", name)
+
+
 def refuse_signal_zero(process: int, number: int) -> None:
     if number == 0:
         raise AssertionError("os.kill(process, 0) sends Ctrl-C on Windows")
@@ -81,8 +103,8 @@ class Kernel32:
 
 
 REPLACED: dict[str, dict[str, Any]] = {
-    "os": {"name": "nt", "open": refuse_folders, "rename": refuse_to_overwrite, "kill": refuse_signal_zero,
-           "O_BINARY": 0},
+    "os": {"name": "nt", "open": refuse_folders, "rename": refuse_to_overwrite, "replace": refuse_once,
+           "kill": refuse_signal_zero, "O_BINARY": 0},
     "sys": {"platform": "win32"},
     "select": {"select": select_sockets},
     "ctypes": {"windll": type("Windll", (), {"kernel32": Kernel32})},
@@ -123,3 +145,4 @@ def import_as_on_windows(
 
 
 builtins.__import__ = import_as_on_windows
+sys.addaudithook(refuse_names)
