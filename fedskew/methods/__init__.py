@@ -8,6 +8,7 @@ from fedskew.methods import (  # noqa: F401
     balancefl,
     bounds,
     ccvr,
+    creff,
     ditto,
     fed3r,
     fedacg,

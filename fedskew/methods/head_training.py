@@ -28,15 +28,16 @@ class HeadTraining:
         A head without a bias stays without one. `key` decides the order of the samples.
         """
         accurate = ACCURATE[weight.device.type]
-        head, x = weight.to(accurate), x.to(accurate)
+        head, x = weight.to(accurate, copy=True), x.to(accurate)
         if bias is not None:
             head = torch.cat([head, bias.to(accurate).unsqueeze(-1)], dim=1)
             x = torch.cat([x, torch.ones_like(x[:, :1])], dim=1)
         velocity, targets = torch.zeros_like(head), torch.nn.functional.one_hot(y, len(weight)).to(accurate)
         for epoch in range(self.epochs):
             order = torch.from_numpy(permutation(len(x), key, "head training", epoch)).to(x.device)
-            for rows in torch.split(order, self.batch_size):
-                error = (x[rows] @ head.T).softmax(dim=-1) - targets[rows]
-                velocity = self.momentum * velocity + error.T @ x[rows] / len(rows)
-                head = head - self.lr * velocity
+            shuffled = (torch.split(t[order], self.batch_size) for t in (x, targets))
+            for rows, goals in zip(*shuffled, strict=True):
+                error = (rows @ head.T).softmax(dim=-1).sub_(goals)
+                velocity.mul_(self.momentum).addmm_(error.T, rows, alpha=1 / len(rows))
+                head.sub_(velocity, alpha=self.lr)
         return (head, None) if bias is None else (head[:, :-1], head[:, -1])

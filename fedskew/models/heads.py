@@ -3,6 +3,7 @@
     cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
     etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
     personal   z = G h + P h, with a generic head G and a personal head P, which starts at zero
+    retrained  z = R h, with a head R that the server trains; clients train another one, G
 
 s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): every two of them have the same
 angle, the largest that C directions can have. No class can lose its direction to the others.
@@ -79,6 +80,19 @@ def personal_logits(generic: Tensor, personal: Tensor) -> Tensor:
     return torch.cat([generic, generic.detach() + personal], dim=-1)
 
 
+class RetrainedHead(nn.Module):
+    """A head that clients train, and a second one that the server trains and that the model predicts with."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.generic = nn.Linear(features, classes)
+        self.retrained = nn.Linear(features, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.generic(x) if self.training else self.retrained(x)
+        return logits
+
+
 def simplex_frame(classes: int, width: int) -> Tensor:
     """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
 
@@ -93,10 +107,11 @@ def simplex_frame(classes: int, width: int) -> Tensor:
     return frame.to(torch.get_default_dtype())
 
 
-HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PersonalHead]] = {
+HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PersonalHead] | type[RetrainedHead]] = {
     "cosine": CosineHead,
     "etf": ETFHead,
     "personal": PersonalHead,
+    "retrained": RetrainedHead,
 }
 
 

@@ -126,7 +126,8 @@ def federation() -> fs.Federation:
 @pytest.mark.parametrize("method", WITH_OBJECTIVE)
 def test_weights_of_one_change_nothing_and_others_do(method: str, federation: fs.Federation) -> None:
     assert takes_weights(make_method(method).objective)
-    params = {"groups": [[0, 1]], "warmup_rounds": 1, "expert_rounds": 1} if method == "pkd" else {}
+    quick = {"pkd": {"groups": [[0, 1]], "warmup_rounds": 1, "expert_rounds": 1}, "creff": {"head_epochs": 1}}
+    params = quick.get(method, {})
     shared = {"rounds": 2, "local_epochs": 1, "method_params": params, "precision": "float64", "engine": "plain"}
     shared["batch_size"] = 200
     ones, rising = {str(c): 1.0 for c in range(10)}, {str(c): 3.0 + c for c in range(10)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from linear_clients import layered_model, played, serve
 from method_cases import by_kind
+from toy_runs import with_fitting_head
 
 from fedskew.cli import main
 from fedskew.errors import UserError
@@ -54,8 +55,10 @@ def test_three_are_accepted_if_every_two_are() -> None:
         assert accepted(*names) == all(not clash(*pair) for pair in pairs), names
 
 
-NEED_HEADS, KEEP_HEADS = {"fedgc", "fedgc-server", "fedgr", "fedgr-server"}, {"fedbabu", "fedper", "fedrep"}
-"""The server rules of FedGR and FedGC correct the clients' heads, which the others do not send."""
+NEED_HEADS, KEEP_HEADS = {"creff", "fedgc", "fedgr", "fedgr-server"}, {"fedbabu", "fedper", "fedrep"}
+"""The server rules of CReFF, FedGR and FedGC need the clients' heads, which the others do not send."""
+LINEAR_HEADS, TWO_HEADS = {"ccvr", "fedmr-inter", "fpl"}, {"creff", "fedrod"}
+"""The first use the rows of a linear head, and the second have two heads."""
 
 PAIRS = [pair for pair in itertools.combinations(METHODS, 2) if not clash(KINDS[pair[0]], KINDS[pair[1]])]
 
@@ -77,10 +80,15 @@ def test_every_combination_runs(first: str) -> None:
 
 def run_with_each(first: str, others: list[str]) -> None:
     for second in others:
+        method = make_method(f"{first}+{second}")
         if NEED_HEADS & {first, second} and KEEP_HEADS & {first, second}:
             with pytest.raises(UserError, match="keeps tensors on the clients that its server rule needs"):
-                check_model(make_method(f"{first}+{second}"), layered_model(), 4)
+                check_model(method, with_fitting_head(layered_model(), method), 4)
             continue
-        states, rows = played(serve(f"{first}+{second}", rounds=2, local_epochs=1, lr=0.01))
+        if LINEAR_HEADS & {first, second} and TWO_HEADS & {first, second}:
+            with pytest.raises(UserError, match="needs a model that ends in a linear layer 'head'"):
+                check_model(method, with_fitting_head(layered_model(), method), 4)
+            continue
+        states, rows = played(serve(method, rounds=2, local_epochs=1, lr=0.01))
         assert all(row.diverged == [] for row in rows), second
         assert all(p.isfinite().all() for p in states[-1].model.params.values()), second

@@ -74,6 +74,9 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "number, mean and covariance of the features per class, once": lambda model, classes: (
         model + 8 * classes * (model // classes // 8 - 1) ** 2
     ),
+    "gradient of the second head for each class of the client": lambda model, classes: (
+        classes * model // 2 + classes  # a model of two heads; flags
+    ),
     "label counts once": lambda model, classes: 0,  # the same
     "all its samples": lambda model, classes: 0,  # not part of a round, either: there is no client
     "class-to-class mean probabilities once": lambda model, classes: 0,  # not part of a round: see the survey
@@ -114,6 +117,7 @@ def test_what_the_server_learns_of_labels_is_what_the_entry_declares(name: str) 
         "prototypes": "label presence, prototypes",
         "label_distance": "label skew",
         "class_counts": "label counts, prototypes",
+        "class_gradients": "label presence, prototypes",
         "covariances": "label counts, prototypes, feature covariance",
         "gram": "label counts, prototypes, feature covariance",
         "regularised_gram": "label counts, prototypes, feature covariance",

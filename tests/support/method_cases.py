@@ -17,10 +17,11 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 PARAMS: dict[str, dict[str, Any]] = {
     "pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2},
     "pfedme": {"personal_lr": 0.02},
+    "creff": {"features_per_class": 5, "match_steps": 5, "head_epochs": 5},
 }
-"""pFedMe's default, five steps of 0.05 on one small batch through BatchNorm, makes a start that is off by 1e-7 a model
-that is off by 6e-3, in float64 and by either engine: rounding that no two programs share. As many steps of the run's
-own size make it 1e-6."""
+"""PKD and CReFF take long with their defaults. pFedMe's default, five steps of 0.05 on one small batch through
+BatchNorm, makes a start that is off by 1e-7 a model that is off by 6e-3, in float64 and by either engine: rounding that
+no two programs share. As many steps of the run's own size make it 1e-6."""
 
 JOINED = ("fedlmd+scaffold", "fedvls+fedprox+fedavgm", "fpl+fedvls", "moon+fedcurv")
 

@@ -25,7 +25,7 @@ from fedskew.experiment.round.state import RunState
 from fedskew.methods import Method, Part, make_method
 from fedskew.methods.parts import Tensors, pack
 from fedskew.models import Classifier
-from fedskew.models.heads import PersonalHead, replace_head
+from fedskew.models.heads import HEADS, replace_head
 
 SKEWED = (
     (9, 4, 0, 6),  # one vacant class
@@ -136,12 +136,13 @@ def server(
 
 def with_fitting_head(model: nn.Module, method: Method) -> nn.Module:
     """The model, with another head if the method's loss can use no other."""
-    if getattr(method.objective, "head", "") != "personal" or isinstance(getattr(model, "head", None), PersonalHead):
+    kind = getattr(method.objective, "head", "")
+    if kind not in ("personal", "retrained") or isinstance(getattr(model, "head", None), HEADS[kind]):
         return model
     assert isinstance(model, Classifier)
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        return replace_head(copy.deepcopy(model), "personal")
+        return replace_head(copy.deepcopy(model), kind)
 
 
 def plan_round(server: Server, state: RunState) -> RoundPlan:

@@ -20,7 +20,7 @@ from fedskew.engine import kernels
 from fedskew.engine.kernels import Activation
 from fedskew.engine.model.layers import Between, KeyedDropout
 from fedskew.methods.parts import Tensors
-from fedskew.models.heads import CosineHead, ETFHead, PersonalHead, personal_logits
+from fedskew.models.heads import CosineHead, ETFHead, PersonalHead, RetrainedHead, personal_logits
 from fedskew.randomness import fold, uniform
 
 
@@ -243,6 +243,13 @@ def _personal_head(forward: StackedForward, name: str, layer: PersonalHead, x: T
     if not layer.training:
         return generic + _linear(forward, f"{name}.personal", layer.personal, x)
     return personal_logits(generic, _linear(forward, f"{name}.personal", layer.personal, x.detach()))
+
+
+@rule(RetrainedHead)
+def _retrained_head(forward: StackedForward, name: str, layer: RetrainedHead, x: Tensor) -> Tensor:
+    if layer.training:
+        return _linear(forward, f"{name}.generic", layer.generic, x)
+    return _linear(forward, f"{name}.retrained", layer.retrained, x)
 
 
 @rule(nn.Embedding)

@@ -121,9 +121,9 @@ class Config:
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
     head: str = _option(
         "auto",
-        choice("auto", "linear", "cosine", "etf", "personal"),
-        "kind of head: linear, cosine (similarities), etf (a fixed simplex), personal (for fedrod), or auto for the "
-        "method's (mostly linear)",
+        choice("auto", "linear", "cosine", "etf", "personal", "retrained"),
+        "kind of head: linear, cosine (similarities), etf (a fixed simplex), personal (for fedrod), retrained (for "
+        "creff), or auto for the method's (mostly linear)",
     )
     init: str | None = _option(
         None, optional(text), "file of weights that the model starts from: .safetensors, or a state dict in .pt or .pth"
