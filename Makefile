@@ -9,7 +9,7 @@ RUN    := $(BIN)/python -m
 INSTALL := $(RUN) pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE  # without bytecode, each process that a test starts compiles PyTorch again
 
-.PHONY: demo test test-all lint style docs clean
+.PHONY: demo test test-all test-kernels lint style docs clean
 
 demo: $(VENV)/.demo
 	$(RUN) fedskew demo
@@ -28,6 +28,13 @@ test test-all: style
 	wait $$mypy; typed=$$?; \
 	echo "mypy:"; cat $(VENV)/mypy.txt; \
 	exit $$((tested || typed))
+
+# The GPU kernels, in Triton's interpreter, which needs no GPU. It also runs as a part of `make test-all`.
+test-kernels: $(VENV)/.ready
+	$(RUN) pip show --quiet triton 2> /dev/null || $(INSTALL) --no-deps triton
+	TRITON_INTERPRET=1 $(RUN) pytest tests/engine/kernels -m "slow or not slow"
+
+test-all: test-kernels
 
 lint: style
 	$(RUN) mypy
