@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import fedskew
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedskew"
 
@@ -50,8 +52,15 @@ COUNTS = "site,a,b,c\nnorth,20,0,5\nsouth,1,30,0\neast,0,2,40\n"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
+    """Build the sdist, and the wheel from nothing but the sdist."""
+    folder, unpacked = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("unpacked")
+    build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run([*build, "-t", "sdist"], cwd=ROOT, check=True)
+    (sdist,) = folder.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    subprocess.run([*build, "-t", "wheel"], cwd=source, check=True)
     return folder
 
 
@@ -108,8 +117,7 @@ def run_smoke_test(python: Path, folder: Path) -> None:
         return done.stdout
 
     run(str(python), "-c", SMOKE_TEST)
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
-    assert version in run(str(python.with_name("fedskew")), "--version")
+    assert fedskew.__version__ in run(str(python.with_name("fedskew")), "--version")
 
 
 def test_an_installed_wheel_passes_the_smoke_test_without_the_repository(built: Path, tmp_path: Path) -> None:
@@ -128,6 +136,12 @@ def test_a_wheel_in_an_empty_environment_passes_the_smoke_test(built: Path, tmp_
 
 
 TORCH = re.findall(r"^TORCH\s*\?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)[0]
+
+
+def test_every_extra_for_users_is_documented() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == extras.keys() - {"dev", "docs"}
 
 
 # -- the lock file ----------------------------------------------------------------------------------------
