@@ -1,7 +1,8 @@
 """Files say which version of their format they have. Folders of fedskew 0.1.0 are read; other formats are refused.
 
-`run-0.1/` was written by fedskew 0.1.0: SCAFFOLD on digits, 4 clients, 4 rounds, with the model of
-tests/support/linear_model.py. Never write it anew with a later version.
+Two folders were written by fedskew 0.1.0, on digits with the model of tests/support/linear_model.py: `run-0.1/` by
+SCAFFOLD, whose clients keep a state, and `run-0.1-stages/` by PKD, which trains several models in stages. Never write
+them anew with a later version.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedskew.lab.sweep.records import Record
 from fedskew.results.race import RaceRecord
 
 STORED = Path(__file__).parent / "run-0.1"
+STAGES = Path(__file__).parent / "run-0.1-stages"
 
 
 @pytest.fixture
@@ -33,35 +35,41 @@ def old(tmp_path: Path) -> Path:
 
 def interrupt(folder: Path) -> None:
     """Leave what a kill in the last round leaves."""
-    for name in ("summary.json", "model.safetensors", "checkpoint/round-000004.safetensors"):
-        (folder / name).unlink()
+    last = max(folder.glob("checkpoint/round-*.safetensors"))
+    for path in (folder / "summary.json", folder / "model.safetensors", last):
+        path.unlink()
     lines = (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (folder / "rounds.jsonl").write_text("".join(lines[:-1]), encoding="utf-8")
 
 
-def test_a_finished_run_of_0_1_is_read_with_its_model() -> None:
-    result = fs.load_run(STORED)
+@pytest.mark.parametrize(("stored", "rounds", "accuracy"), [(STORED, 4, 0.9136), (STAGES, 12, 0.9109)])
+def test_a_finished_run_of_0_1_is_read_with_its_model(stored: Path, rounds: int, accuracy: float) -> None:
+    result = fs.load_run(stored)
     assert result.finished
-    assert [row.round for row in result.history] == [0, 1, 2, 3, 4]
+    assert [row.round for row in result.history] == list(range(rounds + 1))
     assert result.about["versions"]["fedskew"] == "0.1.0"
-    summary = json.loads((STORED / "summary.json").read_text(encoding="utf-8"))
-    assert result.accuracy == summary["accuracy"] == pytest.approx(0.9136, abs=1e-4)
-    weights = load_file(STORED / "model.safetensors")
+    summary = json.loads((stored / "summary.json").read_text(encoding="utf-8"))
+    assert result.accuracy == summary["accuracy"] == pytest.approx(accuracy, abs=1e-4)
+    weights = load_file(stored / "model.safetensors")
     assert any(torch.equal(p.detach().cpu(), w) for p in result.model.parameters() for w in weights.values())
 
 
-def test_an_interrupted_run_of_0_1_resumes_and_ends_with_the_same_model(old: Path) -> None:
+@pytest.mark.parametrize(("stored", "clients"), [(STORED, 4), (STAGES, 3)])
+def test_an_interrupted_run_of_0_1_resumes_and_ends_with_the_same_model(
+    stored: Path, clients: int, tmp_path: Path
+) -> None:
+    old = shutil.copytree(stored, tmp_path / "run")
     interrupt(old)
     assert not fs.load_run(old).finished
     config = load_yaml(old / "config.yaml")
-    federation = fs.federation("digits", fs.Dirichlet(beta=0.1, clients=4), seed=0)
+    federation = fs.federation("digits", fs.Dirichlet(beta=0.1, clients=clients), seed=0)
     result = fs.run(federation, config=config, out=old)
-    assert [row.round for row in result.history] == [0, 1, 2, 3, 4]
-    lines, before = ((folder / "rounds.jsonl").read_bytes().splitlines() for folder in (old, STORED))
-    assert lines[:4] == before[:4], "these rounds were not trained again"
-    resumed, stored = load_file(old / "model.safetensors"), load_file(STORED / "model.safetensors")
-    assert resumed.keys() == stored.keys()
-    for name, tensor in stored.items():
+    assert [row.round for row in result.history] == [row.round for row in fs.load_run(stored).history]
+    lines, before = ((folder / "rounds.jsonl").read_bytes().splitlines() for folder in (old, stored))
+    assert lines[:-1] == before[:-1], "these rounds were not trained again"
+    resumed, final = load_file(old / "model.safetensors"), load_file(stored / "model.safetensors")
+    assert resumed.keys() == final.keys()
+    for name, tensor in final.items():
         torch.testing.assert_close(resumed[name], tensor, rtol=0, atol=1e-5)
 
 
