@@ -122,6 +122,10 @@ class Contract:
         draft = Contract.from_encoding(self.classes, TableEncoding(tuple(columns)))
         return replace(draft, task=self.task, column_sums=True)
 
+    def without_encoding(self) -> Contract:
+        """Return the draft of a table with named columns, and any other contract as it is."""
+        return self if self.column_sums or self.table_encoding is None else self.draft()
+
     def complete(self, encoding: TableEncoding) -> Contract:
         """Complete a draft with the encoding that was fitted to the sites' sums."""
         return replace(Contract.from_encoding(self.classes, encoding), task=self.task)

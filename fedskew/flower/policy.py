@@ -55,7 +55,7 @@ class EvaluationRules:
     """What `fedskew federate evaluate` may learn at the site."""
 
     models: int = 1
-    """How many different models are tested, for one contract."""
+    """How many different models are tested, for the same classes and columns."""
     by_site: bool = True
     """Whether the results may list the site by name. Otherwise they only contain it in the total."""
 

@@ -20,13 +20,13 @@ state. `LocalDpMod` needs one array per tensor, and uses a formula for σ that h
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from fedskew.errors import UserError
+from fedskew.flower.secret_noise import draw_normals
 from fedskew.methods import Method, Tensors
 
 SENSITIVITY = {"central": 2.0, "local": 2.0}
@@ -77,7 +77,7 @@ def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: 
 
 
 def private_change(
-    trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float, noise: torch.Generator
+    trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float
 ) -> Tensors:
     """Return the trained parameters, with their change from `start` clipped, and with noise in every entry.
 
@@ -90,16 +90,9 @@ def private_change(
         change, norm = {name: torch.zeros_like(c) for name, c in change.items()}, 0.0
     scale = min(1.0, clip / norm) if norm > 0 else 1.0
     return {
-        name: (start[name].double() + scale * c + deviation * torch.randn(c.shape, generator=noise, dtype=c.dtype)).to(
-            trained[name].dtype
-        )
+        name: (start[name].double() + scale * c + deviation * draw_normals(c.shape)).to(trained[name].dtype)
         for name, c in change.items()
     }
-
-
-def noise_source() -> torch.Generator:
-    """Make a generator that does not depend on the run's seed, because that is public and the noise must be secret."""
-    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[str, Tensor]) -> None:

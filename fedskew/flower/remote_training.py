@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from fedskew.engine import RoundResult
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import needed_companions, work_tensors
-from fedskew.flower.privacy import noise_source, private_change
+from fedskew.flower.privacy import private_change
 from fedskew.flower.received_updates import (
     VERSION,
     Update,
@@ -141,12 +141,12 @@ class SiteTraining:
         if settings.privacy != "central" or not finite:
             return updates
         self._count_release()
-        deviation, source = settings.noise * settings.clip / len(finite) ** 0.5, noise_source()
+        deviation = settings.noise * settings.clip / len(finite) ** 0.5
         start = {name: t.cpu() for name, t in plan.work.exchanged.params.items()}
         private = dict(updates)
         for client in finite:
             tensors = updates[client].tensors
-            changed = private_change(unpack("trained:params", tensors), start, settings.clip, deviation, source)
+            changed = private_change(unpack("trained:params", tensors), start, settings.clip, deviation)
             private[client] = replace(updates[client], tensors=tensors | pack("trained:params", changed))
         return private
 

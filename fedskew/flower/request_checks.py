@@ -142,7 +142,17 @@ def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[S
         first = 0 if stage.concatenates else trained.get(stage.model, 0)
         last = trained[stage.model] = first + stage.rounds
         planned.append((stage, range(first + 1, last + 1)))
+    _require_separate_clients([stage for stage, _ in planned], config)
     return planned
+
+
+def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
+    """Refuse notes with which a client would train in two clusters, because then there could be any number of them."""
+    clusters = [stage.clients for stage in stages if stage.clients is not None]
+    members = [client for cluster in clusters for client in cluster]
+    are_separate = len(set(members)) == len(members) and set(members) <= set(range(config.partition.clients or 0))
+    if not are_separate or not all(clusters):
+        raise UserError("the server's notes have empty clusters, clients in two clusters, or clients that do not exist")
 
 
 def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage, range]]) -> None:

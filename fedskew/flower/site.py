@@ -39,11 +39,11 @@ from fedskew.engine import (
     train_clients,
 )
 from fedskew.errors import UserError
-from fedskew.experiment.config import Config
+from fedskew.experiment.config import Config, config_hash
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors, single_model
 from fedskew.flower.policy import Policy
-from fedskew.flower.privacy import noise_source, private_change
+from fedskew.flower.privacy import private_change
 from fedskew.flower.request_checks import (
     planned_rounds,
     planned_tests,
@@ -128,7 +128,7 @@ class Site:
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
         require_approved(facts, self.config)
-        name = digest(json.dumps(facts["terms"]["config"], sort_keys=True).encode())[:16]
+        name = config_hash(Config.from_mapping(facts["terms"]["config"]))
         self._ledger.require_time(name)
         began = time.monotonic()
         try:
@@ -191,28 +191,30 @@ class Site:
         def compute() -> Answer:
             return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
-        return SiteAnswers(self.config.state_folder).answer_once(f"column sums of contract {run.contract}", {}, compute)
+        return SiteAnswers(self.config.state_folder).answer_once(
+            f"column sums of contract {run.data_form}", {}, compute
+        )
 
     def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
-        """Answer a survey, once per contract, as the site's policy says."""
+        """Answer a survey as the site's policy says, once for the same classes and columns."""
         rules = require_agreed_survey(self.config.policy)
         contract = Contract.from_json(facts["terms"]["contract"])
 
         def compute() -> Answer:
             return describe_site(run.held(None), read_raw_table(self.config, contract), rules), b""
 
-        return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.contract}", {}, compute)
+        return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.data_form}", {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
-        """Test a finished model. Few different models are tested for one contract, as the site's policy says."""
+        """Test a finished model. The site's policy says how many, for the same classes and columns."""
         rules = require_agreed_scoring(run.method, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
         def compute() -> Answer:
             return {"by_site": rules.by_site}, run.score(read_model("sent", tensors))
 
-        question = f"tests of finished models of contract {run.contract}"
-        request = {"config": run.name, "model": digest(payload)}
+        question = f"tests of finished models of contract {run.data_form}"
+        request = {"config": run.name, "contract": run.contract, "model": digest(payload)}
         return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
@@ -252,7 +254,7 @@ class Site:
             clip, multiplier = facts["noise"]
             start = {name: t.cpu() for name, t in work.exchanged.params.items()}
             trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
-            private = private_change(trained, start, clip, multiplier * clip, noise_source())
+            private = private_change(trained, start, clip, multiplier * clip)
             reply_tensors |= pack("trained:params", private)
         self._ledger.charge(release)  # last, so that nothing can leave without it
         return reply, to_bytes(reply_tensors)

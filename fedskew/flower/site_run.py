@@ -42,12 +42,15 @@ class SiteRun:
         config = Config.from_mapping(terms["config"])
         self.name = config_hash(config)
         """The run's name, which the server also uses."""
-        self.contract = digest(json.dumps(terms["contract"], sort_keys=True).encode())
+        contract = Contract.from_json(terms["contract"])
+        self.contract = _hash(contract)
         """Hash of the contract."""
+        self.data_form = _hash(contract.without_encoding())
+        """Hash of the classes and columns. It is the same for every encoding of these columns."""
         self.config = replace(config, device=own.device, engine="plain")
         require_known_code(self.config, own)
         own.policy.require_run(self.config)
-        dataset = Contract.from_json(terms["contract"]).admit(federation.dataset)
+        dataset = contract.admit(federation.dataset)
         model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
         if needs_start(config):
             load_start(own.state_folder, config, model)
@@ -156,6 +159,11 @@ class SiteRun:
         counted = sample_counts(work.members, held.sizes)[0]
         state = self.on_device({**fresh, **kept, **counted})
         return replace(work, assignments=[replace(work.assignments[0], state=state)])
+
+
+def _hash(contract: Contract) -> str:
+    """Hash what a contract means. The server may write the same contract in different ways."""
+    return digest(json.dumps(contract.to_json(), sort_keys=True).encode())
 
 
 def _are_equal(one: Tensors, other: Tensors) -> bool:

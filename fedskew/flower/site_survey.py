@@ -1,27 +1,31 @@
 """What a site reports in a survey, before anybody trains: label counts, and ranges and gaps of a table's columns.
 
-A survey must not show single patients, so nothing in it is exact:
+A survey must not show single patients, so no number in it is exact:
 
 - A class of fewer than `hide_below` samples has the count 0, as if the site had none. Other counts are rounded to a
-  multiple of `round_to`.
-- With `epsilon`, the counts have discrete Laplace noise instead, so that they are ε-private for one sample (Ghosh,
-  Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Nothing is
-  reported about columns then, because noise on them would need a share of ε.
+  multiple of `round_to`. The server also knows the exact number of samples, from which a hidden count could follow. So
+  with up to ten classes, the largest count is not that of its class, but what the other reported counts leave of the
+  number of samples, rounded. With more classes, the total says hardly anything about a single one.
+- With `epsilon`, the counts have discrete Laplace noise instead, so that they are ε-private (Ghosh, Roughgarden and
+  Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Neighbours have the same
+  number of samples, which is public, and differ in one of them. Nothing is reported about columns then, because noise
+  on them would need a share of ε.
 - A column of numbers has no minimum and maximum. It has a low and a high value, beyond which at least `hide_below`
   values lie, 5 % of them if possible, and a median. All three are rounded to a step of a tenth of their distance or
   more.
-- A column of categories names those with at least `hide_below` rows. Shares of gaps are rounded to 1 %. Fewer gaps than
-  `hide_below` are none, and fewer values are all gaps.
+- A column of categories names those with at least `hide_below` rows. The number of gaps is rounded to a multiple of
+  `hide_below`, and its share to 1 %. Fewer gaps than `hide_below` are none, and fewer values are all gaps.
 
-A site answers a survey once per contract, so that noise cannot be averaged out and no two answers can be compared.
+A site answers a survey once for the same classes and columns, so that noise cannot be averaged out and no two answers
+can be compared.
 """
 
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,9 +34,12 @@ from fedskew.data.column_sums import SMALLEST_GROUP
 from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.table_encoding import Numbers, RawTable, Strings
+from fedskew.flower.secret_noise import draw_discrete_laplace
 
 _TAIL = 0.05
 """The share of values below the low value, and of values above the high value."""
+_FEW_CLASSES = 10
+"""Up to this number of classes, the largest count is computed from the others."""
 _STEPS = 10
 """The low and the high value are at most about this many steps apart."""
 
@@ -51,27 +58,41 @@ def describe_site(federation: Federation, raw: RawTable | None, rules: SurveyRul
     """Describe a site's training part. `raw` has the columns of a table before they are encoded."""
     counts = federation.label_counts[0]
     is_single = federation.dataset.task.name == "single-label"
-    found = hide_counts(counts, rules) if rules.epsilon is None else _add_noise(counts, rules.epsilon, is_single)
+    hide = hide_counts_and_total if is_single and len(counts) <= _FEW_CLASSES else hide_counts
+    found = hide(counts, rules) if rules.epsilon is None else _add_noise(counts, rules.epsilon, is_single)
     columns = [] if raw is None or rules.epsilon is not None else describe_columns(raw, rules.hide_below)
     return {"label_counts": found, "columns": columns, "rules": asdict(rules)}
 
 
 def hide_counts(counts: IntArray, rules: SurveyRules) -> list[int]:
     """Return the counts, with 0 for small ones, and rounded."""
-    step = rules.round_to
-    return [0 if count < rules.hide_below else (count + step // 2) // step * step for count in counts.tolist()]
+    return [0 if count < rules.hide_below else _round(count, rules.round_to) for count in counts.tolist()]
+
+
+def hide_counts_and_total(counts: IntArray, rules: SurveyRules) -> list[int]:
+    """Return the counts, with 0 for small ones, and rounded, so that nothing follows from their total.
+
+    The largest one is computed from the others and from the number of samples, which the server knows, so it tells the
+    server nothing new. If no class has enough samples, all counts are 0.
+    """
+    found, largest = hide_counts(counts, rules), int(counts.argmax())
+    others = [count for place, count in enumerate(found) if place != largest]
+    if found[largest]:
+        found[largest] = max(_round(int(counts.sum()) - sum(others), rules.round_to), *others)
+    return found
+
+
+def _round(count: int, step: int) -> int:
+    return (count + step // 2) // step * step
 
 
 def _add_noise(counts: IntArray, epsilon: float, is_single: bool) -> list[int]:
     """Return the counts with discrete Laplace noise, and 0 for negative results.
 
-    A sample has one class, so it changes one count. With several labels per sample, it may change all of them.
+    If another sample takes the place of one, two counts change by one. With several labels per sample, all may.
     """
-    share = epsilon if is_single else epsilon / len(counts)
-    source = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
-    up, down = source.geometric(-math.expm1(-share), (2, len(counts)))
-    noisy: list[int] = np.maximum(counts + up - down, 0).tolist()
-    return noisy
+    rate = Fraction(epsilon) / (min(2, len(counts)) if is_single else len(counts))
+    return [max(0, count + draw_discrete_laplace(rate)) for count in counts.tolist()]
 
 
 def describe_columns(table: RawTable, smallest: int) -> list[dict[str, Any]]:
@@ -121,4 +142,4 @@ def _share_of_gaps(column: Sequence[Any] | Numbers | IntArray, present: int, sma
     gaps = len(column) - present
     if gaps < smallest:
         return 0.0
-    return 1.0 if present < smallest else round(gaps / len(column), 2)
+    return 1.0 if present < smallest else round(min(_round(gaps, smallest), len(column)) / len(column), 2)

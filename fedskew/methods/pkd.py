@@ -152,7 +152,7 @@ class PKD(Schedule):
         first = Stage("warm-up", warmup, CrossEntropy(), survey=None if self.groups else "predictions")
         if warmup == rounds or not (self.groups or "groups" in notes):
             return [first]
-        groups = self.groups or tuple(tuple(group) for group in notes["groups"])
+        groups = self.groups or tuple(tuple(group) for group in notes["groups"][: self.max_groups])
         if not groups:
             return [first, Stage("train", rounds - warmup, CrossEntropy())]
         experts = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_survey import SurveyRules, describe_columns
+from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_and_total
 from fedskew.flower.trial import plan_trial
 
 
@@ -68,10 +69,13 @@ def test_a_survey_gives_counts_without_small_groups_that_can_be_read(
     folder = tmp_path / "run-survey"
     found = json.loads((folder / SURVEY).read_text())
     for client in (0, 2):
-        exact = split.label_counts[client]
-        expected = [0 if count < 4 else round(count / 5 + 1e-9) * 5 for count in exact.tolist()]
-        assert found["sites"][f"site-{client}"]["label_counts"] == expected
-        assert expected != exact.tolist()
+        exact = split.label_counts[client].tolist()
+        expected = [0 if count < 4 else round(count / 5 + 1e-9) * 5 for count in exact]
+        reported, largest = found["sites"][f"site-{client}"]["label_counts"], exact.index(max(exact))
+        left = sum(exact) - sum(expected) + expected[largest]
+        expected[largest] = round(left / 5 + 1e-9) * 5
+        assert reported == expected
+        assert reported != exact
     assert list(found["declined"]) == ["site-1"]
     assert "expected policy.survey" in found["declined"]["site-1"]
     assert {message.kind for message in here.grid.sent} == {"hello", "describe"}
@@ -91,6 +95,53 @@ def test_another_survey_gets_the_same_answer_so_noise_is_not_averaged_out(
     assert first == again
     assert first["label_counts"] != split.label_counts[0].tolist()
     assert first["columns"] == []
+
+
+def test_another_spelling_of_the_contract_gets_the_same_answer(data: Path, split: Federation, tmp_path: Path) -> None:
+    """A server that adds a key, or writes 1.0 for 1, would get new noise each time, and could compute the mean."""
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules(epsilon=0.5))] * 3)
+    terms, site = _terms(here), here.grid._sites[1000][1]
+    spellings = [{}, {"comment": "2"}, {"mean": [str(m) for m in terms["contract"]["mean"]]}, {"column_sums": 0}]
+    answers = [
+        Site(site.config).answer({"kind": "describe", "terms": {**terms, "contract": terms["contract"] | other}}, b"")
+        for other in spellings
+    ]
+    assert answers == [answers[0]] * len(spellings)
+
+
+def test_another_encoding_of_the_same_columns_gets_the_same_answer(tmp_path: Path) -> None:
+    """An approved draft of a table allows any encoding, so a server could ask once for each."""
+    rows = ["age,ill", *(f"{20 + number % 60},{'yes' if number % 3 else 'no'}" for number in range(90))]
+    (tmp_path / "p.csv").write_text("\n".join(rows) + "\n")
+    own = SiteConfig(
+        tmp_path, "a", "p.csv", {"label": "ill"}, device="cpu", policy=Policy(survey=SurveyRules(1, 1, 1.0))
+    )
+    contract = Contract.from_dataset(own.federation().dataset)
+    config = resolve_config(with_values(Config(), {"method": "fedavg", "rounds": 1}), contract, ["a"]).to_mapping()
+    answers = []
+    for mean in (0.0, 1.0, 2.0):
+        other = replace(contract, mean=(mean,))
+        assert other.completes(contract.draft())
+        terms = {"contract": other.to_json(), "config": config}
+        answers.append(Site(own).answer({"kind": "describe", "terms": terms}, b""))
+    assert answers == [answers[0]] * 3
+
+
+def test_a_hidden_class_does_not_follow_from_the_number_of_samples() -> None:
+    """Whatever a small class has, the answer is the same for the same number of samples."""
+    for total in range(20, 140):
+        answers = {tuple(hide_counts_and_total(np.array([total - n, n]), SurveyRules())) for n in range(5)}
+        assert answers == {((total + 2) // 5 * 5, 0)}
+    assert hide_counts_and_total(np.array([2, 4, 3]), SurveyRules()) == [0, 0, 0]
+    assert hide_counts_and_total(np.array([8] * 9), SurveyRules()) == [10] * 9  # not 0, which is left of 72 samples
+
+
+def test_noise_is_for_a_sample_that_another_replaces(split: Federation) -> None:
+    """The number of samples is public. So two counts change by one, and each needs noise for half of ε."""
+    rules, shrink = SurveyRules(epsilon=1.0), math.exp(-1 / 2)
+    label = int(split.label_counts[0].argmax())
+    drawn = [describe_site(split, None, rules)["label_counts"][label] for _ in range(1500)]
+    assert np.var(drawn) == pytest.approx(2 * shrink / (1 - shrink) ** 2, rel=0.4)
 
 
 def _terms(here: Case) -> dict[str, Any]:
@@ -121,8 +172,8 @@ def test_ranges_hide_extremes_and_rare_values() -> None:
     table = RawTable(("age", "pulse", "dose", "ward"), numbers, {"ward": ward})
     age, pulse, dose, place = describe_columns(table, smallest=5)
     assert age == {"name": "age", "kind": "number", "missing": 0.0, "low": 30.0, "median": 55.0, "high": 80.0}
-    assert (pulse["missing"], dose["low"], dose["high"]) == (0.17, 0.03, 0.08)
-    assert place == {"name": "ward", "kind": "category", "missing": 0.04, "values": ["a", "b"]}
+    assert (pulse["missing"], dose["low"], dose["high"]) == (0.17, 0.03, 0.08)  # 35 of 200
+    assert place == {"name": "ward", "kind": "category", "missing": 0.03, "values": ["a", "b"]}  # 5 of 200
     (few,) = describe_columns(RawTable(("age",), numbers[:19, :1], {}), smallest=5)
     assert few["low"] is few["median"] is few["high"] is None
 

@@ -18,13 +18,15 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash, with_values
 from fedskew.experiment.preparation import data_shape
 from fedskew.flower.planning import resolve_config
-from fedskew.flower.policy import Policy
+from fedskew.flower.policy import EvaluationRules, Policy
+from fedskew.flower.request_checks import planned_tests
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_answers import FOLDER, AlreadyAnswered, SiteAnswers
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.tensors import to_bytes
+from fedskew.methods import make_method
 from fedskew.models import make_model
 
 TEST = {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "model": "global", "notes": {}}
@@ -117,6 +119,55 @@ def test_a_dishonest_server_learns_no_more_than_its_planned_tests(
         except UserError:
             found.append(None)
     assert sum(value is not None for value in found) == 2  # of rounds 0 and 2
+
+
+def test_another_spelling_of_the_contract_is_not_another_contract(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Otherwise a server could have any number of finished models tested."""
+    here = totals(tmp_path, data, split)
+    here.grid._sites[1000][1].config = replace(first_site(here).config, policy=Policy(evaluate=EvaluationRules()))
+    known, (model, other, *_) = terms(here), one_class_models(here, split)
+    first_site(here).answer({"kind": "score", "terms": known}, model)
+    for changed in ({"comment": 1}, {"mean": [str(m) for m in known["contract"]["mean"]]}, {"vocabulary": None}):
+        spelled = known | {"contract": known["contract"] | changed}
+        with pytest.raises(AlreadyAnswered):
+            first_site(here).answer({"kind": "score", "terms": spelled}, other)
+
+
+def test_another_spelling_of_the_configuration_has_no_minutes_of_its_own(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = totals(tmp_path, data, split)
+    here.grid._sites[1000][1].config = replace(first_site(here).config, policy=Policy(minutes=1e-9))
+    known = terms(here)
+    first_site(here).answer({"kind": "hello", "terms": known}, b"")
+    for changed in ({}, {"data_dir": "elsewhere"}, {"local_epochs": 1.0}):
+        with pytest.raises(UserError, match=r"\(policy\.minutes\)"):
+            first_site(here).answer({"kind": "hello", "terms": known | {"config": known["config"] | changed}}, b"")
+
+
+@pytest.mark.parametrize(
+    ("method", "notes", "models"),
+    [
+        ("fedconcat", {"clusters": [[0], [1, 2]]}, {"encoder.0", "encoder.1"}),
+        ("fedconcat", {"clusters": [[0], [0], [1, 2]]}, None),
+        ("fedconcat", {"clusters": [[0], [], [1, 2]]}, None),
+        ("fedconcat", {"clusters": [[number] for number in range(4)]}, None),
+        ("pkd", {"groups": [[0, 1]] * 50}, {f"expert.{number}" for number in range(10)}),
+    ],
+)
+def test_notes_of_the_server_plan_only_few_models(
+    method: str, notes: dict[str, Any], models: set[str] | None, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Each model of a run is tested. A server could note any number of clusters or groups."""
+    config = server_config(totals(tmp_path, data, split, rounds=4, method=method))
+    parts = make_method(config.method, config.method_params)
+    if models is None:
+        with pytest.raises(UserError, match="the server's notes have empty clusters"):
+            planned_tests(parts, config, notes)
+    else:
+        assert {name for name, _ in planned_tests(parts, config, notes)} == {"global"} | models
 
 
 def test_a_run_goes_on_without_an_evaluation_if_its_tests_are_used_up(
