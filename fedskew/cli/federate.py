@@ -296,11 +296,13 @@ def _run(
     Use this command on the server. It ends with status 0 only if the run was completed.
     """
     from fedskew.flower.monitoring import monitored
-    from fedskew.flower.planning import read_app
+    from fedskew.flower.planning import check_app_version, read_app
     from fedskew.flower.run_monitoring import RunMonitor
     from fedskew.flower.supervised_run import FlowerRun, completed_rounds, run_to_end
 
     log = CommandLog("server", log_format, log_level)
+    if warning := check_app_version(app):
+        log.write(f"warning: {warning}")
     folder = Path(read_app(app)[0].folder).expanduser()
     log_file = folder.with_name(f"{folder.name}.log")
     with log.reporting_errors(), monitored(RunMonitor(folder), metrics_port) as address:

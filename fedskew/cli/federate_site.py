@@ -49,6 +49,8 @@ def site(
     if superlink is not None and keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     config = load_site(file)
+    if check is not None:
+        _check_version(check)
     contract = None if check is None else read_app(check)[1]
     federation = config.federation(contract)
     _show_data(config.name, federation)
@@ -57,6 +59,19 @@ def site(
     if superlink is not None and keys is not None:
         with log.reporting_errors():
             _connect(config, Path(file), superlink, Path(keys), log, metrics_port)
+
+
+def _check_version(app: str) -> None:
+    """Refuse an app of another minor version before its settings are read, which this version may not know."""
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.planning import check_app_version
+    from fedskew.flower.versions import installed_versions
+
+    warning = check_app_version(app)
+    versions = ", ".join(f"{package} {version}" for package, version in installed_versions().items())
+    stdout().print(f"versions: {versions}", soft_wrap=True, markup=False)
+    if warning is not None:
+        notice(f"warning: {warning}")
 
 
 def _show_data(name: str, federation: Federation) -> None:

@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fedskew import __version__
 from fedskew.errors import UserError
 from fedskew.experiment.config import KEYS, Config
 from fedskew.experiment.storage.files import reporting_os_errors
@@ -73,6 +74,9 @@ description = "A federation of {sites} sites, trained with {method}."
 license = "Apache-2.0"
 dependencies = ["fedskew[flower]"]
 
+[tool.fedskew]
+version = "{version}"  # that wrote this app; server and sites need the same minor version
+
 [tool.flwr.app]
 publisher = "fedskew"
 
@@ -84,7 +88,9 @@ clientapp = "{package}.client_app:app"
 
 
 def _pyproject(name: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
-    head = _PROJECT.format(name=name, sites=len(settings.sites), method=config.method, package=PACKAGE)
+    head = _PROJECT.format(
+        name=name, sites=len(settings.sites), method=config.method, package=PACKAGE, version=__version__
+    )
     training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training(config).items()}
     federation = {spec.name: (getattr(settings, spec.name), spec.metadata["help"]) for spec in fields(settings)}
     federation["sites"] = (", ".join(settings.sites), federation["sites"][1])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedskew import __version__
 from fedskew.data.federation import Federation
 from fedskew.data.table_encoding import read_encoding
 from fedskew.errors import UserError, unknown
@@ -18,6 +19,7 @@ from fedskew.experiment.preparation import prepare
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import refuse_unfit
 from fedskew.flower.settings import FederationSettings, read_settings
+from fedskew.flower.versions import version_problem
 
 
 def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
@@ -69,16 +71,40 @@ def contract_from_file(classes: str, encoding: str) -> Contract:
 
 def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
     """Read an app's settings, contract and configuration. `path` is its folder or its pyproject.toml."""
-    file = Path(path)
-    file = file / "pyproject.toml" if file.is_dir() else file
+    file = _project_file(path)
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
-        values = _flatten(content["tool"]["flwr"]["app"]["config"])
-    except OSError as error:
-        raise UserError(f"cannot read {file}: {error.strerror}; expected the pyproject.toml of an app") from error
-    except (tomllib.TOMLDecodeError, KeyError, ValueError, TypeError, AttributeError) as error:
+        values = _flatten(_read_project(file)["tool"]["flwr"]["app"]["config"])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise UserError(f"{file} is not the pyproject.toml of a federation's app ({error})") from error
     return read_settings(values)
+
+
+def check_app_version(path: str | Path) -> str | None:
+    """Refuse an app of another minor version of fedskew. Return a warning if another version wrote it."""
+    file = _project_file(path)
+    recorded = _read_project(file).get("tool", {}).get("fedskew", {}).get("version")
+    if recorded is None:
+        return f"{file} does not say which version of fedskew wrote it; this is {__version__}"
+    if version_problem(str(recorded)) is not None:
+        raise UserError(
+            f"{file} was written by fedskew {recorded}, but this is {__version__}; expected the same minor version, "
+            "here and on every other machine of the federation"
+        )
+    return None if recorded == __version__ else f"{file} was written by fedskew {recorded}; this is {__version__}"
+
+
+def _project_file(path: str | Path) -> Path:
+    file = Path(path)
+    return file / "pyproject.toml" if file.is_dir() else file
+
+
+def _read_project(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {file}: {error.strerror}; expected the pyproject.toml of an app") from error
+    except ValueError as error:
+        raise UserError(f"{file} is not the pyproject.toml of a federation's app ({error})") from error
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

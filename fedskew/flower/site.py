@@ -1,7 +1,8 @@
 """A site, which answers the server's requests from its own data. It reports nothing that was not requested.
 
-hello      the number of training samples, after checking the data against the contract; if the run trains only a part
-           of the model, the site keeps the other weights that the greeting carries
+hello      the number of training samples and the versions of fedskew, torch and Flower, after checking the server's
+           version, and the data against the contract; if the run trains only a part of the model, the site keeps the
+           other weights that the greeting carries
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared; also
            the accuracy before and after local training, if the site's policy allows it
@@ -69,6 +70,7 @@ from fedskew.flower.site_state import SiteState, StateUnusable
 from fedskew.flower.site_survey import describe_site
 from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.versions import installed_versions, read_versions, version_problem
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Stage, Tensors, pack, unpack
 from fedskew.methods.stages import survey_stage
@@ -78,7 +80,7 @@ if TYPE_CHECKING:
     from fedskew.flower.secure.site import SecureSite
 
 _ALLOWED_FACTS = {
-    "hello": {"refused"},
+    "hello": {"refused", "versions"},
     "census": {"labels"},
     "train": {"run", "client", "stage", "notes", "companions", "local", "key", "kept", "oldest", "share_loss", "noise"}
     | {"tests", "local_tests", "central_noise", "secure"},
@@ -124,6 +126,8 @@ class Site:
             raise UserError(
                 f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
             )
+        if "versions" in facts and (problem := version_problem(read_versions(facts["versions"]).get("fedskew"))):
+            raise UserError(f"the server does not fit this site: {problem}")
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
@@ -182,7 +186,8 @@ class Site:
     def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         if facts.get("labels") is not None:
             require_declared("census of labels", run.method)
-        return {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}, b""
+        reply = {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}
+        return reply | ({"versions": installed_versions()} if facts["kind"] == "hello" else {}), b""
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Send the sums of the columns, once per contract. A row that is added later does not change them."""

@@ -21,6 +21,7 @@ from fedskew.errors import UserError, plural
 from fedskew.flower.audit import describe_reply, describe_tensors
 from fedskew.flower.chained_log import Entry
 from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.versions import installed_versions, read_versions, version_problem, version_warnings
 from fedskew.flower.wire import (
     MAX_SAMPLES,
     Facts,
@@ -166,7 +167,8 @@ class Sites:
             is_new = node.greeting is None and node.client is None and node.refusal is None
             is_due_again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
             if is_new or is_due_again:
-                facts = {"refused": node.refusal} if node.refused_by_server else {}
+                facts: Facts = {"versions": installed_versions()}
+                facts |= {"refused": node.refusal} if node.refused_by_server else {}
                 tensors = tensors_record(self._start) if self._start else None
                 greeting = functools.partial(
                     self._message, "hello", facts=facts, tensors=tensors, timeout=_HELLO_SECONDS
@@ -202,6 +204,9 @@ class Sites:
         if isinstance(reply, Failure):
             return reply.reason
         name, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples") if self._knows_samples else 1
+        versions = read_versions(reply.facts.get("versions"))
+        if problem := version_problem(versions.get("fedskew")):
+            return problem
         if node.name and name != node.name:
             return f"its key belongs to {node.name!r}, but its site.yaml has the name {name!r}"
         if name not in self.names:
@@ -214,6 +219,8 @@ class Sites:
         if self._admitted.get(client, number) != number:
             return f"another node, {self._admitted[client]}, is already {name!r}"
         node.client, self._admitted[client], self.samples[client] = client, number, samples
+        for warning in version_warnings(versions, installed_versions()):
+            self.log(f"warning: {name} has {warning}")
         self.log(f"{name} is connected" + (f" with {plural(samples, 'sample')}" if self._knows_samples else ""))
         return None
 

@@ -74,7 +74,7 @@ def assert_only_the_model_leaves(messages: list[Sent], split: Federation) -> Non
     assert {name.partition("/")[0] for name in model} <= {"trained:params", "trained:buffers", "tally"}
     for message in messages:
         client = int(message.site.removeprefix("site-"))
-        assert set(message.facts) <= (TRAINING_FACTS if message.kind == "train" else {"site", "samples"})
+        assert set(message.facts) <= (TRAINING_FACTS if message.kind == "train" else {"site", "samples", "versions"})
         assert not _holds(message, split.label_counts[client])
 
 

@@ -27,6 +27,7 @@ from fedskew.flower.planning import resolve_config
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.socket_paths import socket_path
+from fedskew.flower.versions import installed_versions
 from fedskew.flower.worker import _RequestHandler
 
 PATIENCE = 120.0
@@ -112,7 +113,9 @@ def warm(shared: Running) -> Running:
 
 
 def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(running: Running) -> None:
-    assert running.asked() == {"site": "a", "samples": 180}
+    assert running.asked() == {"site": "a", "samples": 180, "versions": installed_versions()}
+    newer = running.asked(versions={"fedskew": "99.0.0"})["refused"]
+    assert newer.startswith("the server does not fit this site: it has fedskew 99.0.0; expected ")
     assert "expected one of hello" in running.asked(kind="dance")["refused"]
 
     with running.connected() as killed:  # a ClientApp that is killed in the middle of its message

@@ -83,7 +83,7 @@ class SecureSite:
         self._require_approved_roster()
         kind, identity = facts["kind"], self.identity(terms)
         if kind == "hello":
-            return {"site": answer_plainly(facts, payload)[0]["site"]}, b""
+            return {name: value for name, value in answer_plainly(facts, payload)[0].items() if name != "samples"}, b""
         if kind == "secure_keys":
             return self._open_session(facts, identity, terms).public_keys().to_json(), b""
         if kind in KINDS:

@@ -38,6 +38,7 @@ from fedskew.flower.server_app import _terms, run_federation
 from fedskew.flower.settings import FederationSettings, read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.versions import installed_versions
 from fedskew.flower.wire import Facts, Garbled
 from fedskew.methods import METHODS
 
@@ -103,7 +104,7 @@ def test_the_server_comes_to_the_simulated_model_and_receives_only_masked_number
 def assert_only_masked(one: Case, other: Case, split: Federation) -> None:
     """Inspect every message that left a site, in two runs with the same data."""
     allowed = {
-        "hello": {"site"},
+        "hello": {"site", "versions"},
         "secure_keys": {"sealing", "masking", "commitment", "signature"},
         "secure_shares": {"shares"},
         "train": {"layout"},
@@ -116,7 +117,7 @@ def assert_only_masked(one: Case, other: Case, split: Federation) -> None:
     for message, again in zip(one.grid.sent, other.grid.sent, strict=True):
         assert message.facts.keys() == allowed[message.kind]
         if message.kind == "hello":
-            assert message.facts == {"site": message.site}
+            assert message.facts == {"site": message.site, "versions": installed_versions()}
         elif message.kind in ("train", "evaluate"):
             layouts.setdefault(message.kind, set()).add(json.dumps(message.facts))
             masked, masked_again = (from_bytes(m.payload)["masked"] for m in (message, again))
@@ -253,7 +254,7 @@ def here(data: Path, split: Federation, tmp_path: Path) -> Case:
 
 
 def test_a_site_answers_nothing_in_the_plain_form(here: Case) -> None:
-    assert ask(here, "hello") == {"site": "site-0"}
+    assert ask(here, "hello")["site"] == "site-0"
     work = {"key": {"seed": 0, "model": 0, "round": 0}, "noise": None}
     for kind, facts in (("train", work), ("evaluate", {}), ("census", {}), ("survey", {}), ("column_sums", {})):
         with pytest.raises(UserError, match=f"requests '{kind}' without secure aggregation"):
@@ -295,7 +296,7 @@ def test_a_site_takes_the_other_sites_keys_from_the_app_that_it_approved(
     allow(here, Policy(require=("secure-aggregation",)))
     (tmp_path / "site-0").mkdir(exist_ok=True)
     add_approval(tmp_path / "site-0", make_approval(app, "site-0"))
-    assert ask(here, "hello") == {"site": "site-0"}
+    assert ask(here, "hello")["site"] == "site-0"
     keys = dict(here.settings.node_keys or {})
     for changed in ({"roster": {**keys, "site-1": keys["site-2"]}}, {"needed": 4}, {"largest_change": 1.0}):
         with pytest.raises(UserError, match="differs from every app that this site approved: secure_aggregation"):
