@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -37,21 +36,6 @@ def require_posix(action: str) -> None:
     """Refuse an action that needs Unix sockets, forks or process groups on a system without them."""
     if not hasattr(os, "fork"):
         raise UserError(f"{action} needs Linux or macOS; on Windows, use the Windows Subsystem for Linux (WSL)")
-
-
-_PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
-
-
-def replace(source: Path, target: Path) -> None:
-    """Rename a file over another one. On Windows this fails while another process reads the target: try again then."""
-    for pause in _PAUSES if os.name == "nt" else ():
-        try:
-            os.replace(source, target)
-        except PermissionError:
-            time.sleep(pause)
-        else:
-            return
-    os.replace(source, target)
 
 
 def fork() -> int:

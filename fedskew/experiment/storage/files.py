@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -26,7 +27,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from fedskew import platforms
 from fedskew.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
             try:
                 writes[path](draft)
                 sync(draft)
-                platforms.replace(draft, path)
+                _rename(draft, path)
             except BaseException:
                 draft.unlink(missing_ok=True)  # frees space on a full disk
                 raise
@@ -76,6 +76,21 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
     for folder in {path.parent for path in writes}:
         with reporting_os_errors("write", folder):
             sync(folder)
+
+
+_PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
+
+
+def _rename(draft: Path, path: Path) -> None:
+    """Rename a file over another one. On Windows this fails while another process reads that one: try again then."""
+    for pause in _PAUSES if os.name == "nt" else ():
+        try:
+            os.replace(draft, path)
+        except PermissionError:
+            time.sleep(pause)
+        else:
+            return
+    os.replace(draft, path)
 
 
 def in_parallel(function: Callable[[_Item], _Result], items: Sequence[_Item]) -> list[_Result]:
