@@ -24,6 +24,9 @@ settings.register_profile(
 settings.load_profile("fedskew")
 
 
+collect_ignore = ["flower"] if os.name == "nt" else []
+"""Federations do not run on Windows."""
+
 LONGEST_FIRST = (
     "flower/test_real_processes.py",
     "choose/test_race.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import subprocess
 import sys
 
@@ -54,6 +53,7 @@ print("silenced", file=sys.stderr)
 fs.run(fed, "fedprox", rounds=2, local_epochs=1, device="cpu", progress=False)
 print("end", file=sys.stderr)
 """
+    pty = pytest.importorskip("pty", reason="Windows has other terminals")
     ours, theirs = pty.openpty()
     run = subprocess.Popen([sys.executable, "-c", program], stderr=theirs, env=os.environ | {"TERM": "xterm"})
     assert run.wait() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 from pathlib import Path
 
@@ -143,6 +142,7 @@ def test_a_run_that_starts_again_keeps_no_states(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_one_line_and_leaves_the_states_before(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows cannot limit the size of a file")
     before = advanced(ClientFiles(tmp_path / "clients").resume({}, "run"), 1)
     there = sorted((tmp_path / "clients").iterdir())
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -52,6 +51,7 @@ def played(tmp_path: Path) -> Path:
 @contextmanager
 def largest_file(size: int) -> Iterator[None]:
     """A limit that makes writing fail as a full disk does."""
+    resource = pytest.importorskip("resource", reason="Windows has no such limit")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -123,7 +123,7 @@ def test_a_wrong_token_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("unshare"), reason="hides a folder by a mount, as root")
+@pytest.mark.skipif(not shutil.which("unshare") or os.geteuid() != 0, reason="hides a folder by a mount, as root")
 def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: Path) -> None:
     hidden = tmp_path / "out"
     hidden.mkdir()
