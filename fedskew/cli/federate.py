@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedskew.cli import federate_audit, federate_certs, federate_inquiries, federate_site, federate_status
+from fedskew.cli import (
+    federate_audit,
+    federate_backup,
+    federate_certs,
+    federate_inquiries,
+    federate_site,
+    federate_status,
+)
 from fedskew.cli.commands import (
     FLAGS,
     INTERRUPTED,
@@ -122,6 +129,11 @@ def add_to(app: typer.Typer) -> None:
     add_command(
         group, "status", _with_flower(federate_status.status),
         "fedskew federate status runs/first",
+        group="federate",
+    )  # fmt: skip
+    add_command(
+        group, "backup", _with_flower(federate_backup.backup),
+        "fedskew federate backup my-federation backup-1 --database superlink.db --keys keys",
         group="federate",
     )  # fmt: skip
     federate_audit.add_to(group, _with_flower)
@@ -287,6 +299,9 @@ def _run(
         str | None,
         option("--connection", "NAME", "the SuperLink's name in Flower's config.toml (default: Flower's default)"),
     ] = None,
+    run_folder: Annotated[
+        str | None, option("--folder", "RUN", "the run's folder (default: federation.folder of the app)")
+    ] = None,
     metrics_port: MetricsPort = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
@@ -303,10 +318,12 @@ def _run(
     log = CommandLog("server", log_format, log_level)
     if warning := check_app_version(app):
         log.write(f"warning: {warning}")
-    folder = Path(read_app(app)[0].folder).expanduser()
+    folder = Path(run_folder or read_app(app)[0].folder).expanduser()
+    changed = {} if run_folder is None else {"federation.folder": str(folder.resolve())}
     log_file = folder.with_name(f"{folder.name}.log")
     with log.reporting_errors(), monitored(RunMonitor(folder), metrics_port) as address:
         if address is not None:
             log.write(f"metrics: {address}/metrics; health: {address}/healthz")
         log.write(f"the run's folder is {folder}; the whole log is {log_file}")
-        run_to_end(FlowerRun(Path(app), connection, log_file, {}).start, lambda: completed_rounds(folder), log.write)
+        runs = FlowerRun(Path(app), connection, log_file, {}, changed)
+        run_to_end(runs.start, lambda: completed_rounds(folder), log.write)

@@ -231,7 +231,7 @@ class Site:
         stage = run.stage(facts)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
-        kept = None if facts["kept"] is None else states.read(stage.model, facts["kept"])
+        kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)
         tests = facts.get("tests")
         test_results = None if tests is None else self._test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
@@ -268,7 +268,7 @@ class Site:
         tensors = run.on_device(from_bytes(payload))
         kept: Tensors = {}
         if facts.get("kept") is not None:
-            kept = self._states(run, facts["run"]).read("global", facts["kept"]) or {}
+            kept = self._states(run, facts["run"]).read_nearest("global", facts["kept"], self._log) or {}
         if facts.get("scores"):
             return self._score_histograms(run, facts, tensors, kept)
         return self._test(run, facts, facts.get("kept"), tensors, kept), b""

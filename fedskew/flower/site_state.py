@@ -8,6 +8,7 @@ an older checkpoint.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import quote
@@ -68,6 +69,21 @@ class SiteState:
             raise StateUnusable(f"cannot use {path}: {error}; delete it to let the site start afresh") from error
         except UserError as error:
             raise StateUnusable(str(error)) from error
+
+    def read_nearest(self, model: str, round: int, log: Callable[[str], object]) -> Tensors | None:
+        """Read the state after a round or, if the site no longer has it, the nearest one. None if there is none.
+
+        The site removes old states, which a server that was restored from an older backup may request.
+        """
+        if not self._path(model, round).exists() and (rounds := self._rounds(model)):
+            before = [number for number in rounds if number <= round]
+            found = max(before) if before else min(rounds)
+            log(
+                f"warning: the server continues after round {round}, of which this site has no state; it uses that of "
+                f"round {found}"
+            )
+            round = found
+        return self.read(model, round)
 
     def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
         """Write the state after a round. Remove states that no server needs to resume from round `oldest` or later."""

@@ -1,0 +1,126 @@
+"""A backup of a federation's server, taken while it works.
+
+A plain copy of these files can be unusable. SQLite's newest pages are in a second file, a checkpoint may be replaced
+while it is read, and an audit log may grow between the copies of its two files. So the database is copied by SQLite,
+the audit log while nobody can write to it, and the run folder in an order in which every copy can be resumed.
+
+    superlink.db    the SuperLink's database, with the registered keys
+    run/            the run folder
+    app/            the app
+    keys/           certificates and keys, if they are given
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedskew.errors import UserError
+from fedskew.experiment.storage.files import reporting_os_errors
+from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
+
+_ATTEMPTS = 10
+"""How often the checkpoints are listed again, if a run removes all of them while they are copied."""
+
+
+@dataclass(frozen=True)
+class Backup:
+    """What a backup holds."""
+
+    folder: Path
+    round: int | None
+    """The round after which its run resumes. None if it has no checkpoint yet."""
+    is_finished: bool
+
+
+def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | None = None) -> Backup:
+    """Write a backup into a new folder that only its owner can enter, and check it."""
+    if not RunFolder(run).config_path.exists():
+        raise UserError(f"{run} is not the folder of a run; expected federation.folder of the app, after its start")
+    with reporting_os_errors("write", folder):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UserError(f"{folder} exists and is not an empty folder; choose another")
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        shutil.copytree(app, folder / "app")
+        if keys is not None:
+            shutil.copytree(keys, folder / "keys")
+        copy_run(run, folder / "run")
+    copy_database(database, folder / "superlink.db")
+    return _checked(folder)
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Copy a SQLite database that may be in use. The copy has one consistent state."""
+    if not source.is_file():
+        raise UserError(f"{source} does not exist; expected the SuperLink's --database")
+    try:
+        with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
+            live.backup(copy)
+            (found,) = copy.execute("PRAGMA integrity_check").fetchone()
+    except sqlite3.Error as error:
+        raise UserError(f"cannot copy {source}: {error}; expected the SuperLink's --database") from error
+    target.chmod(0o600)
+    if found != "ok":
+        raise UserError(f"{source} is damaged: {found}")
+
+
+def copy_run(source: Path, target: Path) -> None:
+    """Copy a run folder that may be in use, so that the copy can be resumed.
+
+    The summary comes first: if it exists, the run is finished and nothing else changes. A checkpoint comes before the
+    rows, because the rows of its rounds were written before it.
+    """
+    run, target_run = RunFolder(source), RunFolder(target)
+    target.mkdir(mode=0o700)
+    with suppress(FileNotFoundError):
+        shutil.copy2(run.summary_path, target_run.summary_path)
+    _copy_checkpoints(run.checkpoint_path, target_run.checkpoint_path)
+    if run.audit_path.exists():
+        with ChainedLog(run.audit_path).locked():
+            for path in (run.audit_path, head_path(run.audit_path)):
+                shutil.copy2(path, target / path.name)
+    for path in _other_files(source):
+        copy = target / path.relative_to(source)
+        if not copy.exists():
+            copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):  # a state that the run no longer needs
+                shutil.copy2(path, copy)
+
+
+def _copy_checkpoints(source: Path, target: Path) -> None:
+    """Copy the checkpoints. The run may remove old ones meanwhile, but never the newest."""
+    for _ in range(_ATTEMPTS):
+        listed = sorted(source.glob("[!.]*")) if source.is_dir() else []
+        copied = 0
+        for path in listed:
+            target.mkdir(mode=0o700, exist_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.copy2(path, target / path.name)
+                copied += 1
+        if copied or not listed:
+            return
+    raise UserError(f"the checkpoints in {source} change too quickly to be copied; try again")
+
+
+def _other_files(source: Path) -> Iterator[Path]:
+    """List the files of a run folder, without locks and drafts. Their names begin with a dot."""
+    return (
+        path
+        for path in sorted(source.rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(source).parts)
+    )
+
+
+def _checked(folder: Path) -> Backup:
+    """Read the backup as a run that resumes would, and check its audit log."""
+    run = RunFolder(folder / "run")
+    if run.audit_path.exists() and (problem := read_chain(run.audit_path).problem):
+        raise UserError(f"the audit log of the run was changed: {problem}; `fedskew federate audit verify` names it")
+    checkpoint = run.load_checkpoint()
+    return Backup(folder, None if checkpoint is None else checkpoint.round, run.finished)
