@@ -86,6 +86,8 @@ statuses = {
     "compare": fedskew_command("compare", "--methods", "fedavg,fedrs", *flags, "--out", "runs/four"),
     "report": fedskew_command("report", "--no-features", "runs/four"),
     "plain": fedskew_command("run", *flags, "--engine", "plain", "--out", "runs/three"),
+    "federate init": fedskew_command("federate", "init", "app", "--sites", "north,south", "--data", "digits"),
+    "federate run": fedskew_command("federate", "run", "app"),
     "federate up": fedskew_command("federate", "up", "trial", "--sites", "2", "--data", "digits", "--rounds", "1"),
 }
 system = {"system": platforms.os.name, "can fork": platforms.CAN_FORK}
@@ -127,10 +129,12 @@ def test_without_posix_all_modules_import_and_runs_sweeps_and_reports_work(tmp_p
     found = json.loads((tmp_path / "statuses.json").read_text())
     assert found.pop("modules") > 300
     assert found.pop("spawned") == 2, "one worker per core"
-    ended = {"pool": 0, "plain": 0, "sweep": 0, "compare": 0, "report": 0, "federate up": 2}
+    ended = {"pool": 0, "plain": 0, "sweep": 0, "compare": 0, "report": 0}
+    ended |= {"federate init": 0, "federate run": 2, "federate up": 2}
     answers = {"answers": [2, 4, "a wrong value; expected another"], "rounds": [0, 1, 2]}
     assert found == {"system": "nt", "can fork": False, **answers, **ended}, done.stdout + done.stderr
-    assert "fedskew federate up needs Linux or macOS; on Windows, use" in done.stderr
+    for command in ("run", "up"):
+        assert f"fedskew federate {command} needs Linux or macOS; on Windows, use" in done.stderr
     assert (tmp_path / "replaced.txt").read_text() == "new"
     assert results(tmp_path / "runs" / "two") == results(tmp_path / "runs" / "three"), "the pool and one process"
 

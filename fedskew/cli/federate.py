@@ -315,6 +315,7 @@ def _run(
     from fedskew.flower.run_monitoring import RunMonitor
     from fedskew.flower.supervised_run import FlowerRun, completed_rounds, run_to_end
 
+    require_posix("fedskew federate run")
     log = CommandLog("server", log_format, log_level)
     if warning := check_app_version(app):
         log.write(f"warning: {warning}")

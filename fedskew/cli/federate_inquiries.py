@@ -97,7 +97,9 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
     from fedskew.flower.inquiry import inquiry_folder, require_declared_purpose
     from fedskew.flower.planning import read_app
     from fedskew.flower.supervised_run import FlowerRun, run_to_end
+    from fedskew.platforms import require_posix
 
+    require_posix(f"fedskew federate {purpose}")
     settings = read_app(app)[0]
     require_declared_purpose(settings, purpose)
     folder = inquiry_folder(settings.folder, purpose)
