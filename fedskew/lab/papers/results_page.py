@@ -145,6 +145,8 @@ def _row(points: Sequence[Point], records: Records) -> _Row | None:
 
 
 FINDINGS = "findings.yaml"
+VACANT_LOGITS = "vacant-logits"
+"""The folder of results/ that tools/vacant_logits fills, and the key of its comment."""
 _HEAD = """\
 # Results
 
@@ -160,6 +162,7 @@ def results_page(folder: str | Path) -> str:
     seeds = known_seeds(records)
     findings = _findings(Path(folder) / FINDINGS)
     sections = [_HEAD, *_finding(findings, "summary"), *_map(records, seeds, findings), *_choices(Path(folder))]
+    sections += _vacant_classes(Path(folder), findings)
     shown: set[str] = set()
     for paper, table in all_tables():
         rules = protocol(paper)
@@ -198,13 +201,26 @@ def _choices(folder: Path) -> list[str]:
     return ["## Does the race choose well?\n", introduction, path.read_text(encoding="utf-8")]
 
 
+def _vacant_classes(folder: Path, findings: Mapping[str, str]) -> list[str]:
+    """Include what tools/vacant_logits measured about the classes that clients lack."""
+    path = folder / VACANT_LOGITS / "table.md"
+    if not path.is_file():
+        return []
+    return [
+        "## Why calibrated losses lose if all clients take part\n",
+        f"![Log-odds of vacant classes, and confused classes](results/{VACANT_LOGITS}/figure.png)\n",
+        *_finding(findings, VACANT_LOGITS),
+        path.read_text(encoding="utf-8"),
+    ]
+
+
 def _findings(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: expected a mapping of tables to comments")
-    known = {"summary", "guide", *(f"{paper}/{table}" for paper, table in all_tables())}
+    known = {"summary", "guide", VACANT_LOGITS, *(f"{paper}/{table}" for paper, table in all_tables())}
     for key in content:
         if str(key).partition(" ")[0] not in known:
             raise UserError(f"{path}: {unknown('table', str(key), known)}")

@@ -213,7 +213,7 @@ def test_cells_are_chosen_by_what_users_call_things() -> None:
         table_cells("fedlmd", "table33")
 
 
-@pytest.mark.parametrize("name", ["plan-mnist-fashion.yaml", "plan-cifar10.yaml"])
+@pytest.mark.parametrize("name", ["plan-headline.yaml", "plan-mnist-fashion.yaml", "plan-cifar10.yaml"])
 def test_the_plans_of_our_own_reruns_hold(name: str, request: pytest.FixtureRequest) -> None:
     path = request.config.rootpath / "results" / name
     jobs = plan_jobs(read_plan(path, {"precision": "bf16"}))
