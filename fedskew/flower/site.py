@@ -239,7 +239,7 @@ class Site:
         model_round, loss = work.key.round, float(result.loss[0])
         if result.states:
             state = {name: t[0].cpu() for name, t in result.states.items()}
-            states.write(stage.model, model_round + 1, state, facts["oldest"])
+            states.write(stage.model, model_round + 1, state, facts["kept"], facts["oldest"])
         reply: Facts = {
             "round": model_round,
             "start": digest(payload),

@@ -85,18 +85,24 @@ class SiteState:
             round = found
         return self.read(model, round)
 
-    def write(self, model: str, round: int, state: Tensors, oldest: int) -> None:
-        """Write the state after a round. Remove states that no server needs to resume from round `oldest` or later."""
+    def write(self, model: str, round: int, state: Tensors, kept: int | None, oldest: int) -> None:
+        """Write the state after a round. Remove states that the server will not name again.
+
+        `kept` is the round of the state from which the server let the site train. States of rounds between `kept` and
+        this one are in replies that the server never received. The server may resume from round `oldest` or later, with
+        the last state before that round.
+        """
         try:
             with reporting_os_errors("write", self._folder):
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_tensors(self._path(model, round), state, {"model": model, "round": round})
         except UserError as error:
             raise StateUnusable(str(error)) from error
-        kept = sorted(self._rounds(model))
-        for number, newer in pairwise(kept):
-            if newer <= oldest:
-                self._path(model, number).unlink(missing_ok=True)
+        lost = [number for number in self._rounds(model) if (kept or 0) < number < round]
+        received = sorted(set(self._rounds(model)) - set(lost))
+        outdated = [number for number, newer in pairwise(received) if newer <= oldest]
+        for number in (*lost, *outdated):
+            self._path(model, number).unlink(missing_ok=True)
 
     def newest(self, model: str) -> Tensors | None:
         """Read the state after the last round in which the site took part. None if there is none."""

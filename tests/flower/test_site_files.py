@@ -112,7 +112,7 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
 def test_the_newest_state_that_the_server_knows_of_is_kept(tmp_path: Path) -> None:
     states = SiteState(tmp_path, "run")
     for number in (1, 2, 3, 4):
-        states.write("global", number, {"c": torch.tensor([float(number)])}, oldest=number - 2)
+        states.write("global", number, {"c": torch.tensor([float(number)])}, kept=number - 1, oldest=number - 2)
     assert [states.read("global", number) is not None for number in (1, 2, 3, 4)] == [False, True, True, True]
     assert states.read("global", 4) == {"c": torch.tensor([4.0])}
 
@@ -124,13 +124,13 @@ def test_a_server_cannot_write_outside_the_site_s_state(tmp_path: Path) -> None:
 
 
 def test_what_a_site_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
-    SiteState(tmp_path / "state", "run").write("global", 1, {"c": torch.zeros(3)}, oldest=0)
+    SiteState(tmp_path / "state", "run").write("global", 1, {"c": torch.zeros(3)}, kept=None, oldest=0)
     assert stat.S_IMODE((tmp_path / "state" / "run").stat().st_mode) == 0o700
 
 
 def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     states = SiteState(tmp_path, "run")
-    states.write("expert.0", 1, {"c": torch.zeros(3)}, oldest=0)
+    states.write("expert.0", 1, {"c": torch.zeros(3)}, kept=None, oldest=0)
     file = next(tmp_path.rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(UserError, match="delete it to let the site start afresh"):
