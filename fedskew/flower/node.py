@@ -6,6 +6,9 @@ Flower's SuperNode starts a second program, the SuperExec, which starts a new Py
 them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once. The
 SuperExec and the ClientApps are forks of that process, which start within milliseconds and share its memory.
 
+Flower gives up on a server for good if a connection ends during the TLS handshake, as it does when a SuperLink or a
+proxy restarts. Here only a refused certificate is a reason to give up.
+
 Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
 approved does not run. Instead, a ClientApp of this module replies with the refusal.
 """
@@ -23,13 +26,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.exit import exit_handler
+from flwr.supercore.retry import RetryInvoker, make_simple_http_retry_invoker
 from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
 from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supernode import fleet_http_connection
 from flwr.supernode import main as runtime_api  # noqa: F401  # imported here so that the forks share it
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp as runtime
@@ -135,6 +141,20 @@ def _run_superexec(address: str, supernode: int, site: Path) -> None:
     superexec.run_superexec(address, insecure=True, parent_pid=supernode)
 
 
+def patient_retry_invoker() -> RetryInvoker:
+    """Make Flower's retry invoker, which also retries if a connection ends during the TLS handshake."""
+    invoker = make_simple_http_retry_invoker()
+    flower_gives_up = invoker.should_giveup
+
+    def gives_up(error: Exception) -> bool:
+        if isinstance(error, httpx.TransportError) and "certificate" not in str(error).lower():
+            return False
+        return flower_gives_up is not None and flower_gives_up(error)
+
+    invoker.should_giveup = gives_up
+    return invoker
+
+
 def main(options: list[str]) -> None:
     port = options[options.index("--port") + 1]
     site = json.loads(options[options.index("--node-config") + 1].removeprefix("site="))
@@ -146,7 +166,12 @@ def main(options: list[str]) -> None:
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return
     sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads its own name when it ends
+    fleet_http_connection.make_simple_http_retry_invoker = patient_retry_invoker  # type: ignore[attr-defined]
     flower_supernode()
+    # Flower gave up on the server. It would stay alive without another attempt to connect, so no service manager would
+    # start it again.
+    print("fedskew: the SuperNode lost its server and ends", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -9,25 +9,45 @@ SuperLink ends with "Internal server error". Here line breaks separate the folde
 Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
 machine, a call may wait longer for SQLite's lock than the 5 seconds that Flower allows. It then fails with "database is
 locked", and a message is lost. Here each database object has one connection, for which the threads queue.
+
+A reply is announced before it is uploaded. Flower passes it to the ServerApp at once, which then waits for the upload
+before it reads any other reply. So a single site whose connection breaks off in between would stop the whole
+federation, for up to two hours. Here a reply is passed on once it is complete. If its upload ends, Flower deletes it
+after three minutes, and the round goes on without that site.
+
+A SuperLink that is told to end waits for all open connections. `flwr run --stream` has one open as long as the run
+lasts, so a restart would hang. Here the SuperLink waits for a few seconds.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
+import uvicorn
 from alembic.config import Config
+from flwr.app import Message
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import SQLITE_PRAGMAS
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import NoObjectInStoreError
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.alembic import utils
-from sqlalchemy import Engine, QueuePool
+from flwr.supercore.state.schema.linkstate_models import MessageRes
+from flwr.supercore.state.schema.objectstore_models import StoredObject
+from sqlalchemy import Engine, QueuePool, select, update
 
 _LOCK_SECONDS = 120
 """The longest time that a call waits for the connection, and then for SQLite's lock."""
+_CLOSE_SECONDS = 5
+"""The longest time that a SuperLink which is told to end waits for open connections."""
 
 _flower_config = utils.build_alembic_config
 _flower_initialize = SqlMixin.initialize
+_flower_replies = SqlLinkState.get_message_res
 
 
 def build_alembic_config(engine: Engine) -> Config:
@@ -46,13 +66,43 @@ def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, *
     return _flower_initialize(state, log_queries, **options)
 
 
+def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int) -> list[Message]:
+    """Return the replies to these messages, except those that are still being uploaded.
+
+    Flower marks all of them as delivered, so the others must be marked as not delivered again. A check before that
+    would miss a reply that is announced meanwhile.
+    """
+    replies = _flower_replies(state, message_ids, run_id)
+    numbers = [reply.metadata.message_id for reply in replies]
+    incomplete = [number for number in numbers if not _is_complete(state.object_store, number)]
+    if incomplete:
+        with state.session() as session:
+            session.execute(update(MessageRes).where(MessageRes.message_id.in_(incomplete)).values(delivered_at=""))
+    return [reply for reply in replies if reply.metadata.message_id not in incomplete]
+
+
+def _is_complete(store: Any, reply: str) -> bool:
+    """Whether all objects of a reply have arrived. A reply without objects is left to Flower."""
+    if not isinstance(store, SqlObjectStore):
+        return True
+    try:
+        objects = [node.object_id for node in iterate_object_tree(store.get_object_tree(reply))]
+    except NoObjectInStoreError:
+        return True
+    missing = select(StoredObject.object_id).where(StoredObject.object_id.in_(objects), StoredObject.is_available == 0)
+    with store.session() as session:
+        return session.scalar(missing.limit(1)) is None
+
+
 def main() -> None:
     from flwr.superlink.cli import flower_superlink
 
     waiting = ("busy_timeout", str(1000 * _LOCK_SECONDS))
     sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, waiting)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
+    SqlLinkState.get_message_res = get_complete_replies  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
+    uvicorn.run = functools.partial(uvicorn.run, timeout_graceful_shutdown=_CLOSE_SECONDS)
     sys.argv[0] = "flower-superlink"  # when Flower exits, it reads from this which program it is
     flower_superlink()
 

@@ -6,12 +6,20 @@ import threading
 from pathlib import Path
 
 import pytest
+from flwr.app import Message, MessageType
+from flwr.common.constant import SUPERLINK_NODE_ID
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
+from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.alembic import utils
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.federation import NoOpFederationManager
 
 from fedskew.flower import superlink
+from fedskew.flower.wire import to_records
 
 LONG_ENOUGH_TO_FAIL = 0.5
 
@@ -49,3 +57,35 @@ def test_calls_queue_for_the_database_instead_of_failing(tmp_path: Path, monkeyp
     ours = SqlObjectStore(str(tmp_path / "ours.db"))
     ours.initialize()
     assert _two_writers(ours) == ""
+
+
+def test_a_reply_is_passed_on_once_all_of_it_has_arrived(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower passes it on when it is announced, and the ServerApp then waits for the rest and reads no other reply."""
+    monkeypatch.setattr(utils, "build_alembic_config", superlink.build_alembic_config)
+    monkeypatch.setattr(SqlMixin, "initialize", superlink.initialize_with_one_connection)
+    store = SqlObjectStore(str(tmp_path / "link.db"))
+    state = SqlLinkState(str(tmp_path / "link.db"), NoOpFederationManager(), store)
+    for database in (store, state):
+        database.initialize()
+    run = state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+    node = state.create_node("owner", "owner", b"key", 30)
+    assert state.activate_node(node, 30)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, SUPERLINK_NODE_ID, 1
+    asked = Message(to_records({"a": 1}, b""), node, MessageType.TRAIN)
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    assert state.store_message_ins(asked) is not None
+    reply = Message(to_records({"a": 2}, b"tensors"), reply_to=asked)
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    objects = get_all_nested_objects(reply)
+    is_stored, _ = state.store_message_and_object_tree(reply, get_object_tree(reply), state.start_session(run))
+    assert is_stored
+
+    def received() -> list[str]:
+        replies = superlink.get_complete_replies(state, {asked.metadata.message_id}, run)
+        return [message.metadata.message_id for message in replies]
+
+    for number, content in objects.items():
+        assert received() == []
+        store.put(number, content.deflate())
+    assert len(objects) > 1
+    assert received() == [reply.metadata.message_id]
