@@ -82,7 +82,9 @@ class SiteEvaluation:
         payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
         facts = {client: {**test_request, **kept.get(client, {})} for client in self._sites.online}
         quorum = Quorum(self._settings.required_sites, frozenset(facts))
-        answers = self._sites.request("evaluate", facts, payload, self._settings.round_timeout, quorum=quorum)
+        answers = self._sites.request(
+            "evaluate", facts, payload, self._settings.round_timeout, quorum=quorum, repeats=True
+        )
         try:
             require_any_reply(answers, self._sites.names, "with its tests")
         except UserError as error:

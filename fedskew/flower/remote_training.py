@@ -9,6 +9,7 @@ from fedskew.engine import RoundResult
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import needed_companions, work_tensors
 from fedskew.flower.privacy import private_change
+from fedskew.flower.received_replies import ReceivedReplies, request_digest
 from fedskew.flower.received_updates import (
     VERSION,
     Update,
@@ -50,10 +51,12 @@ class SiteTraining:
         run: str,
         kept_rounds: int,
         count_release: Callable[[], None],
+        received: ReceivedReplies,
     ) -> None:
         """`run` identifies the run to the sites. A restart goes back by at most `kept_rounds` rounds, so sites keep the
-        states of those. `count_release` is called before each release of private updates."""
-        self._sites, self._settings = sites, settings
+        states of those. `count_release` is called before each release of private updates. `received` has the updates
+        that arrived before the round was repeated."""
+        self._sites, self._settings, self._received = sites, settings, received
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
         self._usual_norms: dict[str, float] = {}
         self._replies: dict[tuple[int, str], str] = {}
@@ -83,10 +86,7 @@ class SiteTraining:
             idle = [client for client in self._sites.online if client not in participants]
             others = {c: {"kind": "evaluate", **test_request, **(kept or {}).get(c, {})} for c in idle}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
-        quorum = Quorum(self._settings.required_sites, frozenset(participants))
-        answers = self._sites.request(
-            "train", participants | others, payload, self._settings.round_timeout, round_name(plan), quorum
-        )
+        answers = self._request_updates(plan.before.round, round_name(plan), participants, others, payload)
         reports = {
             client: reply.facts.get("tests") if client in participants else reply.facts
             for client, reply in usable_replies(answers)
@@ -94,6 +94,32 @@ class SiteTraining:
         replies = {client: Reply(facts, b"") for client, facts in reports.items() if isinstance(facts, dict)}
         start = digest(payload)
         return {client: self._check_origin(client, answers[client], start) for client in participants}, replies
+
+    def _request_updates(
+        self, round: int, name: str, participants: Mapping[int, Facts], others: Mapping[int, Facts], payload: bytes
+    ) -> Answers:
+        """Send the requests of a round, except those that were answered before the round was repeated."""
+        requests = {client: request_digest(facts, payload) for client, facts in participants.items()}
+        self._received.forget_before(round - 1)
+        known: dict[int, Reply | Failure] = {}
+        for client, request in requests.items():
+            if (reply := self._received.find(round, self._sites.names[client], request)) is not None:
+                known[client] = reply
+        if known:
+            names = [self._sites.names[client] for client in known]
+            self._sites.log(f"round {name}: the updates of {', '.join(names)} have already arrived")
+        asked = {client: facts for client, facts in {**participants, **others}.items() if client not in known}
+
+        def keep(client: int, reply: Reply) -> None:
+            if client in requests and reply.payload:
+                samples = self._sites.samples[client]
+                self._received.keep(round, self._sites.names[client], requests[client], samples, reply)
+
+        quorum = Quorum(self._settings.required_sites - len(known), frozenset(participants.keys() - known.keys()))
+        timeout = self._settings.round_timeout
+        repeats = self._settings.privacy != "local"  # each update of a site with noise costs privacy
+        answers = self._sites.request("train", asked, payload, timeout, name, quorum, keep=keep, repeats=repeats)
+        return dict(sorted({**answers, **known}.items()))
 
     def _check_origin(self, client: int, answer: Reply | Failure, start: str) -> Reply | Failure:
         """Return the reply, or a failure if its update was trained from another model or repeats an earlier one."""
@@ -126,6 +152,7 @@ class SiteTraining:
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
             self._sites.log(f"warning: round {round_name(plan)}: the update of {name} is discarded: {reason}")
+            self._received.forget(plan.before.round, name)
             if isinstance(answers[client], Reply):
                 entry = {"event": "discarded", "site": name, "kind": "train", "round": plan.work.key.round + 1}
                 self._sites.audit(entry | {"reason": reason})

@@ -113,11 +113,11 @@ def _read_ended(folder: Path) -> Attempt | None:
 class RunHistory:
     """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        """`names` are the sites of a run whose log does not name them."""
+    def __init__(self, names: Sequence[str] = (), times: ReplyTimes | None = None) -> None:
+        """`names` are the sites of a run whose log does not name them. `times` receives how long the sites trained."""
         self._names = list(names)
         self._sites = {name: SiteStatus(name) for name in names}
-        self._times = ReplyTimes(FederationSettings.grace)
+        self._times = times or ReplyTimes(FederationSettings.grace)
         self._ended: list[Attempt] = []
         self._began: Entry | None = None
         """The start of the attempt that has not ended."""

@@ -31,20 +31,21 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.experiment.trained_part import make_part
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import app_hash, installed_file_hashes
-from fedskew.flower.chained_log import ChainedLog, Entry
+from fedskew.flower.chained_log import ChainedLog, Entry, read_chain
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.federation_server import FederationServer, refuse_unfit
 from fedskew.flower.inquiry import inquiry_folder, run_inquiry
 from fedskew.flower.loop import FederatedRounds
 from fedskew.flower.planning import resolve_config
+from fedskew.flower.received_replies import ReceivedReplies
 from fedskew.flower.remote_encoding import FittedEncoding, fit_at_sites
 from fedskew.flower.remote_evaluation import SiteEvaluation
 from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.remote_training import SiteTraining
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_record import RunRecord
-from fedskew.flower.run_status import STATUS
+from fedskew.flower.run_status import STATUS, RunHistory
 from fedskew.flower.secure.evaluation import SecureEvaluation
 from fedskew.flower.secure.requirements import require_sums_suffice
 from fedskew.flower.secure.terms import secure_terms
@@ -145,7 +146,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     refuse_unfit(prepared.method, prepared.config)
     require_sums_suffice(settings, contract, prepared.config)
     terms = _terms(contract, prepared.config) | secure_terms(settings, prepared.config)
-    times = ReplyTimes(settings.grace, settings.grace_seconds)
+    times = _reply_times(settings, RunFolder(folder).audit_path)
     is_secure, start = settings.secure_aggregation, start_payload(prepared.config, prepared.model)
     sites = Sites(
         grid, settings.sites, terms, log, settings.most_samples, times, audit, knows_samples=not is_secure, start=start
@@ -156,12 +157,38 @@ def run_federation(grid: Grid, context: Context) -> Result:
     trains, tests = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
     server = _make_server(prepared, federation, sites, settings, tests)
     kept_rounds = 2 * config.checkpoint_every
-    training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release)
+    received = ReceivedReplies(folder)
+    training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release, received)
     rounds = FederatedRounds(server, training, sites, settings, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         log(f"warning: {warning}")
-    sites.wait_for(settings.begin_with or settings.sites_to_begin)
-    return run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
+    _await_sites(sites, settings, received, is_resumed=RunFolder(folder).rounds_path.exists())
+    result = run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
+    received.clear()
+    return result
+
+
+def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
+    """Read the reply times of earlier attempts, so that a run that resumes knows when a site is late."""
+    times = ReplyTimes(settings.grace, settings.grace_seconds)
+    history = RunHistory(settings.sites, times)
+    for entry in read_chain(audit).entries:
+        history.add(entry)
+    return times
+
+
+def _await_sites(sites: Sites, settings: FederationSettings, received: ReceivedReplies, is_resumed: bool) -> None:
+    """Wait for the sites with which the run begins. `begin_with` does not apply to a run that resumes.
+
+    A run that resumes may have updates of sites that are not connected now. They take part in its next round.
+    """
+    if not is_resumed:
+        sites.wait_for(settings.begin_with or settings.sites_to_begin)
+        return
+    for name, samples in received.samples().items():
+        sites.samples[sites.names.index(name)] = samples
+    sites.wait_for(settings.sites_to_begin)
+    sites.wait_for_greetings(settings.grace_seconds)
 
 
 def _make_server(

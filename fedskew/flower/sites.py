@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import httpx
@@ -36,10 +36,14 @@ from fedskew.flower.wire import (
 _POLL_SECONDS = 0.5
 _GREET_AGAIN_SECONDS = 30.0
 """Seconds after which a site that was not admitted is greeted again."""
+_LOST_SECONDS = 60.0
+"""Seconds after which a site that has not replied is greeted again. Flower delivers a message at most once."""
 _HELLO_SECONDS = 600.0
 """Seconds in which a site must reply to a greeting. It reads its data in this time."""
 _SPARE_SECONDS = 5.0
 """Flower deletes a message this many seconds after the server has stopped waiting for the reply."""
+_RESTART_CHECK_SECONDS = 5.0
+"""Seconds after which the server looks again for SuperNodes that started again."""
 _BATCH_SIZE = 4
 """Messages per call to Flower, which limits the time of a call. More large messages could not be sent in that time."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -86,8 +90,10 @@ class _Node:
 
     name: str
     """The registered name. Empty if there is none."""
-    greeting: str | None = None
-    """The id of the greeting to which the node has not replied yet."""
+    started: str = ""
+    """When its SuperNode connected, as Flower writes the time."""
+    greetings: list[str] = field(default_factory=list)
+    """The ids of greetings to which the node has not replied yet. More than one if the first may be lost."""
     greeted_at: float = 0.0
     client: int | None = None
     """The number of the node's site in the federation. None until it is admitted."""
@@ -147,26 +153,35 @@ class Sites:
             time.sleep(_POLL_SECONDS)
             self.refresh()
 
+    def wait_for_greetings(self, seconds: float) -> None:
+        """Wait until all connected sites have replied to their greetings, but at most this long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and any(node.greetings for node in self._nodes.values()):
+            time.sleep(_POLL_SECONDS)
+            self.refresh()
+
     def refresh(self) -> None:
         """Update the list of connected sites. Greet new ones without waiting for their replies."""
-        connected = {node.node_id: node.name for node in self._retry(lambda: list(self._grid.get_nodes()))}
+        connected = {node.node_id: node for node in self._retry(lambda: list(self._grid.get_nodes()))}
         for gone in self._nodes.keys() - connected.keys():
             node = self._nodes.pop(gone)
             if node.client is not None and self._admitted.get(node.client) == gone:
                 del self._admitted[node.client]
                 self.log(f"warning: {self.names[node.client]} is disconnected")
                 self.audit({"event": "disconnected", "site": self.names[node.client]})
-        for number, name in connected.items():
-            self._nodes.setdefault(number, _Node(name))
+        for number, info in connected.items():
+            self._nodes.setdefault(number, _Node(info.name)).started = info.last_activated_at
         self._send_greetings()
         self._receive_greetings()
 
     def _send_greetings(self) -> None:
         now = time.monotonic()
         for number, node in self._nodes.items():
-            is_new = node.greeting is None and node.client is None and node.refusal is None
-            is_due_again = node.refusal is not None and now - node.greeted_at > _GREET_AGAIN_SECONDS
-            if is_new or is_due_again:
+            is_new = not node.greetings and node.client is None and node.refusal is None
+            seconds = now - node.greeted_at
+            is_due_again = node.refusal is not None and seconds > _GREET_AGAIN_SECONDS
+            is_lost = bool(node.greetings) and seconds > _LOST_SECONDS
+            if is_new or is_due_again or is_lost:
                 facts: Facts = {"versions": installed_versions()}
                 facts |= {"refused": node.refusal} if node.refused_by_server else {}
                 tensors = tensors_record(self._start) if self._start else None
@@ -175,16 +190,18 @@ class Sites:
                 )
                 entry = {"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]}
                 self.audit(entry | (describe_tensors(self._start) if self._start else {}))
-                (node.greeting,) = self._push(greeting, [number])
+                node.greetings += filter(None, self._push(greeting, [number]))
                 node.greeted_at = now
 
     def _receive_greetings(self) -> None:
-        pending = {node.greeting: (number, node) for number, node in self._nodes.items() if node.greeting is not None}
+        pending = {sent: (number, node) for number, node in self._nodes.items() for sent in node.greetings}
         if not pending:
             return
         for message in self._pull(list(pending)):
             number, node = pending[message.metadata.reply_to_message_id]
-            node.greeting = None
+            if not node.greetings:
+                continue  # it has already replied to another greeting
+            node.greetings = []
             reply = _read(message)
             self.audit({"site": node.name or f"node {number}", "kind": "hello"} | _describe(reply))
             refusal = self._admit(number, node, reply)
@@ -233,11 +250,14 @@ class Sites:
         group: str = "",
         quorum: Quorum | None = None,
         is_timed: bool = True,
+        keep: Callable[[int, Reply], None] = lambda _client, _reply: None,
+        repeats: bool = False,
     ) -> dict[int, Reply | Failure]:
         """Send each site its facts, and all of them the same payload. Return their replies within `timeout` seconds.
 
         Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`). Requests that
-        are not timed do not count for that time.
+        are not timed do not count for that time. `keep` is called with each reply before the audit log records it. With
+        `repeats`, a site whose SuperNode was started again gets its request again, because it has lost the first one.
         """
         nodes, began = self.online, time.monotonic()
         self._record_requests(kind, facts, payload, group)
@@ -245,21 +265,29 @@ class Sites:
             c: Failure("it is not connected", "absent") for c in facts if c not in nodes
         }
         tensors = tensors_record(payload)
-        waiting: dict[str, int] = {}
-        for batch in _batches([client for client in facts if client in nodes]):
-            ids = self._push(lambda c: self._message(kind, nodes[c], facts[c], tensors, timeout, group), batch)
-            waiting |= {message_id: client for message_id, client in zip(ids, batch, strict=True) if message_id}
-            refused = [client for message_id, client in zip(ids, batch, strict=True) if not message_id]
-            answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it", "absent"))
+
+        def make(client: int) -> Message:
+            return self._message(kind, nodes[client], facts[client], tensors, timeout, group)
+
+        sent = [client for client in facts if client in nodes]
+        starts = {client: self._nodes[nodes[client]].started for client in sent}
+        waiting = self._send(make, sent)
+        refused = set(sent) - set(waiting.values())
+        answers |= dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it", "absent"))
         for client, answer in answers.items():
             self._record_answer(kind, client, facts[client], group, answer)
-        end = time.monotonic() + timeout
+        end, next_check = time.monotonic() + timeout, began + _RESTART_CHECK_SECONDS
         while waiting:
             for message in self._pull(list(waiting)):
-                client = waiting.pop(message.metadata.reply_to_message_id)
-                answers[client] = _read(message)
-                self._record_answer(kind, client, facts[client], group, answers[client])
-                if is_timed and isinstance(answers[client], Reply):
+                if message.metadata.reply_to_message_id not in waiting:
+                    continue  # the site has already replied to the same request
+                client = waiting[message.metadata.reply_to_message_id]
+                waiting = {message_id: c for message_id, c in waiting.items() if c != client}
+                answers[client] = answer = _read(message)
+                if isinstance(answer, Reply):
+                    keep(client, answer)
+                self._record_answer(kind, client, facts[client], group, answer)
+                if is_timed and isinstance(answer, Reply):
                     self._reply_times.add(client, time.monotonic() - began)
             if time.monotonic() >= end:
                 missing = self._missing(waiting, timeout)
@@ -269,9 +297,30 @@ class Sites:
             for client, answer in missing.items():
                 self._record_answer(kind, client, facts[client], group, answer)
             waiting = {message_id: client for message_id, client in waiting.items() if client not in missing}
+            if repeats and waiting and time.monotonic() >= next_check:
+                next_check = time.monotonic() + _RESTART_CHECK_SECONDS
+                again = self._find_restarted(set(waiting.values()), nodes, starts)
+                self._record_requests(kind, {client: facts[client] for client in again}, payload, group)
+                waiting |= self._send(make, again)
             if waiting:
                 time.sleep(_POLL_SECONDS)
         return dict(sorted(answers.items()))
+
+    def _send(self, make: Callable[[int], Message], clients: Sequence[int]) -> dict[str, int]:
+        """Send these clients their messages. Return the clients by the ids of the messages that Flower accepted."""
+        sent: dict[str, int] = {}
+        for batch in _batches(clients):
+            sent |= {number: c for number, c in zip(self._push(make, batch), batch, strict=True) if number}
+        return sent
+
+    def _find_restarted(self, clients: set[int], nodes: Mapping[int, int], starts: dict[int, str]) -> list[int]:
+        """Find the clients whose SuperNodes started again, and update `starts`, the times of their last starts."""
+        now = {node.node_id: node.last_activated_at for node in self._retry(lambda: list(self._grid.get_nodes()))}
+        again = [client for client in sorted(clients) if now.get(nodes[client], starts[client]) != starts[client]]
+        for client in again:
+            starts[client] = now[nodes[client]]
+            self.log(f"{self.names[client]} started again and gets its request again")
+        return again
 
     def _record_requests(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str) -> None:
         """Record one request for each kind, with the sites that receive it."""

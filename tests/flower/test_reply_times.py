@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.proto.node_pb2 import NodeInfo
 from in_process import Case, case, small_data
 
 from fedskew.data import Dirichlet, federation
@@ -89,6 +90,81 @@ def test_a_site_that_never_replies_costs_one_time_out(tmp_path: Path, monkeypatc
     assert rows[1]["failed"] == {"site-3": "it did not reply within 900 s"}
     assert all("it is late" in row["failed"]["site-3"] for row in rows[2:])
     assert clock.now < 1000 + 900 + 2 * 61 + 5
+
+
+def test_a_site_whose_greeting_was_lost_is_greeted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flower delivers a message at most once. A SuperNode that is killed loses what it has not answered."""
+    clock = Clock()
+    monkeypatch.setattr(sites, "time", clock)
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
+    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
+    here = case(tmp_path, split, data, config)
+    here.grid.silent = {"site-1"}
+    deliver = here.grid._deliver
+
+    def deliver_the_second_one(message: Message) -> str:
+        number = deliver(message)
+        if message.metadata.dst_node_id == 1001:
+            here.grid.silent.clear()
+        return number
+
+    here.grid._deliver = deliver_the_second_one  # type: ignore[method-assign]
+    with caplog.at_level("INFO", logger="flwr"):
+        result = run_federation(here.grid, here.context)
+    assert result.history[1].clients == [0, 1]
+    assert caplog.text.count("site-1 is connected") == 1
+    assert 1000 + 60 < clock.now < 1000 + 60 + 5
+
+
+def test_a_site_that_started_again_gets_its_request_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first request was lost with its SuperNode; the round need not wait for its time-out."""
+    clock = Clock()
+    monkeypatch.setattr(sites, "time", clock)
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
+    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
+    here = case(tmp_path, split, data, config)
+    deliver, nodes, started = here.grid._deliver, here.grid.get_nodes, {1000: "first", 1001: "first"}
+
+    def lose_the_first_one(message: Message) -> str:
+        node = message.metadata.dst_node_id
+        is_lost = message.metadata.group_id == "1" and started[node] == "first" and node == 1001
+        here.grid.silent = {"site-1"} if is_lost else set()
+        number = deliver(message)
+        if is_lost:
+            started[node] = "second"
+        return number
+
+    def get_nodes() -> list[NodeInfo]:
+        return [NodeInfo(node_id=n.node_id, name=n.name, last_activated_at=started[n.node_id]) for n in nodes()]
+
+    here.grid._deliver, here.grid.get_nodes = lose_the_first_one, get_nodes  # type: ignore[method-assign]
+    result = run_federation(here.grid, here.context)
+    assert result.history[1].failed == {}
+    trained = [message.site for message in here.grid.sent if message.kind == "train"]
+    assert trained == ["site-0", "site-1"]
+    assert clock.now < 1000 + 10
+
+
+def test_a_run_that_resumes_knows_the_usual_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, a site that hangs would hold the first round after every restart for the whole time-out."""
+
+    class Killed(Exception):
+        pass
+
+    def die(site: str, asked: dict[str, Any], facts: dict[str, Any], answer: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and asked["key"]["round"] == 1:
+            raise Killed
+        return facts, answer
+
+    with pytest.raises(Killed):
+        run(tmp_path, monkeypatch, {}, meddle=die)
+    rows, clock = run(tmp_path, monkeypatch, {("site-3", 2): 1e6})
+    assert "it is late: no reply after 60 s" in rows[2]["failed"]["site-3"]
+    assert clock.now < 1000 + 61 + 10 + 5
 
 
 @pytest.mark.parametrize("own", [{"grace": 0}, {"minimum": 4}])

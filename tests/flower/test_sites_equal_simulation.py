@@ -245,6 +245,83 @@ def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split:
     assert_same_model(resumed, run_prepared(prepare(config, split)))
 
 
+def test_updates_that_arrived_before_the_server_was_killed_are_used(
+    data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three updates have arrived. Then only the third site is asked, even if another one is not back yet."""
+    config = settings("scaffold", rounds=3)
+    record = Sites._record_answer
+
+    class Killed(Exception):
+        pass
+
+    def die(sites: Sites, kind: str, client: int, sent: Any, group: str, answer: Any) -> None:
+        record(sites, kind, client, sent, group, answer)
+        if (kind, group, client) == ("train", "2", 1):
+            raise Killed
+
+    first = case(tmp_path, split, data, config, minimum=2, begin_with=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(Sites, "_record_answer", die)
+        with pytest.raises(Killed):
+            run_federation(first.grid, first.context)
+
+    def return_after(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
+        if asked["kind"] == "train":
+            again.grid.offline.clear()
+        return facts, answer
+
+    again = case(tmp_path, split, data, config, return_after, minimum=2, begin_with=3)
+    again.grid.offline = {"site-0"}
+    resumed = run_federation(again.grid, again.context)
+    asked = [(message.facts["round"], message.site) for message in again.grid.sent if message.kind == "train"]
+    assert asked == [(1, "site-2"), (2, "site-0"), (2, "site-1"), (2, "site-2")]
+    assert [row.failed for row in resumed.history[1:]] == [{}, {}, {}]
+    assert_same_model(resumed, run_prepared(prepare(config, split)))
+    assert not (tmp_path / "run" / "received").exists()
+
+
+def test_an_update_that_is_discarded_is_requested_again_but_not_the_others(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    config = settings("fedavg", rounds=1)
+    spoilt: list[str] = []
+
+    def spoil_once(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
+        if asked["kind"] == "train" and site == "site-1" and not spoilt:
+            spoilt.append(site)
+            return facts | {"round": 7}, answer
+        return facts, answer
+
+    here = case(tmp_path, split, data, config, spoil_once)
+    apart = run_federation(here.grid, here.context)
+    assert [message.site for message in here.grid.sent if message.kind == "train"] == [
+        "site-0", "site-1", "site-2", "site-1",
+    ]  # fmt: skip
+    assert_same_model(apart, run_prepared(prepare(config, split)))
+
+
+def test_a_site_keeps_the_state_that_the_server_knows_of_while_its_replies_are_lost(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """The replies of one site are lost in four rounds, although it trained and wrote its state in each of them."""
+    config = settings("scaffold", rounds=6)
+    named: dict[int, bool] = {}
+
+    def lose(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
+        if asked["kind"] != "train" or site != "site-2":
+            return facts, answer
+        round, kept = asked["key"]["round"], asked["kept"]
+        files = [path.name for path in (tmp_path / site / "state").rglob("*.safetensors")]
+        named[round] = kept is None or f"global.round-{kept}.safetensors" in files
+        return ({"garbage": True}, b"") if 1 <= round <= 4 else (facts, answer)
+
+    here = case(tmp_path, split, data, config, lose, minimum=2)
+    apart = run_federation(here.grid, here.context)
+    assert [row.round for row in apart.history if row.failed] == [2, 3, 4, 5]
+    assert named == dict.fromkeys(range(6), True)
+
+
 @pytest.mark.parametrize(("sites", "rounds"), [(12, 4), *slow((50, 20))])
 def test_many_sites_hold_many_rounds(sites: int, rounds: int, tmp_path: Path) -> None:
     digits = tmp_path / "all.npz"

@@ -9,6 +9,7 @@ import torch
 from fedskew.engine import RoundWork
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import model_tensors, work_tensors
+from fedskew.flower.received_replies import ReceivedReplies
 from fedskew.flower.remote_training import Answers, SiteTraining, round_name
 from fedskew.flower.secure.fixed_point import Total
 from fedskew.flower.secure.sums import SecureSums
@@ -27,9 +28,15 @@ class SecureTraining(SiteTraining):
     """
 
     def __init__(
-        self, sites: Sites, settings: FederationSettings, run: str, kept_rounds: int, count_release: Callable[[], None]
+        self,
+        sites: Sites,
+        settings: FederationSettings,
+        run: str,
+        kept_rounds: int,
+        count_release: Callable[[], None],
+        received: ReceivedReplies,
     ) -> None:
-        super().__init__(sites, settings, run, kept_rounds, count_release)
+        super().__init__(sites, settings, run, kept_rounds, count_release, received)
         self._sums = SecureSums(sites, settings)
 
     def request(

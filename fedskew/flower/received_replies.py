@@ -1,0 +1,84 @@
+"""The updates of the round in progress, on the server's disk.
+
+An update is written before the audit log says that it was received. If the server is killed, or if too few updates
+arrive, the round is repeated, without the requests that are already answered here. So a site does not train a round
+again because the server or another site failed, and no update is lost that the server has acknowledged. With noise, a
+second update would also cost privacy.
+
+The files of the last two rounds are kept, because the sites train a round before the row of the round before it is
+written (see `loop`). They are deleted when the run is finished.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+from fedskew.experiment.storage.files import reporting_os_errors, write_file
+from fedskew.flower.sites import Reply
+from fedskew.flower.wire import Facts, digest
+
+FOLDER = "received"
+_NAME = re.compile(r"round-(\d+)\.(.+)")
+
+
+class ReceivedReplies:
+    """The replies in one run's folder."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._folder = run_folder / FOLDER
+
+    def keep(self, round: int, site: str, request: str, samples: int, reply: Reply) -> None:
+        """Write a site's reply. `request` identifies what it replies to, `samples` is the site's number of samples."""
+        head = json.dumps({"request": request, "samples": samples, "facts": reply.facts})
+        with reporting_os_errors("write", self._folder):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # updates can reveal something about the data
+        write_file(self._folder / f"round-{round}.{site}", head.encode() + b"\n" + reply.payload)
+
+    def find(self, round: int, site: str, request: str) -> Reply | None:
+        """Return a site's reply to this request. None if there is none, or if its file is damaged."""
+        path = self._folder / f"round-{round}.{site}"
+        with reporting_os_errors("read", path):
+            content = path.read_bytes() if path.exists() else b""
+        head, _, payload = content.partition(b"\n")
+        try:
+            known = json.loads(head)
+            return Reply(known["facts"], payload) if known["request"] == request else None
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def samples(self) -> dict[str, int]:
+        """The numbers of samples of the sites whose replies are here."""
+        found: dict[str, int] = {}
+        for _, site, path in sorted(self._files()):
+            try:
+                with reporting_os_errors("read", path), path.open("rb") as file:
+                    found[site] = int(json.loads(file.readline())["samples"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
+
+    def forget(self, round: int, site: str) -> None:
+        """Delete a reply that is not used, so that the site is asked again if the round is repeated."""
+        (self._folder / f"round-{round}.{site}").unlink(missing_ok=True)
+
+    def forget_before(self, round: int) -> None:
+        """Delete the replies of rounds before this one."""
+        for number, _, path in self._files():
+            if number < round:
+                path.unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Delete all replies, when the run is finished."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _files(self) -> list[tuple[int, str, Path]]:
+        names = [(_NAME.fullmatch(path.name), path) for path in self._folder.glob("round-*")]
+        return [(int(match[1]), match[2], path) for match, path in names if match]
+
+
+def request_digest(facts: Facts, payload: bytes) -> str:
+    """A hash that identifies a request."""
+    return digest(json.dumps(facts, sort_keys=True).encode() + digest(payload).encode())
