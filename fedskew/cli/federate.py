@@ -287,6 +287,7 @@ def _start_trial(trial: LocalFederation, log: CommandLog) -> None:
     try:
         with trial:
             log.write(f"starting a SuperLink on port {trial.port} and {len(trial.sites)} SuperNodes; logs in {logs}")
+            trial.start()
             run_trial(trial, log.write)
     except KeyboardInterrupt as interrupt:
         log.write("stopped; repeat the command to resume after the last saved round")
@@ -313,7 +314,7 @@ def _run(
     from fedskew.flower.monitoring import monitored
     from fedskew.flower.planning import check_app_version, read_app
     from fedskew.flower.run_monitoring import RunMonitor
-    from fedskew.flower.supervised_run import FlowerRun, completed_rounds, run_to_end
+    from fedskew.flower.supervised_run import FlowerRun, read_progress, run_to_end
 
     require_posix("fedskew federate run")
     log = CommandLog("server", log_format, log_level)
@@ -327,4 +328,4 @@ def _run(
             log.write(f"metrics: {address}/metrics; health: {address}/healthz")
         log.write(f"the run's folder is {folder}; the whole log is {log_file}")
         runs = FlowerRun(Path(app), connection, log_file, {}, changed)
-        run_to_end(runs.start, lambda: completed_rounds(folder), log.write)
+        run_to_end(runs.start, lambda: read_progress(folder), log.write)

@@ -96,7 +96,7 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
     from fedskew.cli.terminal import notice
     from fedskew.flower.inquiry import inquiry_folder, require_declared_purpose
     from fedskew.flower.planning import read_app
-    from fedskew.flower.supervised_run import FlowerRun, run_to_end
+    from fedskew.flower.supervised_run import FlowerRun, Progress, run_to_end
     from fedskew.platforms import require_posix
 
     require_posix(f"fedskew federate {purpose}")
@@ -106,7 +106,7 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
     log = folder.with_name(f"{folder.name}.log")
     notice(f"the answers will be in {folder}; the whole log is {log}")
     run = FlowerRun(Path(app), connection, log, {}, {"federation.purpose": purpose, **changed})
-    run_to_end(run.start, lambda: 0, notice)
+    run_to_end(run.start, Progress, notice)
     return folder
 
 

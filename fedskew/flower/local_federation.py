@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -31,6 +32,10 @@ from fedskew.flower.supernode import node_config, supernode_command
 from fedskew.flower.supervised_run import FlowerRun
 
 _START_SECONDS = 120.0
+_RESTART_SECONDS = 10.0
+"""Seconds between two starts of the same site."""
+_CONNECTED = "SuperNode ID"
+"""What a SuperNode logs once the SuperLink has accepted it."""
 _CONNECTION = "federation"
 
 
@@ -45,6 +50,11 @@ class LocalFederation:
         self.port, *self._runtime_ports = free_ports(1 + len(sites))
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
+        self.addresses: dict[str, str] = {}
+        """The address at which a site reaches the SuperLink, if that is not the SuperLink's own."""
+        self._started_at: dict[str, float] = {}
+        self._ended: set[str] = set()
+        """Sites that have ended and are not connected again yet."""
         self._others: list[Process] = []
         self._runs: list[FlowerRun] = []
         self._forks_workers = forks_workers
@@ -131,11 +141,29 @@ class LocalFederation:
         if site in self.nodes:
             self.nodes[site].kill()
         port = self._runtime_ports[self.sites.index(site)]
-        command = supernode_command(
-            self.site_file(site), f"127.0.0.1:{self.port}", self.keys.node(site), port, self.node_config(site)
-        )
+        address = self.addresses.get(site, f"127.0.0.1:{self.port}")
+        command = supernode_command(self.site_file(site), address, self.keys.node(site), port, self.node_config(site))
         self.nodes[site] = self._start_process(site, command)
+        self._started_at[site] = time.monotonic()
         return self.nodes[site]
+
+    def restart_ended(self, log: Callable[[str], None]) -> None:
+        """Start the SuperLink and the sites again that have ended, as a service manager does.
+
+        Flower refuses a site that was killed for about a minute, so it takes several attempts. One line is logged.
+        """
+        if self.superlink is not None and not self.superlink.running:
+            log(f"warning: the SuperLink ended; starting it again. Its log is {self.superlink.log}")
+            self.start_superlink()
+        for site, node in self.nodes.items():
+            seconds = time.monotonic() - self._started_at[site]
+            if node.running or seconds < _RESTART_SECONDS:
+                continue
+            if site not in self._ended:
+                self._ended.add(site)
+                log(f"warning: {site} ended; starting it again. Its log is {node.log}")
+            self.start_site(site)
+        self._ended -= {site for site in self._ended if _CONNECTED in self.nodes[site].output()}
 
     def start_run(self, app: Path | None = None) -> Process:
         """Start `flwr run`, which shows the ServerApp's log until the run is over."""

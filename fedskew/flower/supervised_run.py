@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from fedskew.errors import UserError
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.processes import Process
 
-RESTARTS = 3
-"""After this many restarts in a row without a completed round, the run has failed."""
+WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
+"""Seconds before each restart. After so many restarts in a row without a new update of a site, the run has failed."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -73,28 +75,48 @@ class Outcome:
     reason: str
 
 
+class Progress(NamedTuple):
+    """What a run has achieved so far."""
+
+    rounds: int = 0
+    """Completed rounds."""
+    updates: int = 0
+    """Updates that the server received. They are not lost if the server fails."""
+
+
 def run_to_end(
     start: Callable[[], Process],
-    count_rounds: Callable[[], int],
+    progress: Callable[[], Progress],
     log: Callable[[str], None],
     watch: Callable[[], None] = lambda: None,
+    wait_seconds: Sequence[float] = WAIT_SECONDS,
 ) -> None:
     """Start a run, and start it again whenever it fails. Raise a UserError if that does not help.
 
-    `watch` is called while the run is in progress.
+    `watch` is called while the run is in progress, and while this function waits for the next restart.
     """
-    failures, before = 0, count_rounds()
+    failures, before = 0, progress()
     while True:
         outcome = follow(start(), log, watch)
         if outcome.finished:
             return
         if outcome.needs_user:
             raise UserError(outcome.reason)
-        now = count_rounds()
-        failures, before = (1 if now > before else failures + 1), now
-        if failures > RESTARTS:
+        now = progress()
+        failures, before = (1 if now.updates > before.updates else failures + 1), now
+        if failures > len(wait_seconds):
             raise UserError(f"the run failed {failures} times in a row, last with: {outcome.reason}")
-        log(f"warning: the run failed ({outcome.reason}); restart {failures} of {RESTARTS} resumes after round {now}")
+        restart = f"restart {failures} of {len(wait_seconds)} resumes after round {now.rounds}"
+        seconds = wait_seconds[failures - 1]
+        log(f"warning: the run failed ({outcome.reason}); {restart}" + (f" in {seconds:g} s" if seconds else ""))
+        _wait(seconds, watch)
+
+
+def _wait(seconds: float, watch: Callable[[], None]) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        watch()
+        time.sleep(min(_POLL_SECONDS, left))
 
 
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
@@ -117,10 +139,12 @@ def _outcome(line: str) -> Outcome | None:
     return None
 
 
-def completed_rounds(folder: Path) -> int:
-    """The number of rounds in a run's folder. The first row is the model before any training."""
-    rows = folder / "rounds.jsonl"
-    return max(0, rows.read_bytes().count(b"\n") - 1) if rows.exists() else 0
+def read_progress(folder: Path) -> Progress:
+    """Read the progress of the run in a folder. Its first row is the model before any training."""
+    run = RunFolder(folder)
+    rows = run.rounds_path.read_bytes().count(b"\n") if run.rounds_path.exists() else 0
+    entries = run.audit_path.read_bytes().split(b"\n") if run.audit_path.exists() else []
+    return Progress(max(0, rows - 1), sum(b'"kind":"train"' in e and b'"event":"reply"' in e for e in entries))
 
 
 def _logged_lines(run: Process) -> Iterator[str]:

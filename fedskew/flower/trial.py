@@ -23,7 +23,7 @@ from fedskew.flower.processes import Process
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.secure.identity import read_roster
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.supervised_run import completed_rounds, run_to_end
+from fedskew.flower.supervised_run import read_progress, run_to_end
 from fedskew.methods import make_method
 
 _IDLE_SECONDS = 600
@@ -147,23 +147,14 @@ def run_folder(trial: LocalFederation) -> RunFolder:
 
 
 def run_trial(trial: LocalFederation, log: Callable[[str], None]) -> None:
-    """Start all processes and run the federation to its end, with restarts after failures."""
-    trial.start()
-    runs = trial.app_runs(trial.app)
-    ended: set[str] = set()
+    """Run a federation to its end. Its processes must be started. Those that end too early are started again."""
+    runs, folder = trial.app_runs(trial.app), run_folder(trial).path
 
-    def report_ended_sites() -> None:
-        for name, node in trial.nodes.items():
-            if not node.running and name not in ended:
-                ended.add(name)
-                log(f"warning: {name} ended; its log is {node.log}")
+    def keep_running() -> None:
+        trial.restart_ended(log)
 
     def start() -> Process:
-        assert trial.superlink is not None
-        if not trial.superlink.running:
-            log(f"warning: the SuperLink ended; starting it again. Its log is {trial.superlink.log}")
-            trial.start_superlink()
+        keep_running()
         return runs.start()
 
-    folder = run_folder(trial).path
-    run_to_end(start, lambda: completed_rounds(folder), log, report_ended_sites)
+    run_to_end(start, lambda: read_progress(folder), log, keep_running)

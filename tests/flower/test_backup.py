@@ -28,7 +28,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.local_federation import LocalFederation
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.supervised_run import completed_rounds
+from fedskew.flower.supervised_run import read_progress
 
 ROUNDS = 4
 
@@ -156,7 +156,7 @@ def test_a_server_of_real_processes_is_restored_elsewhere(
         local.start()
         app = real.app("app", config)
         local.start_run(app)
-        until(lambda: completed_rounds(folder) >= 1, "the first round", local)
+        until(lambda: read_progress(folder).rounds >= 1, "the first round", local)
         database, keys = str(local.folder / "superlink.db"), str(local.keys.folder)
         capsys.readouterr()
         assert main(["federate", "backup", str(app), str(backup), "--database", database, "--keys", keys]) == 0
@@ -174,7 +174,7 @@ def test_a_server_of_real_processes_is_restored_elsewhere(
             other.start_superlink()
             command = ["federate", "run", str(new / "app"), "--connection", "federation"]
             assert main([*command, "--folder", str(new / "run")]) == 0
-    assert completed_rounds(new / "run") == 5
+    assert read_progress(new / "run").rounds == 5
     expected = run_prepared(prepare(config, real.split)).model.state_dict()
     found = load_file(new / "run" / "model.safetensors")
     for name, tensor in expected.items():

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedskew.errors import UserError
+from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.processes import Process
-from fedskew.flower.supervised_run import RESTARTS, completed_rounds, run_to_end
+from fedskew.flower.supervised_run import WAIT_SECONDS, Progress, read_progress, run_to_end
+
+NO_WAITS = (0.0, 0.0, 0.0)
 
 
 class Attempts:
@@ -26,9 +29,9 @@ class Attempts:
         return Process("run", [sys.executable, "-c", f"print({text!r}, end='')"], self._log, {})
 
 
-def supervise(attempts: Attempts, count_rounds: Callable[[], int] = lambda: 2) -> list[str]:
+def supervise(attempts: Attempts, progress: Callable[[], Progress] = lambda: Progress(2)) -> list[str]:
     logged: list[str] = []
-    run_to_end(attempts.start, count_rounds, logged.append)
+    run_to_end(attempts.start, progress, logged.append, wait_seconds=NO_WAITS)
     return logged
 
 
@@ -56,18 +59,31 @@ def test_a_mistake_of_the_user_ends_the_run_at_once(tmp_path: Path) -> None:
     assert attempts.started == 1
 
 
-def test_restarts_are_bounded_unless_rounds_are_completed(tmp_path: Path) -> None:
+def test_restarts_are_bounded_unless_updates_arrive(tmp_path: Path) -> None:
     attempts = Attempts(tmp_path, ["fedskew: failed: it is broken"])
     with pytest.raises(UserError, match="failed 4 times in a row, last with: it is broken"):
         supervise(attempts)
-    assert attempts.started == 1 + RESTARTS
+    assert attempts.started == 1 + len(NO_WAITS)
 
     slow = Attempts(tmp_path, *[["fedskew: failed: it is broken"]] * 6, ["fedskew: finished"])
-    supervise(slow, lambda: slow.started)
+    supervise(slow, lambda: Progress(rounds=0, updates=slow.started))
     assert slow.started == 7
 
 
-def test_completed_rounds_are_the_rows_after_the_first(tmp_path: Path) -> None:
-    assert completed_rounds(tmp_path) == 0
+def test_a_superlink_that_is_down_for_two_minutes_does_not_end_the_run(tmp_path: Path) -> None:
+    """The waits grow, so that a SuperLink has time to come back; others are watched meanwhile."""
+    assert sum(WAIT_SECONDS) > 120
+    assert list(WAIT_SECONDS) == sorted(WAIT_SECONDS)
+    attempts, logged, watched = Attempts(tmp_path, ["fedskew: failed: no SuperLink"], ["fedskew: finished"]), [], []
+    run_to_end(attempts.start, Progress, logged.append, lambda: watched.append(attempts.started), wait_seconds=[0.01])
+    assert logged[1] == "warning: the run failed (no SuperLink); restart 1 of 1 resumes after round 0 in 0.01 s"
+    assert watched
+
+
+def test_progress_is_the_rows_after_the_first_and_the_updates_that_arrived(tmp_path: Path) -> None:
+    assert read_progress(tmp_path) == Progress(0, 0)
     (tmp_path / "rounds.jsonl").write_text("{}\n{}\n{}\n")
-    assert completed_rounds(tmp_path) == 2
+    log = ChainedLog(tmp_path / "audit.jsonl")
+    for event, kind in (("request", "train"), ("reply", "train"), ("reply", "hello"), ("failed", "train")):
+        log.append({"site": "a", "kind": kind, "round": 1, "event": event})
+    assert read_progress(tmp_path) == Progress(rounds=2, updates=1)
