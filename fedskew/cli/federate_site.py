@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from fedskew.data.federation import Federation
     from fedskew.flower.contract import Contract
     from fedskew.flower.site_config import SiteConfig
+    from fedskew.flower.supernode import Connection
 
 
 def site(
@@ -38,9 +42,6 @@ def site(
     Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
     are also checked.
     """
-    from fedskew.flower.planning import read_app
-    from fedskew.flower.site_config import load_site
-
     log = CommandLog("site", log_format, log_level)
     if metrics_port is not None and superlink is None:
         raise UserError("--metrics-port needs --superlink, because a check ends at once")
@@ -48,17 +49,37 @@ def site(
         raise UserError("--superlink needs --check; expected the federation's app, or its pyproject.toml")
     if superlink is not None and keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
+    if superlink is not None and check is not None and keys is not None:
+        _check_in_other_process(file, check)
+        with log.reporting_errors():
+            _connect(Path(file), superlink, Path(keys), log, metrics_port)
+    else:
+        _check(file, check)
+
+
+def _check(file: str, app: str | None) -> None:
+    """Read the site's data, and check them against the app if there is one."""
+    from fedskew.flower.planning import read_app
+    from fedskew.flower.site_config import load_site
+
     config = load_site(file)
-    if check is not None:
-        _check_version(check)
-    contract = None if check is None else read_app(check)[1]
+    if app is not None:
+        _check_version(app)
+    contract = None if app is None else read_app(app)[1]
     federation = config.federation(contract)
     _show_data(config.name, federation)
-    if check is not None:
-        _check_against_app(check, config, federation)
-    if superlink is not None and keys is not None:
-        with log.reporting_errors():
-            _connect(config, Path(file), superlink, Path(keys), log, metrics_port)
+    if app is not None:
+        _check_against_app(app, config, federation)
+
+
+def _check_in_other_process(file: str, app: str) -> None:
+    """Check the site's data in a process that ends. This one stays, and must not keep the data and torch in memory."""
+    command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
+    checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    sys.stdout.write(checked.stdout)
+    sys.stderr.write(checked.stderr)
+    if checked.returncode:
+        raise typer.Exit(checked.returncode)
 
 
 def _check_version(app: str) -> None:
@@ -176,20 +197,16 @@ def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -
         stdout().print(f"survey: {line}", soft_wrap=True, markup=False)
 
 
-def _connect(
-    config: SiteConfig, file: Path, superlink: str, folder: Path, log: CommandLog, metrics_port: int | None
-) -> None:
+def _connect(file: Path, superlink: str, folder: Path, log: CommandLog, metrics_port: int | None) -> None:
     from fedskew.flower import supernode
     from fedskew.flower.credentials import NodeKeys
-    from fedskew.flower.monitoring import monitored
     from fedskew.flower.processes import free_ports
-    from fedskew.flower.site_monitoring import SiteMonitor
 
     require_posix("the connection of a site")
     keys = NodeKeys(folder)
     supernode.require_keys(keys)
     connection = supernode.Connection()
-    with monitored(SiteMonitor(config, connection), metrics_port) as address:
+    with _monitored(file, connection, metrics_port) as address:
         if address is not None:
             log.write(f"metrics: {address}/metrics; health: {address}/healthz")
         expires = supernode.require_trusted_server(superlink, keys)
@@ -200,6 +217,16 @@ def _connect(
         log.write(" ".join(command))
         env = {"FLWR_LOG_LEVEL": "DEBUG"} if log.level == "debug" else {}
         supernode.run_supernode(command, keys, log.write_output, connection, env)
+
+
+def _monitored(file: Path, connection: Connection, port: int | None) -> AbstractContextManager[str | None]:
+    """Serve the site's health and metrics, if there is a port. This needs Flower, which takes 20 MB."""
+    if port is None:
+        return nullcontext()
+    from fedskew.flower.monitoring import monitored
+    from fedskew.flower.site_monitoring import SiteMonitor
+
+    return monitored(SiteMonitor(file, connection), port)
 
 
 def approve(

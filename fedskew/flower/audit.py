@@ -36,14 +36,18 @@ _TYPES = {"F": "float", "I": "int", "U": "uint"}
 
 def site_log(site: Path) -> ChainedLog:
     """The log of a site, from its site.yaml. Only the place of its state is read."""
+    return ChainedLog(site.parent / str(read_site_values(site).get("state", "state")) / NAME)
+
+
+def read_site_values(site: Path) -> dict[str, Any]:
+    """Read a site.yaml without checking it, for processes that must not import torch."""
     import yaml  # imported late, because a ClientApp needs it only if it refuses an app
 
     try:
         values = yaml.safe_load(site.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {site}: {error}") from error
-    state = values.get("state", "state") if isinstance(values, dict) else "state"
-    return ChainedLog(site.parent / str(state) / NAME)
+    return values if isinstance(values, dict) else {}
 
 
 def find_log(path: Path) -> Path:

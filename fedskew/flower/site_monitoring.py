@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 
-from fedskew.flower.audit import NAME
+from fedskew.flower.audit import read_site_values, site_log
 from fedskew.flower.chained_log import Entry, NewEntries
 from fedskew.flower.monitoring import Metric
-from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.supernode import Connection
 
 _OUTCOMES = {"reply": "answered", "refused": "refused", "failed": "failed"}
@@ -20,9 +20,11 @@ _OUTCOMES = {"reply": "answered", "refused": "refused", "failed": "failed"}
 class SiteMonitor:
     """One site and its connection to the server."""
 
-    def __init__(self, site: SiteConfig, connection: Connection) -> None:
-        self._connection, self._budget = connection, site.policy.epsilon
-        self._log = NewEntries(site.state_folder / NAME)
+    def __init__(self, site: Path, connection: Connection) -> None:
+        """`site` is the site's site.yaml, which was checked. Reading all of it would need torch."""
+        self._connection = connection
+        self._budget: float | None = (read_site_values(site).get("policy") or {}).get("epsilon")
+        self._log = NewEntries(site_log(site).path)
         self._requests = Counter(dict.fromkeys(_OUTCOMES.values(), 0))
         self._sent = 0
         self._last_message: float | None = None

@@ -23,7 +23,6 @@ from fedskew.flower.chained_log import ChainedLog, NewEntries, read_chain
 from fedskew.flower.monitoring import Metric, Monitored, monitored, render_metrics
 from fedskew.flower.run_monitoring import RunMonitor
 from fedskew.flower.server_app import main as server_main
-from fedskew.flower.site_config import load_site
 from fedskew.flower.site_monitoring import SiteMonitor
 from fedskew.flower.supernode import Connection
 
@@ -57,7 +56,7 @@ def test_the_metrics_of_a_run_and_of_its_sites_are_those_of_their_files(tmp_path
     assert "fedskew_privacy_epsilon" not in found
 
     connection = Connection()
-    sites = [SiteMonitor(load_site(tmp_path / name / "site.yaml"), connection) for name in here.names]
+    sites = [SiteMonitor(tmp_path / name / "site.yaml", connection) for name in here.names]
     per_site = [read(site) for site in sites]
     assert found["fedskew_received_bytes_total"] == sum(site["fedskew_sent_bytes_total"] for site in per_site)
     assert found["fedskew_sent_bytes_total"] >= sum(row["bytes"]["down"] for row in rows)
@@ -72,7 +71,7 @@ def test_the_epsilon_is_shown_on_both_sides_and_every_metric_is_documented(tmp_p
     private = {"privacy": "local", "noise": 20.0, "attempts": 1, "share_loss": False, "config": {"average": "uniform"}}
     here = federated(tmp_path, {"site-0": "policy: {epsilon: 5}\nmetrics: none\n"}, **private)
     server_main(here.grid, here.context)
-    site = read(SiteMonitor(load_site(tmp_path / "site-0" / "site.yaml"), Connection()))
+    site = read(SiteMonitor(tmp_path / "site-0" / "site.yaml", Connection()))
     assert site["fedskew_privacy_budget_epsilon"] == 5
     run = read(RunMonitor(tmp_path / "run"))
     assert 0 < run["fedskew_privacy_epsilon"] < 5
