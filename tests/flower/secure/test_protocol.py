@@ -10,9 +10,10 @@ from secure_sites import identity, roster
 
 from fedskew.errors import UserError
 from fedskew.flower.secure.coordinator import Coordinator
-from fedskew.flower.secure.masks import Vector
+from fedskew.flower.secure.masks import Vector, expand_seed
 from fedskew.flower.secure.participant import Participant
 from fedskew.flower.secure.session import PublicKeys, count_needed
+from fedskew.flower.secure.shares import combine_shares, split_secret
 from fedskew.flower.wire import Garbled
 
 NAMES = ("a", "b", "c", "d", "e")
@@ -140,6 +141,18 @@ def test_a_masked_vector_says_nothing_about_the_vector() -> None:
         assert len(set(constant.tolist())) == len(constant)
 
 
+def test_a_single_vector_stays_masked_after_the_sum_is_unmasked() -> None:
+    """The server then knows the seed of every site's own mask. The pairwise masks are still there."""
+    session = Session().up_to_inputs(VALUES)
+    signatures = session.confirm()
+    revealed = {name: site.unmask(signatures, lambda *_: None)[0] for name, site in session.sites.items()}
+    for owner in NAMES:
+        shares = {number: revealed[holder][owner] for number, holder in enumerate(NAMES[:NEEDED], start=1)}
+        without_own_mask = session.masked[owner] - expand_seed(combine_shares(shares), len(VALUES[owner]))
+        assert (without_own_mask != VALUES[owner]).all()
+    assert (session.coordinator.unmask(session.masked, revealed, dict.fromkeys(NAMES, {})) == total(NAMES)).all()
+
+
 def test_masks_of_four_of_five_sites_do_not_cancel() -> None:
     session = Session().up_to_inputs(dict.fromkeys(NAMES, np.zeros(1000, np.uint64)))
     partial = np.sum([session.masked[name] for name in NAMES[:4]], axis=0, dtype=np.uint64)
@@ -252,8 +265,6 @@ def test_a_wrong_share_is_found() -> None:
 
 
 def test_fewer_shares_than_needed_say_nothing_of_a_secret() -> None:
-    from fedskew.flower.secure.shares import combine_shares, split_secret
-
     secret = bytes(range(32))
     shares = dict(enumerate(split_secret(secret, 4, 5), start=1))
     assert combine_shares({n: shares[n] for n in (1, 3, 4, 5)}) == secret

@@ -353,6 +353,17 @@ def test_sums_of_the_same_round_are_counted_whatever_the_server_changes(
     assert reason.startswith("this site has already unmasked 2 different requests for round 1 of stage ")
 
 
+def test_a_server_that_sends_one_site_another_model_gets_no_sum(data: Path, split: Federation, tmp_path: Path) -> None:
+    """If all other sites received a model whose updates the server knows, the sum would be that site's update."""
+    here = secure_case(tmp_path, split, data, settings(), attempts=1, minimum=3)
+    for number, (_, site) in enumerate(here.grid._sites.values()):
+        site.answer = padded(site, number % 2)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="too few good updates"):
+        run_federation(here.grid, here.context)
+    refused = [message.facts.get("refused") for message in here.grid.sent if message.kind == "secure_unmask"]
+    assert refused == ["2 sites have confirmed the sum; this site needs at least 3"] * 4
+
+
 def padded(site: Site, number: int) -> Callable[[Facts, bytes], tuple[Facts, bytes]]:
     """Add a tensor to the requests for training, before the site receives them."""
     answer = site.answer
