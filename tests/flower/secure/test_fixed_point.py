@@ -20,7 +20,7 @@ def added(contributions: list[Contribution], encoding: FixedPoint = ENCODING) ->
 @pytest.mark.parametrize("weights", [[1, 1, 1], [3, 500, 77], [1_000_000] * 5])
 def test_the_mean_differs_from_the_exact_one_by_no_more_than_the_bound(weights: list[int]) -> None:
     rng = np.random.default_rng(0)
-    values = [rng.uniform(-16, 16, 2000).astype(np.float32).astype(np.float64) for _ in weights]
+    values = [rng.uniform(-16, 16, 2000) for _ in weights]
     values[0][:3] = (16, -16, 0)
     found = ENCODING.decode(*added([Contribution({}, w, {"x": v}) for w, v in zip(weights, values, strict=True)]))
     numerator = sum(w * v.astype(np.longdouble) for w, v in zip(weights, values, strict=True))

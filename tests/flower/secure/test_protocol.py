@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from secure_sites import identity, roster
 
 from fedskew.errors import UserError
 from fedskew.flower.secure.coordinator import Coordinator
+from fedskew.flower.secure.keys import AgreementKey
 from fedskew.flower.secure.masks import Vector, expand_seed
 from fedskew.flower.secure.participant import Participant
-from fedskew.flower.secure.session import PublicKeys, count_needed
+from fedskew.flower.secure.session import PublicKeys, count_needed, keys_message
 from fedskew.flower.secure.shares import combine_shares, split_secret
 from fedskew.flower.wire import Garbled
 
@@ -150,7 +152,7 @@ def test_a_single_vector_stays_masked_after_the_sum_is_unmasked() -> None:
         shares = {number: revealed[holder][owner] for number, holder in enumerate(NAMES[:NEEDED], start=1)}
         without_own_mask = session.masked[owner] - expand_seed(combine_shares(shares), len(VALUES[owner]))
         assert (without_own_mask != VALUES[owner]).all()
-    assert (session.coordinator.unmask(session.masked, revealed, dict.fromkeys(NAMES, {})) == total(NAMES)).all()
+    assert (session.coordinator.unmask(session.masked, revealed, {name: {} for name in NAMES}) == total(NAMES)).all()
 
 
 def test_masks_of_four_of_five_sites_do_not_cancel() -> None:
@@ -241,6 +243,46 @@ def test_keys_that_another_made_in_the_name_of_a_site_are_refused() -> None:
     earlier = Session().keys()
     with pytest.raises(Garbled, match="e: its signature"):
         session.sites["d"].make_shares({**keys, "e": earlier["e"]})
+
+
+def test_a_signature_covers_all_keys_and_no_two_keys_are_the_same() -> None:
+    session = Session()
+    keys = session.keys()
+    other_seed = replace(keys["e"], commitment=bytes(32))
+    with pytest.raises(Garbled, match="e: its signature does not match"):
+        session.sites["a"].make_shares({**keys, "e": other_seed})
+    same = keys_message(session.coordinator.session, "e", keys["e"].masking, keys["e"].masking, bytes(32))
+    signed = PublicKeys(keys["e"].masking, keys["e"].masking, bytes(32), identity(NAMES, "e").sign(same))
+    with pytest.raises(Garbled, match="two keys of the session are the same"):
+        session.sites["b"].make_shares({**keys, "e": signed})
+
+
+def test_points_of_small_order_are_no_keys() -> None:
+    """With such a key, the agreed secret would be known to everyone."""
+    for point in (bytes(32), b"\1" + bytes(31), bytes(31)):
+        with pytest.raises(Garbled, match="a public key is not valid"):
+            AgreementKey().agree(point, b"purpose")
+
+
+def test_shares_are_for_sites_that_received_the_same_keys() -> None:
+    """A server could otherwise collect shares of one secret from two groups of sites, each with its own threshold."""
+    session = Session()
+    keys = session.keys()
+    shares = session.sites["a"].make_shares(keys)
+    session.sites["b"].make_shares({name: found for name, found in keys.items() if name != "e"})
+    with pytest.raises(Garbled, match="shares from another site were changed, or belong to another session"):
+        session.sites["b"].receive_shares({"a": shares["b"]})
+
+
+def test_a_site_needs_enough_other_sites_before_it_sends_anything() -> None:
+    pair = Session(["a", "b"], needed=2)
+    keys = pair.keys()
+    with pytest.raises(Garbled, match="the session has 2 sites; expected at least 3"):
+        pair.shares(keys)
+    session = Session()
+    session.shares(session.keys())
+    with pytest.raises(Garbled, match="1 sites have sent shares; expected at least 4"):
+        session.sites["a"].receive_shares({})
 
 
 def test_shares_that_were_changed_or_are_for_another_site_are_refused() -> None:

@@ -33,6 +33,7 @@ from fedskew.flower.policy import Policy
 from fedskew.flower.secure.identity import fingerprint
 from fedskew.flower.secure.released_sums import ReleasedSums
 from fedskew.flower.secure.requirements import require_sums_suffice
+from fedskew.flower.secure.site import request_digest
 from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.server_app import _terms, run_federation
 from fedskew.flower.settings import FederationSettings, read_settings
@@ -362,6 +363,15 @@ def test_a_server_that_sends_one_site_another_model_gets_no_sum(data: Path, spli
         run_federation(here.grid, here.context)
     refused = [message.facts.get("refused") for message in here.grid.sent if message.kind == "secure_unmask"]
     assert refused == ["2 sites have confirmed the sum; this site needs at least 3"] * 4
+
+
+def test_the_digest_of_a_request_covers_all_that_sites_have_in_common() -> None:
+    facts = {"kind": "train", "terms": {"config": {"lr": 0.1}}, "local": {"epochs": 1}, "key": {"round": 0}, "stage": 0}
+    own = {"client": 0, "kept": None, "oldest": 0, "secure": {"session": "s"}}
+    for name in facts | own:
+        is_same = request_digest({**facts, **own, name: "other"}, b"model") == request_digest(facts | own, b"model")
+        assert is_same == (name in own), name
+    assert request_digest(facts, b"model") != request_digest(facts, b"another model")
 
 
 def padded(site: Site, number: int) -> Callable[[Facts, bytes], tuple[Facts, bytes]]:
