@@ -46,7 +46,7 @@ def test_a_light_start_does_without_torch(start: str) -> None:
 def test_tests_mirror_the_package() -> None:
     tests = Path(__file__).parent
     folders = {path.parent.relative_to(tests) for path in tests.rglob("test_*.py")}
-    assert {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()} == set()
+    assert {str(folder) for folder in folders if not (PACKAGE / folder).is_dir()} == {"deploy"}  # a folder of files
 
 
 def test_every_public_name_is_there() -> None:

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from command_lines import parse_fedskew
 from doc_blocks import Block, blocks
 
 import fedskew as fs
 from fedskew.cli import main
-from fedskew.cli.app import app
 from fedskew.data import PARTITIONS
 from fedskew.data.catalogue import DATASETS
 from fedskew.experiment.config import load_yaml, parse_assignments
@@ -111,14 +110,7 @@ def _execute(document: Path, block: Block, namespace: dict[str, Any], capsys: py
 
 def _parse(arguments: list[str]) -> None:
     """Refuse options and methods that there are not, without running anything."""
-    command: Any = typer.main.get_command(app)
-    name, context = "fedskew", None
-    while hasattr(command, "get_command"):
-        context = command.make_context(name, list(arguments), parent=context, resilient_parsing=True)
-        name, *arguments = arguments
-        command = command.get_command(context, name)
-        assert command is not None, name
-    given = command.make_context(name, arguments, parent=context).params
+    given = parse_fedskew(arguments)
     if given.get("method"):
         settings = parse_assignments(given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}

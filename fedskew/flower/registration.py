@@ -2,7 +2,8 @@
 
     python -m fedskew.flower.registration CONNECTION NAME=node.pub ...
 
-It replaces `flwr supernode register`, which takes more than a second of CPU time for every key to import Flower.
+It replaces `flwr supernode register`, which takes more than a second of CPU time for every key to import Flower, and
+refuses a key that is registered already. Here, such a key is left as it is, so that a trial can be started again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from flwr.cli.flower_config import read_superlink_connection
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.cli.utils import flwr_cli_exc_handler, init_http_client_from_connection
 from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.supercore.error import ApiErrorCode
+
+_IN_USE = f"[code: {ApiErrorCode.PUBLIC_KEY_ALREADY_IN_USE.value}]"
 
 
 def main(connection: str, keys: list[str]) -> None:
@@ -27,6 +31,9 @@ def main(connection: str, keys: list[str]) -> None:
                     RegisterNodeRequest(public_key=try_load_public_key(Path(path)), name=name)
                 )
         except click.ClickException as error:
+            if _IN_USE in error.message:
+                print(f"the key of {name} is already registered")
+                continue
             sys.exit(f"{name}: {error.message}")
         print(f"{name} is registered as SuperNode {response.node_id}")
     client.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-import typer
+from command_lines import parse_flwr, parse_superlink
 from doc_blocks import Block, blocks
 
 from fedskew.cli import main
@@ -29,6 +28,7 @@ from fedskew.flower.site_ledger import Release, SiteLedger
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOY = DOCS / "deploy.md"
+PROXY = DOCS.parent / "deploy" / "nginx.conf"
 TEXT = DEPLOY.read_text(encoding="utf-8")
 
 
@@ -45,31 +45,14 @@ def _lines(block: Block) -> list[list[str]]:
 def _superlink(arguments: list[str]) -> None:
     module, *arguments = arguments[1:]
     assert module == "fedskew.flower.superlink"
-    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-
-    given = _parse_args_run_superlink().parse_args(arguments)
+    given = parse_superlink(arguments)
     assert given.enable_supernode_auth
     assert not given.insecure
     assert (given.host, given.port) == ("127.0.0.1", 9093)
 
 
-def _flwr(arguments: list[str]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Flower's own use of typer
-        from flwr.cli.app import app
-
-    command: Any = typer.main.get_command(app)
-    name, context = "flwr", None
-    while hasattr(command, "get_command"):
-        context = command.make_context(name, list(arguments), parent=context, resilient_parsing=True)
-        name, *arguments = arguments
-        command = command.get_command(context, name)
-        assert command is not None, name
-    command.make_context(name, arguments, parent=context)
-
-
-@pytest.mark.parametrize(("program", "parse", "least"), [("python", _superlink, 1), ("flwr", _flwr, 4)])
-def test_flower_knows_the_commands(program: str, parse: Callable[[list[str]], None], least: int) -> None:
+@pytest.mark.parametrize(("program", "parse", "least"), [("python", _superlink, 1), ("flwr", parse_flwr, 4)])
+def test_flower_knows_the_commands(program: str, parse: Callable[[list[str]], Any], least: int) -> None:
     found = commands(program)
     assert len(found) >= least
     for arguments in found:
@@ -81,11 +64,11 @@ def test_commands_in_the_text_exist() -> None:
     assert mentioned >= {"log", "stop", "supernode unregister", "supernode list"}
     numbered = {"log", "stop", "supernode unregister"}
     for words in mentioned - {"supernode register"}:  # which is among the commands above, with its arguments
-        _flwr([*words.split(), *(["7"] if words in numbered else [])])
+        parse_flwr([*words.split(), *(["7"] if words in numbered else [])])
 
 
 def test_ports_are_those_of_the_proxy() -> None:
-    proxy = (DOCS / "nginx.conf").read_text(encoding="utf-8")
+    proxy = PROXY.read_text(encoding="utf-8")
     assert "listen 9092 ssl;" in proxy
     assert "server 127.0.0.1:9093;" in proxy
     (connection,) = (tomllib.loads(block.text) for block in blocks(DEPLOY) if block.language == "toml")
@@ -122,7 +105,7 @@ def test_the_tests_behind_the_answers_about_security_exist() -> None:
 
 
 def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:
-    (listed,) = re.findall(r"\^/v1/fleet/\(([a-z|-]+)\)", (DOCS / "nginx.conf").read_text(encoding="utf-8"))
+    (listed,) = re.findall(r"\^/v1/fleet/\(([a-z|-]+)\)", PROXY.read_text(encoding="utf-8"))
     assert len(listed.split("|")) == 10
     assert "the ten calls" in TEXT
 

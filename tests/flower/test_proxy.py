@@ -1,4 +1,4 @@
-"""docs/nginx.conf, with a real nginx in front of a real SuperLink: sites reach the fleet calls, and nothing else.
+"""deploy/nginx.conf, with a real nginx in front of a real SuperLink: sites reach the fleet calls, and nothing else.
 
 nginx is taken from FEDSKEW_NGINX or from where systems have it; without one, these tests are skipped.
 """
@@ -27,7 +27,7 @@ pytest.importorskip("flwr")
 
 from fedskew.flower.credentials import Credentials, make_credentials
 
-CONFIGURATION = Path(__file__).parents[2] / "docs" / "nginx.conf"
+CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
 PATIENCE = 60.0
 NGINX = os.environ.get("FEDSKEW_NGINX") or shutil.which(
     "nginx", path=os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"))
