@@ -51,8 +51,10 @@ class VirtualFeatures(Calibration):
     multi_label = False
 
     def __post_init__(self) -> None:
-        expect(self.virtual_features > 0, "virtual_features", self.virtual_features, "a number > 0")
-        expect(self.head_batch > 0, "head_batch", self.head_batch, "a number > 0")
+        for name in ("virtual_features", "head_lr", "head_batch"):
+            expect(getattr(self, name) > 0, name, getattr(self, name), "a number > 0")
+        expect(self.head_epochs >= 0, "head_epochs", self.head_epochs, "a whole number ≥ 0")
+        expect(0 <= self.head_momentum < 1, "head_momentum", self.head_momentum, "a number ≥ 0 and < 1")
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:
         expect_linear_head("CCVR", params, classes)

@@ -22,6 +22,7 @@ import torch
 from fedskew.errors import expect
 from fedskew.methods.catalogue import register
 from fedskew.methods.feddyn import CorrectedMean, DynamicRegularisation
+from fedskew.methods.fedsam import norm_or_infinity
 from fedskew.methods.parts import STATE, Client, Gradient, Tensors, Trained, Updates, pack, unpack
 
 
@@ -52,7 +53,8 @@ class DynamicPerturbation(DynamicRegularisation):
         dual = unpack("dual", client.state)
         common = {name: self.rho * t for name, t in unpack("common", client.downlink).items()}
         corrected = {name: g - dual[name] - common[name] for name, g in gradient(params).items()}
-        perturbation = scaled_to(corrected, self.rho)
+        norm = norm_or_infinity(corrected, params)
+        perturbation = {name: self.rho * g / norm for name, g in corrected.items()}
 
         def perturbed_gradient(at: Tensors, *part: object) -> Tensors:  # noqa: ARG001
             return gradient({name: v + perturbation[name] for name, v in at.items()})
@@ -80,13 +82,8 @@ class CommonPerturbation(CorrectedMean):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         params, after = super().aggregate(sent, updates, state)
         mean = {name: mu.mean(dim=0) for name, mu in unpack("dual", updates.uplink).items()}
-        return params, {**after, **pack("common", scaled_to(mean, 1.0))}
-
-
-def scaled_to(tensors: Tensors, length: float) -> Tensors:
-    """Return the tensors, scaled so that their common norm is `length`. Zeros stay zeros."""
-    norm = torch.stack([t.square().sum() for t in tensors.values()]).sum().sqrt()
-    return {name: length * t / (norm + 1e-7) for name, t in tensors.items()}
+        norm = norm_or_infinity(mean, sent)
+        return params, {**after, **pack("common", {name: mu / norm for name, mu in mean.items()})}
 
 
 register(

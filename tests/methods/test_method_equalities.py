@@ -136,9 +136,9 @@ def test_scaffold_keeps_the_state_of_a_client_that_takes_no_step() -> None:
 
 @pytest.mark.parametrize("engine", ["plain", "stacked"])
 @pytest.mark.parametrize("precision", ["float32", "float64"])
-@pytest.mark.parametrize("method", ["fedvls", "fedvls+fedsam"])
+@pytest.mark.parametrize("method", ["fedvls", "fedvls+fedsam", "fedvls+fedsmoo"])
 def test_nothing_trains_a_client_with_a_single_class(method: str, engine: str, precision: str) -> None:
-    """All three terms have no gradient, and FedSAM does not amplify rounding errors."""
+    """All three terms have no gradient, and sharpness-aware solvers do not amplify rounding errors."""
     fed = federation(np.array([[4, 0, 0, 0], [0, 3, 0, 0]]))
     changed = {"weight_decay": 0.0, "rounds": 3, "batch_size": 2, "engine": engine, "precision": precision}
     states, _ = played(serve(method, federation=fed, **changed))
