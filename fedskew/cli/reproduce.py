@@ -193,6 +193,7 @@ def _results(
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.storage.files import reporting_os_errors
     from fedskew.lab.papers.map import draw_maps
+    from fedskew.lab.papers.pretrained import draw_pretrained
     from fedskew.lab.papers.results_page import results_page
 
     if not any(Path(results).rglob("*.jsonl")):
@@ -200,5 +201,5 @@ def _results(
     page = results_page(results)
     with reporting_os_errors("write", Path(out)):
         Path(out).write_text(page, encoding="utf-8")
-    for path in (out, *draw_maps(results)):
+    for path in (out, *draw_maps(results), *draw_pretrained(results)):
         stdout().print(f"{path} written", markup=False, soft_wrap=True)

@@ -1,0 +1,160 @@
+"""The section of RESULTS.md on pretrained starts: whether label skew still hurts them, and which method helps.
+
+It is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and `method`
+have one network each. A grid with the axis `network` has heads in closed form, which are the same for every split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.lab.papers.sweep_section import Sweep, read_sweeps, sweep_section
+
+PICTURE = "pretrained.png"
+_AXES = ["federation", "partition.beta", "start", "method"]
+_BASELINE = "fedavg"
+_NAMES = {"cnn": "CNN", "resnet18": "ResNet-18"}
+
+
+@dataclass(frozen=True)
+class StartResult:
+    """The accuracy of one start on one network and federation, by skew and method."""
+
+    network: str
+    federation: str
+    start: str
+    accuracy: dict[float, dict[str, float]]
+    """In percent, by β and method."""
+
+    @property
+    def betas(self) -> list[float]:
+        """From mild to severe skew."""
+        return sorted(self.accuracy, reverse=True)
+
+    def baseline(self, beta: float) -> float | None:
+        return self.accuracy[beta].get(_BASELINE)
+
+    def best(self, beta: float) -> str:
+        return max(self.accuracy[beta], key=self.accuracy[beta].__getitem__)
+
+    @property
+    def loss(self) -> float | None:
+        """How many points FedAvg loses from the mildest to the most severe skew."""
+        mild, severe = self.baseline(self.betas[0]), self.baseline(self.betas[-1])
+        return None if mild is None or severe is None or len(self.betas) < 2 else mild - severe
+
+
+def is_pretrained(sweep: Sweep) -> bool:
+    """Whether the sweep belongs to this section."""
+    return sweep.path.stem.startswith("pretrained-")
+
+
+def start_results(sweeps: Sequence[Sweep]) -> list[StartResult]:
+    """Collect the results of all starts, in the order of the grids."""
+    found: dict[tuple[str, str, str], dict[float, dict[str, float]]] = {}
+    for sweep in sweeps:
+        if sweep.keys != _AXES:
+            continue
+        model = sweep.points[0].config.model
+        for (federation, beta, start, method), row in sweep.rows().items():
+            by_beta = found.setdefault((_NAMES.get(model, model), federation, start), {})
+            by_beta.setdefault(float(beta), {})[method] = 100 * row.mean_last.mean
+    return [StartResult(*key, accuracy) for key, accuracy in found.items()]
+
+
+def closed_forms(sweeps: Sequence[Sweep]) -> dict[str, dict[str, float]]:
+    """Return the accuracy of heads in closed form in percent, by network and method."""
+    found: dict[str, dict[str, float]] = {}
+    for sweep in sweeps:
+        if sweep.keys == ["network", "method"]:
+            for (network, method), row in sweep.rows().items():
+                found.setdefault(network, {})[method] = 100 * row.mean_last.mean
+    return found
+
+
+def pretrained_section(sweeps: Sequence[Sweep], finding: Sequence[str]) -> list[str]:
+    """Write the section. Empty if there are no records."""
+    if not sweeps:
+        return []
+    introduction = (
+        "CIFAR-10, from random weights and from weights that were trained on CIFAR-100, which has other classes. "
+        "[docs/pretrained.md](docs/pretrained.md) explains the starts. The first table shows how much FedAvg loses "
+        "as the skew grows, and the best method at the most severe skew.\n"
+    )
+    results = start_results(sweeps)
+    sections = ["## Pretrained starts\n", *finding, introduction]
+    if results:
+        sections += [_summary(results), f"![Accuracy over the skew, by start](results/{PICTURE})\n"]
+    for sweep in sweeps:
+        sections += sweep_section(sweep, f"### {sweep.path.stem}")
+    return sections
+
+
+def _summary(results: Sequence[StartResult]) -> str:
+    betas = sorted({beta for result in results for beta in result.accuracy}, reverse=True)
+    headings = ["network", "clients", "start", *(f"FedAvg, β {beta:g}" for beta in betas), "lost", "best", "gain"]
+    lines = [headings, ["---"] * len(headings)]
+    for result in results:
+        severe = result.betas[-1]
+        best, baseline = result.best(severe), result.baseline(severe)
+        gain = None if baseline is None else result.accuracy[severe][best] - baseline
+        shown = [result.baseline(beta) if beta in result.accuracy else None for beta in betas]
+        numbers = [*(_number(value) for value in shown), _number(result.loss)]
+        lines.append([result.network, result.federation, result.start, *numbers, best, _number(gain, "+.1f")])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _number(value: float | None, form: str = ".1f") -> str:
+    return "" if value is None else format(value, form)
+
+
+def draw_pretrained(folder: str | Path) -> list[Path]:
+    """Draw the picture of the section: accuracy over β, by network, federation and start."""
+    sweeps = [sweep for sweep in read_sweeps(folder) if is_pretrained(sweep)]
+    results = start_results(sweeps)
+    if not results:
+        return []
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError("the picture needs matplotlib: pip install 'fedskew[report]'") from error
+    networks, federations = (list(dict.fromkeys(getattr(r, key) for r in results)) for key in ("network", "federation"))
+    figure = Figure(figsize=(4.2 * len(federations), 3.1 * len(networks) + 0.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(networks), len(federations), squeeze=False, sharex=True, sharey="row")
+    colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys(r.start for r in results))}
+    heads = closed_forms(sweeps)
+    for row, network in zip(axes, networks, strict=True):
+        for axis, federation in zip(row, federations, strict=True):
+            own = [r for r in results if (r.network, r.federation) == (network, federation)]
+            _panel(axis, own, colours, heads.get(network, {}))
+            axis.set_title(f"{network}, {federation}", fontsize=9)
+        row[0].set_ylabel("accuracy %", fontsize=9)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
+    path = Path(folder) / PICTURE
+    figure.savefig(path, dpi=110)
+    return [path]
+
+
+def _panel(axis: Any, results: Sequence[StartResult], colours: dict[str, str], heads: dict[str, float]) -> None:
+    """Draw FedAvg as a solid line, and the best method at each β as a dotted one."""
+    for result in results:
+        betas = [beta for beta in result.betas if result.baseline(beta) is not None]
+        colour = colours[result.start]
+        axis.plot(betas, [result.baseline(b) for b in betas], "o-", color=colour, label=f"{result.start}, FedAvg")
+        best = [result.accuracy[beta][result.best(beta)] for beta in result.betas]
+        axis.plot(result.betas, best, ":", color=colour, label=f"{result.start}, best method")
+    if heads:
+        name = max(heads, key=heads.__getitem__)
+        axis.axhline(heads[name], color="grey", linewidth=0.8)
+        axis.annotate(name, (0.02, heads[name]), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")
+    axis.set_xscale("log")
+    ticks = sorted({beta for result in results for beta in result.accuracy})
+    axis.set_xticks(ticks, [f"β {beta:g}" for beta in ticks])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
