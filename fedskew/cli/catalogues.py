@@ -65,8 +65,10 @@ def _methods(
 
 
 def _method_json(entry: Entry) -> dict[str, Any]:
+    from fedskew.methods.method_list import needs
+
     keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds", "secure_aggregation")
-    return {key: getattr(entry, key) for key in keys} | {"parameters": _defaults(entry)}
+    return {key: getattr(entry, key) for key in keys} | {"needs": needs(entry), "parameters": _defaults(entry)}
 
 
 def _defaults(entry: Entry) -> dict[str, object]:
@@ -123,6 +125,7 @@ def _show_method(entry: Entry) -> None:
 
     from fedskew.cli.terminal import stdout
     from fedskew.methods.catalogue import UPDATES_REVEAL
+    from fedskew.methods.method_list import needs
 
     console = stdout()
     console.print(Text(entry.document), soft_wrap=True)
@@ -131,6 +134,7 @@ def _show_method(entry: Entry) -> None:
         "names": ", ".join((entry.name, *entry.aliases)),
         "parts": ", ".join(entry.kinds) or "-",
         "paper": entry.paper,
+        "needs": needs(entry),
         "sent by clients": entry.sends,
         "revealed about labels": _revealed(entry),
         "extra compute": entry.extra_compute,

@@ -132,6 +132,7 @@ FLAGS: dict[str, Flag] = {
         _training("eval_every", "N"),
         _training("eval_local", "", is_switch=True),
         _training("client_test", "X"),
+        _training("server_data", "X"),
         _training("positive", "CLASS"),
         _training("specificity", "X"),
         _training("save_predictions", "", is_switch=True),

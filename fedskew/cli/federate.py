@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 FEDERATION = "Federation"
 
-_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test")
+_SIMULATION_ONLY = ("engine", "compile", "eval_local", "save_predictions", "client_test", "server_data")
 """Flags that do not apply to a federation across machines."""
 _APP_FLAGS = [
     name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from typing import Any
@@ -37,6 +37,8 @@ class Federation:
     """Lines for the user about what the rule changed in the data."""
     held_out: Sequence[IntArray] = ()
     """The indices of each client's own test samples, which it does not train on; empty if clients hold out none."""
+    server_samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
+    """The indices of the training samples that the server holds, and no client."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indices", ClientIndices.join(self.indices))
@@ -118,7 +120,8 @@ class Federation:
     @property
     def unused(self) -> int:
         """The number of training samples that belong to no client."""
-        return len(self.dataset.train) - int(self.sizes.sum()) - sum(map(len, self.held_out))
+        held = sum(map(len, self.held_out)) + len(self.server_samples)
+        return len(self.dataset.train) - int(self.sizes.sum()) - held
 
     def vacant(self, client: int) -> tuple[int, ...]:
         """Classes without samples on this client."""
@@ -171,6 +174,27 @@ class Federation:
             )
         kept, own = (tuple(part[chosen[part]] for part in self.indices) for chosen in (~held, held))
         return replace(self, indices=kept, held_out=own)
+
+    def give_server(self, fraction: float) -> Federation:
+        """Move a share of the clients' samples to the server, equally many of each class.
+
+        A class with fewer samples gives all but one of them. With several labels per sample, the groups of
+        `Task.groups` take the place of the classes.
+        """
+        labels, names = self.dataset.groups
+        each = int(fraction * len(self.samples) / len(names))
+        if not each:
+            raise UserError(
+                f"server_data is {fraction}, which is less than one sample per class of {self.dataset.name}; expected "
+                f"at least {len(names) / max(1, len(self.samples)):.2g}"
+            )
+        given = np.zeros(len(labels), dtype=bool)
+        for label in range(len(names)):
+            members = np.sort(self.samples[labels[self.samples] == label])
+            count = min(each, max(0, len(members) - 1))
+            given[generator(self.seed, "server data", label).permutation(members)[:count]] = True
+        kept = tuple(part[~given[part]] for part in self.indices)
+        return replace(self, indices=kept, server_samples=np.flatnonzero(given))
 
     def draw_held_out(self, fraction: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
         """Draw a share of each client's samples of each class, as a mask over the training samples.

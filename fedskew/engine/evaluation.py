@@ -77,6 +77,12 @@ class Evaluator:
         parts = [task.probabilities(logits.to(accurate)) for _, logits in all_logits]
         return torch.cat(parts).cpu().double(), self._data.y[rows]
 
+    def loss(self, model: ModelState, samples: Tensor) -> Tensor:
+        """Return the mean loss on the samples with these indices. Gradients pass through it."""
+        y = self._data.y[samples]
+        out = self._network.forward(model.params, model.buffers, self._data.inputs(samples), "eval")
+        return self._data.task.loss(out.logits, y)
+
     def _read(self, sums: Fetch, model: ModelState) -> EvaluationSums:  # noqa: ARG002
         """Wait for the sums. `model` is an argument only to keep its memory alive during the evaluation."""
         found = sums.read()

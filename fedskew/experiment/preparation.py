@@ -92,6 +92,8 @@ def prepare(
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
+    if config.server_data:
+        fed = fed.give_server(config.server_data)
     if config.client_test:
         fed = fed.hold_out(config.client_test)
     check_participants(config.clients_per_round, fed.clients)
@@ -137,6 +139,10 @@ def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn
         raise UserError(
             f"eval_local compares the global model before and after local training, but method {method.name!r} has no "
             "global model; expected client_test, which tests every client's own model"
+        )
+    if method.server.needs_server_data and not config.server_data:
+        raise UserError(
+            f"method {method.name!r} needs samples at the server; expected server_data, such as --server-data 0.02"
         )
     if config.optimizer not in SGD_OPTIMIZERS and any(m.needs_sgd for part in method.parts for m in part.members):
         raise UserError(
@@ -208,6 +214,11 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
     if method.personal is None:
         return
     check_personal(method.personal, module)
+    if method.server.needs_server_data and not method.personal.has_global_model:
+        raise UserError(
+            f"method {method.name!r} tests the global model on the server's samples, but has none that can be used; "
+            "expected a personal part with a global model, such as ditto"
+        )
     try:
         method.server.check(shared_tensors(params, personal_names(method.personal, module)), classes)
     except UserError as error:

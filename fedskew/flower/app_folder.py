@@ -23,7 +23,7 @@ from fedskew.methods import make_method
 PACKAGE = "federation_app"
 _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
-    "client_test",
+    "client_test", "server_data",
 )  # fmt: skip
 """Configuration keys that a federation does not use, and `method`, which has its own table."""
 

@@ -180,6 +180,13 @@ def refuse_unfit(method: Method, config: Config) -> None:
         )
     if config.client_test:
         raise UserError("client_test is for simulations; in a federation, every site has its own test part")
+    if method.server.needs_server_data:
+        raise UserError(
+            f"method {method.name!r} needs samples at the server, which it has in simulations only; expected a method "
+            "whose samples stay at the sites"
+        )
+    if config.server_data:
+        raise UserError("server_data is for simulations; the samples of a federation are at its sites")
     if config.save_predictions:
         raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:

@@ -29,6 +29,7 @@ from fedskew.methods import (  # noqa: F401
     fedgf,
     fedgr,
     fedkd,
+    fedlaw,
     fedlc,
     fedlesam,
     fedlf,

@@ -11,7 +11,7 @@ from typing import Any, overload
 from fedskew.display import data_frame, html_table, text_table
 from fedskew.errors import UserError
 from fedskew.methods.catalogue import Entry, find, matching_entries
-from fedskew.methods.parts import Objective, Part
+from fedskew.methods.parts import Objective, Part, ServerRule
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule
 
@@ -80,7 +80,7 @@ class MethodList(Sequence[Entry]):
 
 
 def needs(entry: Entry) -> str:
-    """List what a method needs besides a model and a loss: stages, features, a teacher, state at the clients."""
+    """List what a method needs besides a model and a loss: stages, features, a teacher, samples or state somewhere."""
     found = [need for part in entry.parts for need in _part_needs(part)]
     return ", ".join(dict.fromkeys(found)) or "nothing"
 
@@ -92,5 +92,7 @@ def _part_needs(part: type[Part]) -> Iterator[str]:
         yield "features"
     if issubclass(part, Objective) and "teacher" in part().companions():
         yield "teacher"
+    if issubclass(part, ServerRule) and part.needs_server_data:
+        yield "server data"
     if part.client_state is not Part.client_state:
         yield "client state"

@@ -189,6 +189,18 @@ class Trained:
         return (self.steps - first * (1 - rho**self.steps) / (1 - rho)) / (1 - rho)
 
 
+class ServerData(Protocol):
+    """The samples that the server holds, if the run has `server_data`. They are numbered from 0."""
+
+    def __len__(self) -> int: ...
+
+    def loss(self, params: Tensors, samples: Tensor) -> Tensor:
+        """Return the mean loss of the model with these parameters on some samples. Gradients pass through it.
+
+        The model is in eval mode, with the mean of the participants' buffers.
+        """
+
+
 @dataclass(frozen=True)
 class Updates:
     """What the server received in one round. Every tensor's first axis runs over the participants, in client order."""
@@ -204,6 +216,15 @@ class Updates:
     """The fraction of the federation's clients that took part."""
     key: int = 0
     """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round only."""
+    server_data: ServerData | None = None
+    """The samples that the server holds. Only for server rules that declare `needs_server_data`."""
+
+    @property
+    def required_server_data(self) -> ServerData:
+        """The server's samples, for rules that declare `needs_server_data`. Raises `UserError` if there are none."""
+        if self.server_data is None:
+            raise UserError("the server rule needs samples at the server; expected server_data, such as 0.02")
+        return self.server_data
 
     def mean(self) -> Tensors:
         """Return FedAvg's weighted mean of the participants' models."""
@@ -388,6 +409,8 @@ class ServerRule(Part):
     uses_only_mean: ClassVar[bool] = False
     """Whether `aggregate` uses the updates only through `updates.mean()`. Then the server needs no individual update,
     so secure aggregation and central privacy are possible."""
+    needs_server_data: ClassVar[bool] = False
+    """Whether `aggregate` uses `updates.server_data`. Then the run must set `server_data`."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current parameters.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from toy_runs import advance, with_fitting_head
+from toy_runs import advance, with_fitting_head, with_server_data
 
 from fedskew.data import Dataset, Federation, Samples
 from fedskew.engine import Engine, RoundResult, RoundWork
@@ -78,6 +78,7 @@ def serve(method: str | Method | Part, params: dict[str, Any] | None = None, **c
     fed = changed.pop("federation", None) or federation()
     chosen = make_method(method, params)
     model = linear_model(fed.classes) if chosen.personal is None else layered_model(fed.classes)
+    fed = with_server_data(fed, chosen)
     return Server(fed, chosen, with_fitting_head(model, chosen), settings(**changed))
 
 

@@ -131,7 +131,13 @@ def server(
     **settings: Any,
 ) -> Server:
     chosen = make_method(method, params)
+    federation = with_server_data(federation, chosen)
     return Server(federation, chosen, with_fitting_head(model, chosen), config(**settings))
+
+
+def with_server_data(federation: Federation, method: Method) -> Federation:
+    """The federation, with samples at the server if the method needs them."""
+    return federation.give_server(0.3) if method.server.needs_server_data else federation
 
 
 def with_fitting_head(model: nn.Module, method: Method) -> nn.Module:

@@ -12,6 +12,7 @@ from statistics import fmean
 from fedskew.lab.diagnosis.reruns import Rerun, shipped_reruns
 from fedskew.methods import METHODS, make_method
 from fedskew.methods.catalogue import UPDATES_REVEAL, Entry
+from fedskew.methods.method_list import needs
 
 
 def method_pages() -> dict[str, str]:
@@ -55,6 +56,7 @@ def _method_page(entry: Entry) -> str:
         "names": names,
         "parts": ", ".join(entry.kinds) or "none",
         "paper": escape(entry.paper) or "none",
+        "needs": needs(entry),
         "leaves the client": escape(entry.sends),
         "reveals about labels": _reveals(entry),
         "extra compute per local step": escape(entry.extra_compute),

@@ -192,6 +192,11 @@ class Config:
     client_test: float = _option(
         0.0, real(at_least=0, below=1), "share of each client's samples that it holds out, to test models on (0: none)"
     )
+    server_data: float = _option(
+        0.0,
+        real(at_least=0, below=1),
+        "share of the training samples that the server holds and no client keeps, for methods such as fedlaw (0: none)",
+    )
     positive: str | None = _option(
         None, optional(label), "positive class of data with two classes (default: the second)"
     )
@@ -258,7 +263,7 @@ _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 _LATER_KEYS: dict[str, Any] = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
     "train": "all", "lora_rank": 8, "lora_alpha": 16.0, "lora_targets": [], "head": "auto", "class_weights": None,
-    "batches": "shuffled",
+    "batches": "shuffled", "server_data": 0.0,
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

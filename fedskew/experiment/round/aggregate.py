@@ -18,6 +18,7 @@ from fedskew.data.federation import Federation
 from fedskew.engine import Fetch, ModelState, RoundKey, RoundResult, to_device
 from fedskew.experiment.config import Config
 from fedskew.experiment.round.plan import RoundPlan
+from fedskew.experiment.round.server_samples import server_samples
 from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Tensors, Updates
 from fedskew.methods.fedavg import AVERAGES
@@ -110,8 +111,11 @@ class Aggregator:
         sent, server_state = plan.work.exchanged, plan.start.server_state
         weighting = plan.work.weighting or AVERAGES[plan.stage.average or self._config.average]
         updates = weigh_updates(weighting, sent.params, updates, server_state)
-        params, next_state = server_step(plan.work.server, plan.parts, sent.params, updates, server_state)
         buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
+        if plan.work.server.needs_server_data:
+            data = server_samples(plan.runtime.train_set, self._federation, plan.stage, plan.start.model, buffers)
+            updates = replace(updates, server_data=data)
+        params, next_state = server_step(plan.work.server, plan.parts, sent.params, updates, server_state)
         if plan.work.stays:  # the server keeps the initial values of personal tensors
             params, buffers = {**plan.start.model.params, **params}, {**plan.start.model.buffers, **buffers}
         return replace(unchanged, model=ModelState(params, buffers), server_state=next_state)

@@ -1,0 +1,46 @@
+"""The training samples that the server holds (`server_data`), for server rules that test or train on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedskew.data.federation import Federation
+from fedskew.engine import Evaluator, ModelState
+from fedskew.errors import UserError
+from fedskew.methods import Stage, Tensors
+
+
+@dataclass(frozen=True)
+class ServerSamples:
+    """The server's samples, with the parts of the model that a server rule does not know."""
+
+    training_set: Evaluator
+    indices: Tensor
+    """Their indices in the training set."""
+    model: ModelState
+    """The model before the round, whose personal tensors complete the parameters."""
+    buffers: Tensors
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def loss(self, params: Tensors, samples: Tensor) -> Tensor:
+        whole = ModelState({**self.model.params, **params}, {**self.model.buffers, **self.buffers})
+        return self.training_set.loss(whole, self.indices[samples])
+
+
+def server_samples(
+    training_set: Evaluator, federation: Federation, stage: Stage, model: ModelState, buffers: Tensors
+) -> ServerSamples:
+    """Return the server's samples, or only those with the stage's labels."""
+    indices, y = federation.server_samples, federation.dataset.train.y
+    if stage.labels is not None:
+        indices = indices[np.isin(y[indices], stage.labels)]
+    if not len(indices):
+        raise UserError("the server holds no samples; expected server_data, such as 0.02")
+    device = next(iter(model.params.values())).device
+    return ServerSamples(training_set, torch.from_numpy(indices).to(device), model, buffers)
