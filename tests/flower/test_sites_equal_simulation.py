@@ -29,7 +29,8 @@ from fedskew.flower.tensors import from_bytes
 from fedskew.methods import METHODS, Personal, make_method
 from fedskew.methods.personal import personal_names
 
-BOUNDS = ("centralised", "local-only")
+SIMULATED = ("centralised", "local-only", "fedlaw")
+"""Methods that need samples in one place."""
 TOLERANCE = 1e-6
 
 
@@ -58,7 +59,7 @@ def assert_same_model(some: Result, other: Result) -> None:
 TESTED_BY_SITES: dict[str, object] = {"evaluation": "sites", "site_metrics": "class", "test_data": None}
 
 
-@pytest.mark.parametrize("method", by_kind(name for name in METHODS if name not in BOUNDS))
+@pytest.mark.parametrize("method", by_kind(name for name in METHODS if name not in SIMULATED))
 def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
     config = settings(method)
     personal = make_method(method).personal
@@ -165,9 +166,12 @@ def test_a_server_cannot_test_a_method_without_a_global_model(data: Path, split:
     assert not (tmp_path / "app").exists()
 
 
-@pytest.mark.parametrize("method", BOUNDS)
-def test_bounds_are_refused_with_the_reason(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"method '{method}' (pools all samples|has no common model)"):
+@pytest.mark.parametrize("method", SIMULATED)
+def test_what_runs_on_one_machine_is_refused_with_the_reason(
+    method: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    reason = "pools all samples|has no common model|needs samples at the server"
+    with pytest.raises(UserError, match=f"method '{method}' ({reason})"):
         case(tmp_path, split, data, settings(method))
 
 

@@ -288,7 +288,7 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "local_epochs": 1, "batch_size": 9, "lr": 0.1, "lr_decay": 0.9, "momentum": 0.0, "weight_decay": 0.1,
         "optimizer": "adam", "clip_norm": 5.0, "average": "uniform", "augment": ["crop"], "engine": "plain",
         "device": "cpu", "precision": "bf16", "compile": "never", "seed": 1, "eval_every": 2, "eval_local": True,
-        "mean_last": 5, "positive": "1", "specificity": 0.9, "client_test": 0.2,
+        "mean_last": 5, "positive": "1", "specificity": 0.9, "client_test": 0.2, "server_data": 0.1,
         "task": "multi-label", "init_sha256": "0f", "train": "head", "class_weights": "balanced", "batches": "balanced",
         "head": "etf", "lora_rank": 4, "lora_alpha": 8.0, "lora_targets": ["encoder.1"],
     }  # fmt: skip
