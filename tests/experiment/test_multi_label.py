@@ -31,7 +31,7 @@ def test_which_methods_fit() -> None:
     assert {"fedvls", "fedlc", "fedrs", "fedntd", "fedgr", "pkd"}.isdisjoint(FITTING)
 
 
-@pytest.mark.parametrize("method", by_kind(FITTING))
+@pytest.mark.parametrize("method", by_kind(name for name in FITTING if name != "fedbn"))  # it needs BatchNorm layers
 def test_engines_agree(method: str) -> None:
     federation = findings_federation()
     settings = {**SETTINGS, "precision": "float64", "server_data": 0.2}
