@@ -9,7 +9,7 @@ import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.secure.identity import NodeIdentity, Roster, verify
 from fedskew.flower.secure.keys import AgreementKey, decrypt, encrypt
 from fedskew.flower.secure.masks import Vector, add_pairwise_mask, expand_seed
@@ -79,8 +79,8 @@ class Participant:
             raise Garbled("two keys of the session are the same")
         self._keys = {name: keys[name] for name in sorted(keys)}
         self._needed = max(self._needed, count_needed(len(keys), LEAST_THRESHOLD))
-        secrets_ = (self._seed, self._masking.private)
-        shares = [split_secret(secret, self._needed, len(keys)) for secret in secrets_]
+        own_secrets = (self._seed, self._masking.private)
+        shares = [split_secret(secret, self._needed, len(keys)) for secret in own_secrets]
         by_site = dict(zip(self._keys, zip(*shares, strict=True), strict=True))
         self._own_shares = by_site.pop(self._name)
         return {
@@ -107,7 +107,7 @@ class Participant:
             opened = decrypt(self._sealing_key(peer), content, self._sealing_context(peer, self._name))
             self._peers[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
         if len(self._peers) < self._needed:
-            raise Garbled(f"{len(self._peers)} sites have sent shares; expected at least {self._needed}")
+            raise Garbled(f"shares of {plural(len(self._peers), 'site')} arrived; expected at least {self._needed}")
 
     def mask(self, vector: Vector, request: str) -> Vector:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
@@ -134,7 +134,9 @@ class Participant:
         if self._name not in contributors:
             raise Garbled("the list of contributors does not have this site, which has sent its masked vector")
         if len(contributors) < self._needed:
-            raise Garbled(f"the sum has {len(contributors)} contributors; this site needs at least {self._needed}")
+            raise Garbled(
+                f"the sum has {plural(len(contributors), 'contributor')}; this site needs at least {self._needed}"
+            )
         self._contributors = sorted(contributors)
         return self._identity.sign(self._confirmation())
 

@@ -112,15 +112,15 @@ class SecureSite:
         participant = session.participant
         if facts["kind"] == "secure_shares":
             keys = {name: PublicKeys.from_json(found) for name, found in _mapping(facts.get("keys")).items()}
-            return {"shares": {peer: sealed.hex() for peer, sealed in participant.make_shares(keys).items()}}
+            return {"shares": _to_hex(participant.make_shares(keys))}
         if facts["kind"] == "secure_confirm":
             contributors = facts.get("contributors")
             if not isinstance(contributors, list):
                 raise Garbled("the server sent no list of contributors")
             return {"signature": participant.confirm([str(name) for name in contributors])}
         record = functools.partial(ReleasedSums(self._config.state_folder).record, session.purpose)
-        seeds, keys_ = participant.unmask(_mapping(facts.get("signatures")), record)
-        return {name: {n: share.hex() for n, share in s.items()} for name, s in (("seeds", seeds), ("keys", keys_))}
+        seeds, masking_keys = participant.unmask(_mapping(facts.get("signatures")), record)
+        return {"seeds": _to_hex(seeds), "keys": _to_hex(masking_keys)}
 
     def _open_session(self, facts: Facts, identity: NodeIdentity, terms: SecureTerms) -> Participant:
         name = str(facts.get("session"))
@@ -222,6 +222,10 @@ def _purpose(run: RunAtSite, facts: Facts) -> str:
     if facts["kind"] == "evaluate":
         return f"the test of model {one_line(str(facts['model']))!r} after round {facts['round']} in run {run.name}"
     return f"round {facts['key']['round'] + 1} of stage {run.stage(facts).name!r} in run {run.name}"
+
+
+def _to_hex(shares: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: share.hex() for name, share in shares.items()}
 
 
 def _mapping(value: object) -> dict[str, object]:
