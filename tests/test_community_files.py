@@ -25,12 +25,23 @@ YAML_FILES = [
 ]
 
 
+WHERE_GITHUB_LOOKS = [
+    "README.md", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "SECURITY.md", "CITATION.cff",
+    ".github/pull_request_template.md", ".github/ISSUE_TEMPLATE/config.yml", ".github/workflows/ci.yml",
+]  # fmt: skip
+
+
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
 def read_yaml(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", WHERE_GITHUB_LOOKS)
+def test_a_file_is_where_github_looks_for_it(name: str) -> None:
+    assert read(name).strip()
 
 
 def test_the_citation_agrees_with_the_package() -> None:
