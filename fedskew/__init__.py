@@ -76,7 +76,7 @@ if TYPE_CHECKING:  # for editors and type checkers; a test compares these import
     from fedskew.results import compare as compare
     from fedskew.results import load_run as load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES = {
     "fedskew": "losses",
