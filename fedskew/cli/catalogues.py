@@ -83,11 +83,6 @@ def _parameters(entry: Entry, separator: str, equals: str) -> str:
     return separator.join(f"{name}{equals}{value}" for name, value in shown.items())
 
 
-def _revealed(entry: Entry) -> str:
-    """What the server learns about labels. It is never simply nothing, because updates can always reveal something."""
-    return "nothing besides updates" if entry.reveals == "nothing" else entry.reveals
-
-
 def _show_methods(entries: list[Entry]) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -112,7 +107,7 @@ def _show_methods(entries: list[Entry]) -> None:
             description.append(f"\n{parameters}", style="cyan")
         methods.add_row(name, description)
         kinds, secure = ", ".join(entry.kinds) or "-", "yes" if entry.secure_aggregation else "no"
-        cost.add_row(name, kinds, entry.sends, _revealed(entry), entry.extra_compute, secure)
+        cost.add_row(name, kinds, entry.sends, entry.revealed, entry.extra_compute, secure)
     console = stdout()
     console.print(methods)
     console.print(cost)
@@ -136,7 +131,7 @@ def _show_method(entry: Entry) -> None:
         "paper": entry.paper,
         "needs": needs(entry),
         "sent by clients": entry.sends,
-        "revealed about labels": _revealed(entry),
+        "revealed about labels": entry.revealed,
         "extra compute": entry.extra_compute,
         "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.individual_updates_reason}",
         "parameters": _parameters(entry, "\n", " = ") or "none",

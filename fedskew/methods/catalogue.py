@@ -55,6 +55,11 @@ class Entry:
         return ", ".join(dict.fromkeys(learned)) or "nothing"
 
     @property
+    def revealed(self) -> str:
+        """The same in words for tables. It is never simply nothing, because updates can always reveal something."""
+        return "nothing besides updates" if self.reveals == "nothing" else self.reveals
+
+    @property
     def sends(self) -> str:
         """Everything that leaves the client."""
         if self.stands_alone:

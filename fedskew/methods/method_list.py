@@ -67,7 +67,7 @@ class MethodList(Sequence[Entry]):
                 "paper": entry.paper,
                 "needs": needs(entry),
                 "sends": entry.sends,
-                "reveals": entry.reveals,
+                "reveals": entry.revealed,
                 "extra compute": entry.extra_compute,
                 "secure aggregation": "yes" if entry.secure_aggregation else "no",
             }

@@ -31,13 +31,14 @@ def test_all_methods_by_name() -> None:
         ("fedvls", "teacher"),
         ("moon", "features, teacher, client state"),
         ("scaffold", "client state"),
+        ("fedlaw", "server data"),
         ("fedconcat", "stages, features"),
     ],
 )
 def test_what_a_method_needs(method: str, needs: str) -> None:
     [row] = fs.methods(method).to_frame().to_dict("records")
     assert row["needs"] == needs
-    assert row["reveals"] == METHODS[method].reveals
+    assert row["reveals"] == METHODS[method].revealed
     assert row["sends"] == METHODS[method].sends
 
 

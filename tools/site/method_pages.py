@@ -28,8 +28,8 @@ def escape(text: str) -> str:
 
 def _index() -> str:
     rows = [
-        f"| [{entry.name}]({entry.name}.md) | {escape(entry.summary)} | {escape(entry.paper)} | {_reveals(entry)} "
-        f"| {escape(entry.extra_compute)} | {_short_evidence(entry.name)} |"
+        f"| [{entry.name}]({entry.name}.md) | {escape(entry.summary)} | {escape(entry.paper)} "
+        f"| {escape(entry.revealed)} | {escape(entry.extra_compute)} | {_short_evidence(entry.name)} |"
         for _, entry in sorted(METHODS.items())
     ]
     return "\n".join(
@@ -58,7 +58,7 @@ def _method_page(entry: Entry) -> str:
         "paper": escape(entry.paper) or "none",
         "needs": needs(entry),
         "leaves the client": escape(entry.sends),
-        "reveals about labels": _reveals(entry),
+        "reveals about labels": escape(entry.revealed),
         "extra compute per local step": escape(entry.extra_compute),
         "secure aggregation": "yes"
         if entry.secure_aggregation
@@ -108,10 +108,6 @@ def _prose(document: str) -> str:
             line = re.sub(r"LINK\(([\w-]+)\)", r"[\1](../\1.md)", escape(linked))
             lines.append(f"{line}  " if line.startswith("Sent to the server") else line)
     return "\n".join(lines)
-
-
-def _reveals(entry: Entry) -> str:
-    return escape(entry.reveals)
 
 
 def _settings(entry: Entry) -> list[str]:
