@@ -36,7 +36,7 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command. `fedskew --help` shows its docstring's first sentence. Its help ends with the examples."""
+    """Register a command. Lists of commands show its docstring's first sentence. Its help ends with the examples."""
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
     summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
@@ -65,10 +65,15 @@ class Flag:
         """The flag's name as a Python identifier."""
         return self.key.rpartition(".")[2]
 
+    @property
+    def name(self) -> str:
+        """The flag as a user types it."""
+        return f"--{self.parameter.replace('_', '-')}"
+
     def to_parameter(self, with_default: bool) -> inspect.Parameter:
         """The Typer parameter for this flag."""
-        name, metavar = f"--{self.parameter.replace('_', '-')}", None if self.is_switch else self.metavar
-        declared = option(name, metavar, self.help or self._key_help(with_default), self.panel)
+        metavar = None if self.is_switch else self.metavar
+        declared = option(self.name, metavar, self.help or self._key_help(with_default), self.panel)
         if self.is_switch:
             return _parameter(self.parameter, Annotated[bool, declared], False)
         return _parameter(self.parameter, Annotated[str | None, declared], None)
@@ -163,7 +168,7 @@ RankBy = Annotated[
     option(
         "--rank-by",
         "METRIC",
-        "metric that decides: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, sensitivity, "
+        "metric that ranks the methods: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, sensitivity, "
         "specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece (default: accuracy)",
         CONFIGURATION,
     ),
@@ -251,7 +256,7 @@ def _values(flags: Mapping[Flag, str | bool | None], assignments: Sequence[str])
     values: dict[str, Any] = {}
     for flag, value in flags.items():
         if value is not None and value is not False:
-            values[flag.key] = parse_yaml(str(value), f"--{flag.parameter}") if flag.is_yaml else value
+            values[flag.key] = parse_yaml(str(value), flag.name) if flag.is_yaml else value
     return values | {_ALIASES.get(key, key): value for key, value in parse_assignments(assignments).items()}
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from rich.console import Console
 
 _SIMILAR = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
-"""A similar ASCII character for other characters that the program prints often. The rest become `?`."""
+"""ASCII characters that resemble the other characters that the program prints most. The rest become `?`."""
 
 
 def allow_any_encoding() -> None:
-    """Make stdout and stderr replace each character that they cannot encode by one ASCII character."""
+    """Make stdout and stderr print an ASCII character in place of each character that they cannot encode."""
     codecs.register_error("fedskew", _replace_by_similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -73,7 +73,8 @@ class Dataset:
     domains: tuple[str, ...] = ()
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
-    """Mean and standard deviation by which each column of a table was standardised; empty if it was not."""
+    """Mean and standard deviation by which each input of a table was standardised: (0, 1) for one that was not,
+    and empty if none was."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
@@ -147,7 +148,10 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
-    """Raise a `UserError` that names the first bad row, if there is one. `row` describes a row by its index."""
+    """Raise a `UserError` if a row is bad, if there are no samples, or if inputs and labels differ in number.
+
+    The message names the first bad row. `row` describes it by its index, except in a matrix of labels.
+    """
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)

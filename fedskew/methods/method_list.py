@@ -80,7 +80,7 @@ class MethodList(Sequence[Entry]):
 
 
 def needs(entry: Entry) -> str:
-    """List what a method needs besides a model and a loss: stages, features, a teacher, samples or state somewhere."""
+    """List what a method needs besides a model and a loss: stages, features, a teacher, server data, client state."""
     found = [need for part in entry.parts for need in _part_needs(part)]
     return ", ".join(dict.fromkeys(found)) or "nothing"
 

@@ -43,6 +43,7 @@ MISTAKES = {
     "run --set lrr=1": "did you mean 'lr'?",
     "run --set beta=1": "did you mean 'partition.beta'?",
     "run --set lr=[": "expected YAML",
+    "run --labels-per-client [": "--labels-per-client",
     "run --set method.nope=1": "has no parameter 'nope'",
     "run --set data.nope=1": "nope",
     "run -c nofile.yaml": "cannot read nofile.yaml",

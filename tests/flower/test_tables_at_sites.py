@@ -123,7 +123,7 @@ def test_gaps_at_a_site_are_filled_with_the_contract_s_mean(tmp_path: Path) -> N
     (tmp_path / "own.csv").write_text("age,pulse,y\n" + "7,,a\n,2,b\n" * 5)
     federation = SiteConfig(tmp_path, "east", "own.csv").federation(contract)
     assert set(map(tuple, federation.dataset.train.x.tolist())) == {(1.0, 0.0), (0.0, 1.0)}
-    assert federation.dataset.notes[0].startswith("own.csv: gaps in age 5, pulse 5")
+    assert federation.dataset.notes[0].startswith("own.csv: gaps in age (5), pulse (5)")
 
 
 def test_other_columns_are_named_without_the_site_s_paths(whole: Path, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class AutoAugment:
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return two pairs (operations [N], magnitudes [N]), for the first and the second operation of each image.
 
-        An operation that its probability skips is `IDENTITY`.
+        Each operation is chosen with its probability, and otherwise replaced by `IDENTITY`.
         """
         policy = _policy_tensor(keys.device)
         uniforms = draw_uniforms(keys, self.first_draw, 5)

@@ -9,7 +9,7 @@ from fedskew.randomness import uniform
 
 
 def draw_uniforms(keys: Tensor, first: int, count: int) -> Tensor:
-    """Return the draws number `first` to `first + count - 1` of each key, [N, count]. They are uniform in [0, 1)."""
+    """Return draws `first` to `first + count - 1` of each key, [N, count]. They are uniform in [0, 1)."""
     numbers = torch.arange(first, first + count, device=keys.device)
     return uniform(keys.unsqueeze(1), numbers)
 

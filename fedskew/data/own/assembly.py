@@ -138,14 +138,15 @@ def _table_dataset(
 def _encoding_notes(
     name: str, encoding: TableEncoding, train: RawTable, test: RawTable, is_fitted: bool
 ) -> tuple[str, ...]:
-    """Return one line each about gaps, constant columns and unknown categories."""
+    """Return one line about gaps, one about constant columns, and one per column with unknown categories."""
     notes = []
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
-    if found := [f"{column} {count}" for column, count in gaps.items() if count]:
+    if found := [f"{column} ({count})" for column, count in gaps.items() if count]:
         marked = sum(column.marks_gaps for column in encoding.columns)
-        how = "numbers are filled with the mean"
-        how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} them" if marked else ""
-        notes.append(f"{name}: gaps in {_shortened(found)}: {how}")
+        how = "the mean replaces missing numbers"
+        if marked:
+            how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} where they are missing"
+        notes.append(f"{name}: gaps in {_shortened(found)}; {how}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
     if constant and is_fitted:
