@@ -74,6 +74,7 @@ class LocalFederation:
     ) -> None:
         runs = [run.process for run in self._runs if run.process is not None]
         terminate_all([*([self.superlink] if self.superlink else []), *self.nodes.values(), *self._others, *runs])
+        self.superlink, self.nodes = None, {}  # so that nothing starts them again
         if self._guardian is not None:
             self._guardian.communicate()  # closes its input, so that it ends the processes that are left
         if self._lock is not None:
