@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedskew.lab.sweep.grid import Point, read_grid
@@ -48,8 +48,19 @@ def read_sweeps(folder: str | Path) -> list[Sweep]:
     for path in sorted((Path(folder) / GRIDS_FOLDER).glob("*.yaml")):
         records = Records(RecordsFile(path.with_suffix(".jsonl")).read())
         if len(records):
-            found.append(Sweep(path, read_grid(path, {}).points(), records))
+            found.append(Sweep(path, _with_recorded_weights(read_grid(path, {}).points(), records), records))
     return found
+
+
+def _with_recorded_weights(points: Sequence[Point], records: Records) -> list[Point]:
+    """Return the points with the digests of the weights from which the recorded runs started.
+
+    The page is made from the records alone. The files of weights are not in the repository.
+    """
+    digests = {record.config.init: record.config.init_sha256 for record in records if record.config.init}
+    return [
+        replace(point, config=replace(point.config, init_sha256=digests.get(point.config.init))) for point in points
+    ]
 
 
 def sweep_section(sweep: Sweep, heading: str) -> list[str]:

@@ -34,7 +34,7 @@ NON_IDENTIFYING_KEYS = (
 """Keys that do not distinguish experiments: where a run is executed, how long it is, and how it is evaluated."""
 
 _LORA = {"lora_rank": 8, "lora_alpha": 16.0, "lora_targets": []}
-_LATER_KEYS = {"init": None, "init_sha256": None, "train": "all", "head": "auto", **_LORA}
+_LATER_KEYS = {"init": None, "init_sha256": None, "train": "all", "head": "auto", "server_data": 0.0, **_LORA}
 """Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash."""
 
 

@@ -69,6 +69,23 @@ def test_results_are_those_of_the_records(folder: Path) -> None:
     assert closed_forms(sweeps)["dnn"].keys() == {"fedncm", "fed3r"}
 
 
+def test_runs_are_found_without_the_weights_that_they_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", "--data", "digits", "--model", "dnn", "--epochs", "1", "--out", "start", "--quiet"]) == 0
+    grid = tmp_path / "grids" / "pretrained-dnn.yaml"
+    grid.parent.mkdir()
+    grid.write_text(STARTS.replace("{train: head}", "{init: start/weights.safetensors, train: head}"))
+    tuned = [point for point in read_grid(grid, {"device": "cpu"}).points() if point.grid_values["start"] != "scratch"]
+    record = execute(tuned[0].job, Terms(), lambda *_: None).record
+    assert record is not None
+    RecordsFile(grid.with_suffix(".jsonl")).append(record)
+    (tmp_path / "start" / "weights.safetensors").unlink()
+    (result,) = start_results(read_sweeps(tmp_path))
+    assert (result.start, list(result.accuracy)) == ("head only", [0.3])
+
+
 def test_the_loss_is_fedavgs_from_mild_to_severe_skew() -> None:
     result = StartResult("CNN", "all", "scratch", {0.05: {"fedavg": 40.0, "fedvls": 45.0}, 0.5: {"fedavg": 60.0}})
     assert result.betas == [0.5, 0.05]
