@@ -6,7 +6,7 @@ have one network each. A grid with the axis `network` has heads in closed form, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,14 @@ def _number(value: float | None, form: str = ".1f") -> str:
 def draw_pretrained(folder: str | Path) -> list[Path]:
     """Draw the picture of the section: accuracy over β, by network, federation and start."""
     sweeps = [sweep for sweep in read_sweeps(folder) if is_pretrained(sweep)]
-    results = start_results(sweeps)
+    results, path = start_results(sweeps), Path(folder) / PICTURE
     if not results:
         return []
+    _draw(results, closed_forms(sweeps), path)
+    return [path]
+
+
+def _draw(results: Sequence[StartResult], heads: Mapping[str, Mapping[str, float]], path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -128,31 +133,29 @@ def draw_pretrained(folder: str | Path) -> list[Path]:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(networks), len(federations), squeeze=False, sharex=True, sharey="row")
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys(r.start for r in results))}
-    heads = closed_forms(sweeps)
     for row, network in zip(axes, networks, strict=True):
         for axis, federation in zip(row, federations, strict=True):
             own = [r for r in results if (r.network, r.federation) == (network, federation)]
             _panel(axis, own, colours, heads.get(network, {}))
             axis.set_title(f"{network}, {federation}", fontsize=9)
         row[0].set_ylabel("accuracy %", fontsize=9)
+    figure.suptitle("CIFAR-10: FedAvg (solid) and the best method (dotted)", fontsize=10)
     figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    path = Path(folder) / PICTURE
     figure.savefig(path, dpi=110)
-    return [path]
 
 
-def _panel(axis: Any, results: Sequence[StartResult], colours: dict[str, str], heads: dict[str, float]) -> None:
+def _panel(axis: Any, results: Sequence[StartResult], colours: Mapping[str, str], heads: Mapping[str, float]) -> None:
     """Draw FedAvg as a solid line, and the best method at each β as a dotted one."""
     for result in results:
         betas = [beta for beta in result.betas if result.baseline(beta) is not None]
         colour = colours[result.start]
-        axis.plot(betas, [result.baseline(b) for b in betas], "o-", color=colour, label=f"{result.start}, FedAvg")
+        axis.plot(betas, [result.baseline(b) for b in betas], "o-", color=colour, label=result.start)
         best = [result.accuracy[beta][result.best(beta)] for beta in result.betas]
-        axis.plot(result.betas, best, ":", color=colour, label=f"{result.start}, best method")
+        axis.plot(result.betas, best, ":", color=colour)
     if heads:
         name = max(heads, key=heads.__getitem__)
         axis.axhline(heads[name], color="grey", linewidth=0.8)
-        axis.annotate(name, (0.02, heads[name]), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")
+        axis.annotate(name, (0.45, heads[name]), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")
     axis.set_xscale("log")
     ticks = sorted({beta for result in results for beta in result.accuracy})
     axis.set_xticks(ticks, [f"β {beta:g}" for beta in ticks])

@@ -57,7 +57,7 @@ def _with_recorded_weights(points: Sequence[Point], records: Records) -> list[Po
 
     The page is made from the records alone. The files of weights are not in the repository.
     """
-    digests = {record.config.init: record.config.init_sha256 for record in records if record.config.init}
+    digests = {record.config.init: record.config.init_sha256 for record in records}
     return [
         replace(point, config=replace(point.config, init_sha256=digests.get(point.config.init))) for point in points
     ]
