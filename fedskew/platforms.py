@@ -6,11 +6,14 @@ has no fork. Federations need Unix sockets, process groups and forks, so their p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -69,6 +72,26 @@ def is_alive(process: int) -> bool:
     except PermissionError:  # another user's process
         return True
     return True
+
+
+def parent_of(process: int) -> int:
+    """Return the parent of a process. 0 if the system has no /proc."""
+    try:
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def wait_for_end(*processes: int) -> None:
+    """Wait until one of these processes of this machine has ended, even if its parent has not noticed that yet."""
+    watched = [process for process in processes if process > 1]
+    if hasattr(os, "pidfd_open"):
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(process) for process in watched], [], [])
+    else:
+        while all(map(is_alive, watched)):
+            time.sleep(1)
 
 
 _SYNCHRONIZE = 0x00100000

@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -205,3 +206,21 @@ def test_only_a_few_modules_name_what_windows_lacks() -> None:
             names |= set(re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE))
             found[path.relative_to(package).as_posix()] = sorted(filter(POSIX_NAMES.search, names))
     assert {name for name, used in found.items() if used} == ALLOWED.keys(), found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_learns_that_its_parent_was_killed() -> None:
+    """Even if the killed parent is a zombie, because nobody has waited for it."""
+    child = "import os; from fedskew.platforms import wait_for_end; print(os.getpid(), flush=True); wait_for_end({}); "
+    start = (
+        "import os, subprocess, sys; "
+        f"command = {child!r}.format(os.getpid()) + \"print('ended', flush=True)\"; "
+        "subprocess.run([sys.executable, '-c', command])"
+    )
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        process = int(parent.stdout.readline())
+        assert platforms.parent_of(process) == parent.pid
+        os.kill(parent.pid, signal.SIGKILL)
+        assert parent.stdout.readline() == "ended\n"
+    platforms.wait_for_end(parent.pid)  # it is gone, so this returns at once

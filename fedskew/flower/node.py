@@ -20,6 +20,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import time
 import traceback
 import zipfile
 from contextlib import suppress
@@ -45,8 +47,10 @@ from fedskew.flower import client_app  # imported here because the app imports i
 from fedskew.flower.approved_apps import app_hash, file_hashes, refusal
 from fedskew.flower.audit import describe_reply, describe_request, site_log
 from fedskew.flower.wire import Garbled, from_records, to_records
-from fedskew.platforms import fork
+from fedskew.platforms import fork, wait_for_end
 
+_GRACE_SECONDS = 30.0
+"""Seconds that a SuperNode whose parent was killed has to end."""
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGQUIT")
 
 
@@ -155,6 +159,15 @@ def patient_retry_invoker() -> RetryInvoker:
     return invoker
 
 
+def _end_with_parent(parent: int) -> None:
+    """End the SuperNode when the command that started it was killed, so that the site can be started again."""
+    if parent > 1:
+        wait_for_end(parent)
+        os.kill(os.getpid(), signal.SIGTERM)  # so that the server learns of it
+        time.sleep(_GRACE_SECONDS)
+        os._exit(1)
+
+
 def main(options: list[str]) -> None:
     port = options[options.index("--port") + 1]
     site = json.loads(options[options.index("--node-config") + 1].removeprefix("site="))
@@ -165,6 +178,7 @@ def main(options: list[str]) -> None:
         sys.argv = ["flower-superexec"]
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
     sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads its own name when it ends
     fleet_http_connection.make_simple_http_retry_invoker = patient_retry_invoker  # type: ignore[attr-defined]
     flower_supernode()

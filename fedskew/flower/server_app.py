@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import socket
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -55,10 +57,13 @@ from fedskew.flower.sites import Sites
 from fedskew.flower.start_weights import start_payload
 from fedskew.flower.wire import Facts, one_line
 from fedskew.models import has_features
+from fedskew.platforms import parent_of, wait_for_end
 
 app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
+_PROGRAM = "flwr-serverapp"
+"""The program of Flower in which a ServerApp runs on a server."""
 
 
 @app.main()
@@ -69,6 +74,8 @@ def main(grid: Grid, context: Context) -> None:
 
     The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
+    if Path(sys.argv[0]).name == _PROGRAM:
+        threading.Thread(target=_end_with_superlink, daemon=True).start()
     try:
         if _purpose(context) == "train":
             run_federation(grid, context)
@@ -83,6 +90,17 @@ def main(grid: Grid, context: Context) -> None:
         _write_status(context, {"status": status, "reason": reason})
         raise
     _write_status(context, {"status": "finished", "reason": ""})
+
+
+def _end_with_superlink() -> None:
+    """End this process at once when the SuperExec, which started it, or the SuperLink was killed.
+
+    Flower's own ServerApp would go on for minutes. Meanwhile, it would keep the run's folder locked, so that the run
+    could not resume. Every round is saved, so the run can end at any moment.
+    """
+    superexec = os.getppid()
+    wait_for_end(superexec, parent_of(superexec))
+    os._exit(1)
 
 
 def _write_status(context: Context, status: dict[str, str]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import sys
 import threading
@@ -28,7 +27,7 @@ from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.wire import Facts, Garbled, one_line
-from fedskew.platforms import is_alive
+from fedskew.platforms import parent_of, wait_for_end
 
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
 _TRANSFER_SECONDS = 600.0
@@ -194,24 +193,9 @@ def _remove_socket(path: Path, inode: int) -> None:
 
 def _exit_after(superexec: int, path: Path, inode: int) -> None:
     """End this process when the SuperExec or its parent, the SuperNode, ends, even in the middle of a round."""
-    watched = [process for process in (superexec, _parent(superexec)) if process > 1]
-    if hasattr(os, "pidfd_open"):
-        with contextlib.suppress(ProcessLookupError):
-            select.select([os.pidfd_open(process) for process in watched], [], [])
-    else:
-        while all(map(is_alive, watched)):
-            time.sleep(1)
+    wait_for_end(superexec, parent_of(superexec))
     _remove_socket(path, inode)
     os._exit(0)
-
-
-def _parent(process: int) -> int:
-    """Return the parent of a process. 0 if the system has no /proc."""
-    try:
-        status = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[1])
 
 
 if __name__ == "__main__":

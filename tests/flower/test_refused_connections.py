@@ -61,8 +61,8 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
         expire_certificate(local.keys)
         assert local.superlink is not None
         local.superlink.kill()
-        until(lambda: health(port)[0] == 503, "the site's notice that its server is gone", local)
-        assert health(port)[1] == "the connection to the server is lost; Flower tries again\n"
+        lost = (503, "the connection to the server is lost; Flower tries again\n")
+        until(lambda: health(port) == lost, "the site's notice that its server is gone", local)
         local.superlink = Process("superlink", local.superlink_command(), tmp_path / "expired.log", local.environment)
         assert site.wait(PATIENCE) == 2
         ending = log.read_text().splitlines()[-1]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from in_process import small_data
-from real_federation import processes
+from real_federation import NAMES, Real, processes, worker_of
+from real_federation import until as wait_until
 
 from fedskew.flower.guardian import marked_processes
 from fedskew.flower.supervised_run import read_progress
@@ -60,6 +61,57 @@ def test_a_killed_trial_leaves_no_process_and_the_same_command_takes_over(tmp_pa
     lines = (folder / "logs" / "site-1.log").read_text(encoding="utf-8").splitlines()
     assert lines
     assert [line for line in lines if not TIME.match(line) or "\x1b" in line] == []
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_killed_superlink_or_of_a_killed_site(tmp_path: Path) -> None:
+    """Outside a trial, no guardian ends them. A ServerApp that lived on would keep the run's folder locked."""
+    real = Real(tmp_path, NAMES[:2])
+    with real.local as local:
+        local.start()
+        run = local.start_run(real.app("app", real.config("fedavg", rounds=50)))
+        wait_until(lambda: read_progress(real.run_folder("app")).rounds >= 1, "the first round", local)
+        site_file = str(local.site_file("site-1"))
+        supernode, worker = processes("fedskew.flower.node", site_file), worker_of(local.site_file("site-1"))
+        assert (len(supernode), len(worker)) == (2, 1)
+        (server_app,) = set(processes("flwr-serverapp")) & set(marked_processes(str(local.folder)))
+        assert local.superlink is not None
+        os.kill(local.superlink.pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(server_app), "the ServerApp's end", local)
+        assert set(processes("fedskew.flower.node", site_file)) == set(supernode)  # it waits for its server
+
+        os.kill(local.nodes["site-1"].pid, signal.SIGKILL)
+        local.nodes["site-1"].wait()
+        wait_until(lambda: not any(map(is_running, (*supernode, *worker))), "the end of the site", local)
+        run.kill()
+
+
+def is_running(process: int) -> bool:
+    """Whether a process runs and is no zombie, which only its parent can remove."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_site_ends_with_the_command_that_connected_it(tmp_path: Path) -> None:
+    """`kill -9` of `fedskew federate site` ends its SuperNode, too, so that the site can be started again."""
+    real = Real(tmp_path, NAMES[:1])
+    site = real.local.site_file("site-1")
+    app, keys = real.app("app", real.config("fedavg")), real.local.keys.node("site-1").folder
+    with real.local as local:
+        local.start_superlink()
+        local.register()
+        command = [sys.executable, "-m", "fedskew", "federate", "site", str(site), "--check", str(app), "--keys"]
+        command += [str(keys), "--superlink", f"localhost:{local.port}"]
+        log = tmp_path / "site.log"
+        with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as killed:
+            wait_until(lambda: "SuperNode ID" in log.read_text(), "the connection", local)
+            supernode = processes("fedskew.flower.node", str(site))
+            assert len(supernode) == 2
+            killed.kill()
+        wait_until(lambda: not any(map(is_running, supernode)), "the SuperNode's end", local)
 
 
 @pytest.mark.slow
