@@ -45,6 +45,13 @@ def raw_uniforms(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
+def raw_normals(n: int, seed: int, purpose: str, *key: int) -> np.ndarray:
+    """Return n standard normal numbers in float64, made from raw bits, as in `permutation` (Box and Muller)."""
+    first, second = raw_uniforms(n + n % 2, seed, purpose, *key).reshape(2, -1)
+    radius, angle = np.sqrt(-2 * np.log1p(-first)), 2 * np.pi * second
+    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:n]
+
+
 def _order(bits: np.ndarray) -> np.ndarray:
     """Return `np.argsort(bits, kind="stable")`, faster.
 

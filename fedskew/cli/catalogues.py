@@ -67,8 +67,10 @@ def _methods(
 def _method_json(entry: Entry) -> dict[str, Any]:
     from fedskew.methods.method_list import needs
 
-    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds", "secure_aggregation")
-    return {key: getattr(entry, key) for key in keys} | {"needs": needs(entry), "parameters": _defaults(entry)}
+    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds")
+    works_with = ("secure_aggregation", "example_privacy")
+    values = {key: getattr(entry, key) for key in (*keys, *works_with)}
+    return values | {"needs": needs(entry), "parameters": _defaults(entry)}
 
 
 def _defaults(entry: Entry) -> dict[str, object]:
@@ -134,6 +136,7 @@ def _show_method(entry: Entry) -> None:
         "revealed about labels": entry.revealed,
         "extra compute": entry.extra_compute,
         "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.individual_updates_reason}",
+        "example-level privacy": "yes" if entry.example_privacy else f"no: it {entry.uncovered_use}",
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }
     for heading, value in rows.items():

@@ -110,10 +110,11 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app
     from fedskew.flower.policy import LOCAL_TESTS, SECURE_AGGREGATION
+    from fedskew.flower.releases import planned_release
     from fedskew.flower.request_checks import DETAILS
     from fedskew.flower.secure.site import SecureSite
     from fedskew.flower.secure.terms import SecureTerms
-    from fedskew.flower.site_ledger import SiteLedger, planned_release
+    from fedskew.flower.site_ledger import SiteLedger
 
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:
@@ -127,9 +128,9 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         notice(f"warning: {line}")
     for line in disclosures(settings, contract, config):
         stdout().print(line, soft_wrap=True, markup=False)
-    budget = SiteLedger(site.state_folder, site.policy).describe_plan(planned_release(settings), config.rounds)
-    if budget is not None:
-        stdout().print(budget, soft_wrap=True, markup=False)
+    release = planned_release(settings, config)
+    for line in SiteLedger(site.state_folder, site.policy).describe_plan(release, config.rounds):
+        stdout().print(line, soft_wrap=True, markup=False)
     if contract.column_sums:
         _show_column_sums(site, federation)
     if settings.survey and site.policy.survey is not None:

@@ -44,6 +44,11 @@ def _show(found: RunStatus, now: datetime) -> None:
     reason = f": {found.reason}" if found.reason else ""
     line = f"{found.folder}: {found.status}{reason}; {found.round} round{'s' * (found.round != 1)} completed"
     stdout().print(line, soft_wrap=True, markup=False)
+    if found.privacy is not None:
+        whose = "one sample of a site" if found.privacy["kind"] == "example" else "a site"
+        spent = f"ε = {found.privacy['epsilon']:.3g} at δ = {found.privacy['delta']:g}"
+        line = f"{found.privacy['kind']} privacy so far: {spent} for {whose} that took part in every round"
+        stdout().print(line, soft_wrap=True, markup=False)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("site", "state", "last seen", "last round", "updates", "missed", "reason"):
         table.add_column(heading, justify="left")

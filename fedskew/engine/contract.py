@@ -14,6 +14,7 @@ from torch import Tensor
 from fedskew.engine.data.batches import BatchPlan, RoundKey, plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import ModelState
+from fedskew.engine.noise import Noise, keyed_noise
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
 from fedskew.methods.hook_results import undeclared_state, unknown_companion
 from fedskew.methods.parts import (
@@ -52,6 +53,22 @@ class LocalTraining:
     """The name of the local optimiser."""
     batches: str = "shuffled"
     """How batches are drawn: `shuffled`, or `balanced` over the client's classes."""
+    example_clip: float | None = None
+    """The largest norm of the gradient of one sample, for example-level privacy. None without it."""
+    example_noise: float | None = None
+    """The noise multiplier of example-level privacy. None without it."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether gradients are clipped sample by sample, and have noise."""
+        return self.example_noise is not None
+
+    @property
+    def example_privacy(self) -> tuple[float, float]:
+        """Clip and noise multiplier of example-level privacy."""
+        assert self.example_clip is not None
+        assert self.example_noise is not None
+        return self.example_clip, self.example_noise
 
     @property
     def local_optimiser(self) -> LocalOptimiser:
@@ -94,6 +111,8 @@ class RoundWork:
     """The method's personal part. `train_clients` splits such work into phases, which have None here."""
     stays: frozenset[str] = frozenset()
     """Names of the tensors that stay on the clients. The method's other parts do not see them."""
+    noise: Noise = keyed_noise
+    """The source of noise for example-level privacy. At a real site, it must be secret."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

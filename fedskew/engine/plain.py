@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,8 +34,22 @@ from fedskew.methods.hook_results import (
     wrong_tally,
     wrong_tensors,
 )
-from fedskew.methods.parts import LossPart, Outputs, Tensors, Trained, same_form, split_direction, uses_hook
+from fedskew.methods.parts import (
+    Client,
+    LossPart,
+    Mode,
+    Objective,
+    Outputs,
+    Tensors,
+    Trained,
+    same_form,
+    split_direction,
+    uses_hook,
+)
 from fedskew.randomness import fold
+
+if TYPE_CHECKING:
+    from fedskew.engine.private_gradient import PrivateGradient
 
 
 class PlainEngine(Engine):
@@ -95,7 +110,10 @@ class _ClientTraining:
         client_key = torch.tensor(plan.client_key, device=device)
         self._keys = fold(client_key, torch.arange(plan.steps, device=device))
         self._state = {name: t.to(device) for name, t in assignment.state.items()}
-        self._client = work.client(torch.tensor(assignment.label_counts, device=device), self._state)
+        counts = torch.tensor(assignment.label_counts, device=device)
+        if work.local.is_private:
+            counts = torch.ones_like(counts)  # no hook may know them, whatever the method declares
+        self._client = work.client(counts, self._state)
 
     def train(self) -> _ClientTraining:
         device = self._loss.device
@@ -129,72 +147,42 @@ class _ClientTraining:
             yield from zip(torch.split(x, sizes), torch.split(y, sizes), strict=True)
 
     def _descend(self, x: Tensor, y: Tensor, key: Tensor) -> None:
-        x = self._layout.arrange(x)
-        companions, objective, local = self._companions(x, key), self._work.objective, self._work.local
-        recorded: list[tuple[Tensor, Tensors]] = []
-
-        def gradient(at: Tensors, part: LossPart | None = None, /) -> Tensors:
-            leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
-            targets = half_targets(y, part)
-            out = self._network.forward(leaves, self.buffers, x, "train", key, self._perturbation(targets, key))
-            out = Outputs(out.logits, _contiguous(out.features), companions)
-            hook = "proximal" if part == "proximal" else "loss"
-            loss = getattr(objective, hook)(out, targets, self._client)
-            if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
-                raise wrong_number(objective, hook, loss)
-            if not recorded:  # record the whole batch's loss, even if the solver's first gradient is of a part of it
-                whole = loss if part is None else objective.loss(out, y, self._client)
-                recorded.append((whole.detach(), objective.tally(out, y)))
-            grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-            return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
-
-        direction = self._work.solver.direction(gradient, self.params, self._client)
-        if self._work.solver.changes_state():
+        local, solver = self._work.local, self._work.solver
+        gradient = self._gradient(x, y, key)
+        direction = solver.direction(gradient, self.params, self._client)
+        if solver.changes_state():
             direction, kept = split_direction(direction)
             self._state |= kept
             self._client = replace(self._client, state={**self._client.state, **kept})
+        if gradient.recorded is None:
+            raise without_gradient_call(solver)
+        loss, tally = gradient.recorded
         if not self._checked:
-            self._check_step(direction, recorded)
+            self._check_step(direction, tally)
         direction = clip(direction, local.clip_norm)
         ordered = [direction[name] for name in self.params]
         self._optimiser.step(list(self.params.values()), ordered, self._optimiser_state, local.lr)
-        loss, tally = recorded[0]
         self._loss += loss.to(self._loss.dtype) * len(y)
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
-    def _check_step(self, direction: object, recorded: list[tuple[Tensor, Tensors]]) -> None:
+    def _gradient(self, x: Tensor, y: Tensor, key: Tensor) -> BatchGradient | PrivateGradient:
+        """Return the gradient of a batch, or with example-level privacy its private gradient, as a function."""
+        work, names = self._work, self._work.objective.companions()
+        companions = {name: (work.companion(name, self._state), mode) for name, mode in names.items()}
+        batch = self._network, work, self._client, companions, self.buffers
+        if work.local.is_private:
+            from fedskew.engine.private_gradient import PrivateGradient  # few runs need it
+
+            return PrivateGradient(*batch, x, y, key, self._plan.full_batch)
+        return BatchGradient(*batch, self._layout.arrange(x), y, key)
+
+    def _check_step(self, direction: object, tally: Tensors) -> None:
         """Raise `UserError` if a hook of the first step returned something wrong."""
-        if not recorded:
-            raise without_gradient_call(self._work.solver)
         if not same_form(direction, self.params):
             raise wrong_tensors(self._work.solver, "direction", direction, self.params)
-        if any(count.dim() for count in named_tensors(self._work.objective, "tally", recorded[0][1]).values()):
-            raise wrong_tally(self._work.objective, recorded[0][1])
+        if any(count.dim() for count in named_tensors(self._work.objective, "tally", tally).values()):
+            raise wrong_tally(self._work.objective, tally)
         self._checked = True
-
-    def _perturbation(self, y: Tensor, key: Tensor) -> Between | None:
-        """Return the function with which the objective changes the features, or None if it does not change them."""
-        objective = self._work.objective
-        if not uses_hook(objective, "perturbed"):
-            return None
-
-        def changed(features: Tensor) -> Tensor:
-            returned: object = objective.perturbed(features, y, self._client, perturbation_key(key))
-            if not isinstance(returned, Tensor) or returned.shape != features.shape:
-                raise wrong_perturbation(objective, returned, features)
-            return returned
-
-        return changed
-
-    @torch.no_grad()
-    def _companions(self, x: Tensor, key: Tensor) -> dict[str, Outputs]:
-        outputs = {}
-        for name, mode in self._work.objective.companions().items():
-            model = self._work.companion(name, self._state)
-            buffers = {n: b.clone() for n, b in model.buffers.items()}
-            out = self._network.forward(model.params, buffers, x, mode, companion_key(key))
-            outputs[name] = Outputs(out.logits, _contiguous(out.features))
-        return outputs
 
     def mean_loss(self) -> Tensor:
         return self._loss / max(self._plan.visits, 1)
@@ -209,7 +197,72 @@ class _ClientTraining:
         return self._work.finish_client(trained, self._client)
 
 
-def _contiguous(features: Tensor | None) -> Tensor | None:
+class BatchGradient:
+    """Computes gradients of the loss on one batch, and records the loss of the first."""
+
+    def __init__(
+        self,
+        network: Network,
+        work: RoundWork,
+        client: Client,
+        companions: Mapping[str, tuple[ModelState, Mode]],
+        buffers: Tensors,
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+    ) -> None:
+        """`companions` are the frozen models that the objective names. `key` is the random key of the step."""
+        self._network, self._objective, self._client = network, work.objective, client
+        self._buffers, self._x, self._y, self._key = buffers, x, y, key
+        with torch.no_grad():
+            self._frozen = frozen_outputs(network, companions, x, key)
+        self.recorded: tuple[Tensor, Tensors] | None = None
+        """The loss and the tally of the whole batch. None before the first gradient."""
+
+    def __call__(self, at: Tensors, part: LossPart | None = None, /) -> Tensors:
+        leaves = {name: p.detach().requires_grad_() for name, p in at.items()}
+        targets, objective = half_targets(self._y, part), self._objective
+        between = perturbation(objective, targets, self._client, self._key)
+        out = self._network.forward(leaves, self._buffers, self._x, "train", self._key, between)
+        out = Outputs(out.logits, contiguous(out.features), self._frozen)
+        hook = "proximal" if part == "proximal" else "loss"
+        loss = getattr(objective, hook)(out, targets, self._client)
+        if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+            raise wrong_number(objective, hook, loss)
+        if self.recorded is None:  # record the whole batch's loss, even if the first gradient is of a part of it
+            whole = loss if part is None else objective.loss(out, self._y, self._client)
+            self.recorded = whole.detach(), objective.tally(out, self._y)
+        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return {name: g.contiguous() for name, g in zip(leaves, grads, strict=True)}
+
+
+def frozen_outputs(
+    network: Network, companions: Mapping[str, tuple[ModelState, Mode]], x: Tensor, key: Tensor
+) -> dict[str, Outputs]:
+    """Return the outputs of the frozen models on a batch."""
+    outputs = {}
+    for name, (model, mode) in companions.items():
+        buffers = {n: b.clone() for n, b in model.buffers.items()}
+        out = network.forward(model.params, buffers, x, mode, companion_key(key))
+        outputs[name] = Outputs(out.logits, contiguous(out.features))
+    return outputs
+
+
+def perturbation(objective: Objective, y: Tensor, client: Client, key: Tensor) -> Between | None:
+    """Return the function with which the objective changes the features, or None if it does not change them."""
+    if not uses_hook(objective, "perturbed"):
+        return None
+
+    def changed(features: Tensor) -> Tensor:
+        returned: object = objective.perturbed(features, y, client, perturbation_key(key))
+        if not isinstance(returned, Tensor) or returned.shape != features.shape:
+            raise wrong_perturbation(objective, returned, features)
+        return returned
+
+    return changed
+
+
+def contiguous(features: Tensor | None) -> Tensor | None:
     """Make features contiguous, because methods may call `view`."""
     return None if features is None else features.contiguous()
 

@@ -47,7 +47,7 @@ class Prepared:
     @property
     def sample(self) -> Tensor:
         """One input of the model."""
-        return _sample(self.federation.dataset, self.model)
+        return model_input(self.federation.dataset, self.model)
 
 
 def build_federation(config: Config, dataset: Dataset | None = None) -> Federation:
@@ -109,10 +109,12 @@ def prepare(
         from fedskew.models.weights import start_from  # few runs need it
 
         module, start = start_from(config.init, module, config.init_sha256)
-    trained, sample = module, _sample(fed.dataset, module)
+    trained, sample = module, model_input(fed.dataset, module)
     if config.train != "all":
         trained, sample = _trained_part(config, chosen, module, sample)
     check_model(chosen, trained, fed.classes)
+    if config.example_noise is not None:
+        require_example_privacy(chosen, trained, sample)
     _check_settings(config, chosen, fed.dataset, module)
     resolved = replace(
         config,
@@ -227,6 +229,15 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
         ) from error
 
 
+def require_example_privacy(method: Method, model: nn.Module, sample: Tensor) -> None:
+    """Refuse a method or a model that example-level privacy does not cover. `sample` is one input of the model."""
+    from fedskew.engine.private_gradient import require_sample_gradients  # few runs need it
+    from fedskew.methods.example_privacy import require_private_gradients
+
+    require_private_gradients(method)
+    require_sample_gradients(model, sample)
+
+
 def require_task(task: str, method: Method, dataset: Dataset) -> None:
     """Refuse data whose task is not the configuration's, and a method that cannot learn several labels per sample."""
     found = dataset.task.name
@@ -296,7 +307,7 @@ def _cpu_seconds(config: Config, fed: Federation, module: nn.Module, sample: Ten
     return estimated_seconds(module, sample, steps, passes * float(fed.sizes.mean()))
 
 
-def _sample(dataset: Dataset, module: nn.Module) -> Tensor:
+def model_input(dataset: Dataset, module: nn.Module) -> Tensor:
     """One input of this dataset, in the model's number format."""
     dtype = torch.int64 if dataset.kind == "text" else next(module.parameters()).dtype
     return torch.tensor(dataset.train.x[:1]).to(dtype)

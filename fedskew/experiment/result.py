@@ -286,6 +286,7 @@ class Result:
             **({"domain_accuracy": self.domain_accuracy} if self.domain_accuracy else {}),
             **({"site_scores": {k: v.to_json() for k, v in self.site_scores.items()}} if self.site_scores else {}),
             **({"client_tests": self.client_tests} if self.client_tests else {}),
+            **({} if self.privacy is None else {"privacy": self.privacy}),
             "diverged": self.diverged,
             **({"sites": self.site_rounds, "tested_by": self.testing_sites} if self.sites else {}),
             "compute": self.compute,

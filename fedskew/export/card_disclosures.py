@@ -89,10 +89,25 @@ def _private(run: Result) -> str:
     if run.privacy is None:
         return f"Training was not differentially private. {UPDATES_REVEAL}, including users of this model."
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
+    if kind == "example":
+        return _private_examples(run, epsilon, delta)
     readers = "everyone who has the models" if kind == "central" else "the server and everyone who has the models"
     return (
         f"Training was differentially private towards {readers}: ε = {epsilon:.3g} at δ = {delta:g} for a whole site "
         "that took part in every round, compared with a run in which its data are replaced by any others. Which sites "
         "took part is public. The guarantee covers the models, but not sample counts, losses or test results. Other "
         "runs on the same data weaken it."
+    )
+
+
+def _private_examples(run: Result, epsilon: float, delta: float) -> str:
+    """Describe example-level privacy. In a simulation, everyone who knows the seed can compute the noise."""
+    simulated = "" if run.sites else "The noise of this simulation follows from its seed, so it protects nobody. "
+    would = "was" if run.sites else "would be"
+    return (
+        f"{simulated}Training {would} differentially private for single training samples, towards the server and "
+        f"everyone who has the models: ε = {epsilon:.3g} at δ = {delta:g} for one sample of a site that took part in "
+        "every round, compared with a run in which it is replaced by any other. A person with several samples has a "
+        "larger ε, and a whole site has no finite one. The number of samples of a site is public. The guarantee covers "
+        "the models, but not losses or test results. Other runs on the same data weaken it."
     )

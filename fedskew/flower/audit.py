@@ -10,7 +10,7 @@ writes an entry before its reply leaves. If it cannot, the reply does not leave.
     app        hash of the app that passed the request on, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
     tensors    names, types and shapes of the reply's tensors, with their size and digest
-    epsilon    what the site has spent of its privacy, in all runs together
+    epsilon    what the site has spent of its privacy, and of that of one sample, in all runs together
     reason     why a request was refused or failed
 
 The digests in a site's log are also in the server's, so the two logs can be compared.
@@ -125,10 +125,18 @@ def describe_entry(entry: Entry) -> str:
     words += list(_sizes(entry))
     words += [f"app {str(entry['app'])[:12]}"] if entry.get("app") else []
     if "epsilon" in entry:
-        spent = entry["epsilon"]
-        words.append("ε unbounded" if spent["epsilon"] is None else f"ε {spent['epsilon']:.3g} at δ {spent['delta']:g}")
+        words.append(_describe_epsilon(entry["epsilon"]))
     words += [f"{len(entry['torn'])} incomplete lines"] if "torn" in entry else []
     return "  ".join(words) + (f": {entry['reason']}" if entry.get("reason") else "")
+
+
+def _describe_epsilon(spent: Entry) -> str:
+    """Say what was spent of the privacy of the whole site or, if that is infinite, of one sample."""
+    if spent["epsilon"] is not None:
+        return f"ε {spent['epsilon']:.3g} at δ {spent['delta']:g} for the site"
+    if spent.get("example_epsilon") is not None:  # earlier versions do not have it
+        return f"ε {spent['example_epsilon']:.3g} at δ {spent['delta']:g} for one sample, unbounded for the site"
+    return "ε unbounded"
 
 
 def _sizes(entry: Entry) -> Iterable[str]:

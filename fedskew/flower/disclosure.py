@@ -10,7 +10,8 @@ from fedskew.experiment.preparation import data_shape
 from fedskew.experiment.trained_part import trained_model
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import LOCAL_TESTS
-from fedskew.flower.privacy import NEIGHBOURS, SENSITIVITY, epsilon, noise_to_signal
+from fedskew.flower.privacy import NEIGHBOURS, noise_to_signal
+from fedskew.flower.releases import run_epsilon
 from fedskew.flower.secure.identity import fingerprint
 from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.settings import FederationSettings
@@ -73,7 +74,7 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
         f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",
         f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
-        f"privacy: {describe_privacy(settings, config.rounds)}",
+        f"privacy: {describe_privacy(settings, config)}",
     ]
 
 
@@ -87,17 +88,17 @@ def _secure_disclosures(settings: FederationSettings, config: Config, method: st
         "third of the round's sites or more help it",
         "tests: " + ("totals over all sites" if settings.evaluation == "sites" else "nothing"),
         "sums can still reveal something about a site, to everyone who has the model",
-        f"privacy: {describe_privacy(settings, config.rounds)}",
+        f"privacy: {describe_privacy(settings, config)}",
         *(f"node key of {name}: {fingerprint(key)}" for name, key in (settings.node_keys or {}).items()),
     ]
 
 
-def describe_privacy(settings: FederationSettings, rounds: int) -> str:
-    """Describe the privacy of a run of this many rounds: its kind and ε."""
+def describe_privacy(settings: FederationSettings, config: Config) -> str:
+    """Describe the privacy of a run: its kind and ε."""
     if settings.privacy == "none":
         return "no noise is added; model updates can reveal something about the training data"
-    spent = epsilon(rounds, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
-    return f"{settings.privacy}, ε = {spent:.3g} at δ = {settings.delta:g} after {rounds} rounds, {NEIGHBOURS}"
+    spent, neighbours = run_epsilon(settings, config, config.rounds), NEIGHBOURS[settings.privacy]
+    return f"{settings.privacy}, ε = {spent:.3g} at δ = {settings.delta:g} after {config.rounds} rounds, {neighbours}"
 
 
 def settings_warnings(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
@@ -120,7 +121,7 @@ def trimming_warning(settings: FederationSettings, config: Config) -> str | None
 
 def noise_warning(settings: FederationSettings, contract: Contract, config: Config) -> str | None:
     """Return a warning if the noise of a round is larger than any possible change of the model."""
-    if settings.privacy == "none":
+    if settings.privacy not in ("central", "local"):
         return None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
     model = make_model(config.model, data_shape(contract.blank()), head=config.head)

@@ -54,7 +54,7 @@ class FederationServer(Server):
         self.saves_whole_model = whole is not None
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
-        if settings.privacy != "none":
+        if settings.privacy in ("central", "local"):
             buffers = shared_tensors(self.network.state().buffers, self.stays)
             refuse_unbounded(settings.privacy, method, config.average, buffers)
         require_testable(settings, method)

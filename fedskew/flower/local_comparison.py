@@ -112,8 +112,9 @@ def _complete(contract: Contract, weights: Path) -> Contract:
 
 
 def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
-    """Train the app's model on the site's training part only."""
+    """Train the app's model on the site's training part only. It needs no noise, because it does not leave the site."""
     values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
+    values |= {"example_clip": None, "example_noise": None}
     alone = with_values(config, {**values, "eval_every": config.rounds})
     result = run_prepared(prepare(alone, run.held(None)))
     model = result.model

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedskew.engine import RoundResult
 from fedskew.errors import UserError
+from fedskew.experiment.config import Config
 from fedskew.experiment.loop import Stopwatch
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.round.aggregate import Aggregated, read_report
@@ -19,7 +20,7 @@ from fedskew.experiment.round.plan import RoundPlan
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.flower.federation_server import FederationServer
-from fedskew.flower.privacy import SENSITIVITY, epsilon
+from fedskew.flower.releases import run_epsilon
 from fedskew.flower.remote_evaluation import NoTests, Replies, TestedModel, read_local_tests
 from fedskew.flower.remote_training import Answers, SiteTraining, SiteUpdates
 from fedskew.flower.run_record import RunRecord
@@ -64,10 +65,11 @@ class FederatedRounds:
         training: SiteTraining,
         sites: Sites,
         settings: FederationSettings,
+        config: Config,
         record: RunRecord,
     ) -> None:
         self._server, self._training, self._sites = server, training, sites
-        self._settings, self._record = settings, record
+        self._settings, self._config, self._record = settings, config, record
         self._requested: RequestedRound | None = None
         """The next round, if it was requested with the tests of the round before it."""
         self._declined: set[int] = set()
@@ -187,8 +189,12 @@ class FederatedRounds:
         )
 
     def _privacy_spent(self) -> dict[str, Any]:
-        """Compute the ε of a site that took part in every round, including rounds that were repeated after a crash."""
+        """Compute the ε of a site that took part in every round, including rounds that were repeated after a crash.
+
+        With example-level privacy, it is the ε of one sample of such a site.
+        """
         settings = self._settings
-        spent = epsilon(self._record.releases, settings.noise, settings.delta, SENSITIVITY[settings.privacy])
-        self._sites.log(f"{settings.privacy} privacy of a site so far: ε = {spent:.3g} at δ = {settings.delta:g}")
+        spent = run_epsilon(settings, self._config, self._record.releases)
+        whose = "one sample of a site" if settings.privacy == "example" else "a site"
+        self._sites.log(f"{settings.privacy} privacy of {whose} so far: ε = {spent:.3g} at δ = {settings.delta:g}")
         return {"kind": settings.privacy, "epsilon": spent, "delta": settings.delta}

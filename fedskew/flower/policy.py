@@ -7,8 +7,9 @@
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
       clip: 2.0                      # largest clip of local privacy, with noise
-      epsilon: 8.0                   # privacy budget of all runs together; default: no budget
-      delta: 1.0e-5                  # δ of the budget
+      epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
+      example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
+      delta: 1.0e-5                  # δ of the budgets
       tests_per_round: 2             # models that the server may have tested for one round; the second is for a restart
       survey: {round_to: 10}         # answers surveys, and how it hides single samples in them; default: it does not
       evaluate: {models: 1}          # how many finished models the server may have tested here; default: none
@@ -71,7 +72,9 @@ class Policy:
     clip: float | None = None
     hours: tuple[int, int] | None = None
     epsilon: float | None = None
-    """What all updates together may spend. `site_ledger.py` keeps the account."""
+    """What all updates together may spend of the privacy of the whole site. `site_ledger.py` keeps the account."""
+    example_epsilon: float | None = None
+    """What all updates together may spend of the privacy of one sample."""
     delta: float = 1e-5
     minutes: float | None = None
     tests_per_round: int = 2
@@ -92,7 +95,12 @@ class Policy:
     @property
     def demands_noise(self) -> bool:
         """Whether nothing may leave the site without noise, unless it is allowed by name."""
-        return self.epsilon is not None or self.noise is not None
+        return self.noise_demand is not None
+
+    @property
+    def noise_demand(self) -> str | None:
+        """The name of the key that demands noise. None if there is none."""
+        return next((key for key in ("epsilon", "example_epsilon", "noise") if getattr(self, key) is not None), None)
 
     @property
     def allowed_labels(self) -> tuple[str, ...] | None:
@@ -138,11 +146,11 @@ class Policy:
     def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
         """If the site demands noise, refuse updates or losses that would leave it without noise.
 
-        `privacy` says who adds noise to the updates: local, central or none.
+        `privacy` says who adds noise: local, central, example or none.
         """
         if not self.demands_noise:
             return
-        demand = f"this site demands noise (policy.{'noise' if self.epsilon is None else 'epsilon'})"
+        demand = f"this site demands noise (policy.{self.noise_demand})"
         if privacy == "central" and not self.allows(UPDATES):
             raise UserError(
                 f"{demand}, but the server adds it after the updates have left; expected federation.privacy = 'local', "
@@ -206,6 +214,7 @@ def read_policy(values: Any) -> Policy:
         clip=_number("clip", values.get("clip"), float),
         hours=_hours(values.get("hours")),
         epsilon=_number("epsilon", values.get("epsilon"), float),
+        example_epsilon=_number("example_epsilon", values.get("example_epsilon"), float),
         delta=_delta(values.get("delta")),
         minutes=_number("minutes", values.get("minutes"), float),
         tests_per_round=_number("tests_per_round", values.get("tests_per_round"), int) or Policy.tests_per_round,

@@ -76,7 +76,7 @@ class SiteTraining:
 
         Return the participants' replies, and the reports of all sites on their tests.
         """
-        if self._settings.privacy == "local":
+        if self._settings.sites_add_noise:
             self._count_release()
         tests: Facts = {} if test_request is None else {"tests": test_request}
         tests |= {"local_tests": True} if local_tests else {}

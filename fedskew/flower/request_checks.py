@@ -17,10 +17,10 @@ from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, EvaluationRules, Policy
 from fedskew.flower.privacy import refuse_unbounded
+from fedskew.flower.releases import Release
 from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_ledger import Release
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts, one_line
 from fedskew.methods import Method, Stage, Tensors
@@ -217,8 +217,21 @@ def require_covered(
     if not policy.demands_noise:
         return
     policy.require_noise_on_all(release.privacy, facts["share_loss"])
-    if release.privacy != "none":
+    if release.privacy in ("local", "central"):  # methods for example-level privacy are checked for every site
         refuse_unbounded(release.privacy, method, config.average, buffers)
+
+
+def require_planned_noise(local: Facts, config: Config) -> None:
+    """Refuse local training with other batches, or other noise on single samples, than the run's configuration has.
+
+    Their number of epochs may differ. The ledger counts those that are requested.
+    """
+    for key in ("batches", "example_clip", "example_noise"):
+        if local.get(key) != getattr(config, key):
+            raise UserError(
+                f"the server sets {key} to {one_line(repr(local.get(key)))} in this round; expected "
+                f"{getattr(config, key)!r}, as in the run's configuration"
+            )
 
 
 def require_covered_survey(stage: str, policy: Policy) -> None:
@@ -226,7 +239,7 @@ def require_covered_survey(stage: str, policy: Policy) -> None:
     if policy.demands_noise:
         raise UserError(
             f"the server requests the survey of stage {one_line(stage)!r}, whose answers have no noise; this site "
-            f"demands noise (policy.{'noise' if policy.epsilon is None else 'epsilon'})"
+            f"demands noise (policy.{policy.noise_demand})"
         )
 
 

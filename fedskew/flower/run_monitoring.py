@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import Entry, NewEntries
 from fedskew.flower.monitoring import Metric
@@ -46,9 +45,13 @@ class RunMonitor:
         yield from self._site_metrics()
         attempts = len(self._history.attempts())
         yield Metric("fedskew_attempts_total", "counter", "Starts of the run, including restarts.", attempts)
-        if (spent := _epsilon(rows)) is not None:
+        privacy = next((row.privacy for row in reversed(rows) if row.privacy is not None), None)
+        if privacy is not None and privacy["kind"] == "example":
+            help = "Epsilon of one sample of a site that took part in every round."
+            yield Metric("fedskew_privacy_example_epsilon", "gauge", help, float(privacy["epsilon"]))
+        elif privacy is not None:
             help = "Epsilon that a site has spent which took part in every round."
-            yield Metric("fedskew_privacy_epsilon", "gauge", help, spent)
+            yield Metric("fedskew_privacy_epsilon", "gauge", help, float(privacy["epsilon"]))
 
     def _site_metrics(self) -> Iterator[Metric]:
         last = self._last_attempt()
@@ -105,8 +108,3 @@ class _Traffic:
 
 def _tensor_bytes(entry: Entry) -> int:
     return int(entry.get("tensors", {}).get("bytes", 0))
-
-
-def _epsilon(rows: list[RoundRow]) -> float | None:
-    privacy = next((row.privacy for row in reversed(rows) if row.privacy is not None), None)
-    return None if privacy is None else float(privacy["epsilon"])

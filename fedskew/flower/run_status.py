@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.round.record import RoundRow
@@ -75,6 +76,8 @@ class RunStatus:
     attempts: list[Attempt] = field(default_factory=list)
     damage: str | None = None
     """The first line of the audit log that was changed. Later lines are not used."""
+    privacy: dict[str, Any] | None = None
+    """Kind, ε and δ of the differential privacy so far. None without noise."""
 
 
 def read_status(folder: Path, now: datetime) -> RunStatus:
@@ -93,7 +96,8 @@ def read_status(folder: Path, now: datetime) -> RunStatus:
     sites = history.sites(last.status == "running", now)
     _add_updates(sites, rows)
     round = rows[-1].round if rows else 0
-    return RunStatus(str(folder), last.status, last.reason, round, sites, attempts, chain.problem if chain else None)
+    damage, privacy = chain.problem if chain else None, rows[-1].privacy if rows else None
+    return RunStatus(str(folder), last.status, last.reason, round, sites, attempts, damage, privacy)
 
 
 def _read_ended(folder: Path) -> Attempt | None:

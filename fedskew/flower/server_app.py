@@ -177,7 +177,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     kept_rounds = 2 * config.checkpoint_every
     received = ReceivedReplies(folder)
     training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release, received)
-    rounds = FederatedRounds(server, training, sites, settings, record)
+    rounds = FederatedRounds(server, training, sites, settings, prepared.config, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         log(f"warning: {warning}")
     _await_sites(sites, settings, received, is_resumed=RunFolder(folder).rounds_path.exists())

@@ -107,9 +107,11 @@ class FederationSettings:
         None, optional(_data), "the server's test data, for evaluation = server: a name, a path, or {name: …}"
     )
     privacy: str = _option(
-        "none", choice("none", "central", "local"), "noise on the sites' updates, by the server or by the sites"
+        "none",
+        choice("none", "central", "local", "example"),
+        "noise on the sites' updates, by the server or by the sites, or on the gradients of single samples",
     )
-    clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy adds noise")
+    clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy is central or local")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
     delta: float = _option(1e-5, real(above=0, below=1), "δ of the reported (ε, δ)")
     secure_aggregation: bool = _option(
@@ -156,14 +158,15 @@ class FederationSettings:
             raise UserError(
                 "federation.local_tests is true, but federation.site_metrics is 'none'; expected 'total' or 'class'"
             )
-        if self.privacy == "local" and (self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"):
+        reports = self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"
+        if self.sites_add_noise and reports:
             raise UserError(
-                "federation.privacy is 'local' while sites report losses or metrics without noise; expected "
+                f"federation.privacy is {self.privacy!r} while sites report losses or metrics without noise; expected "
                 "share_loss = false, site_metrics = 'none' and evaluation = 'server'"
             )
-        if self.privacy == "local" and self.attempts > 1:
+        if self.sites_add_noise and self.attempts > 1:
             raise invalid_value(
-                "federation.attempts", self.attempts, "1 with local privacy: every attempt is a release"
+                "federation.attempts", self.attempts, f"1 with {self.privacy} privacy: every attempt is a release"
             )
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
@@ -200,6 +203,11 @@ class FederationSettings:
             )
 
     @property
+    def sites_add_noise(self) -> bool:
+        """Whether updates have noise before they leave the sites."""
+        return self.privacy in ("local", "example")
+
+    @property
     def required_sites(self) -> int:
         """The number of sites that a round needs: the minimum, or half of all sites."""
         return self.minimum or -(-len(self.sites) // 2)
@@ -226,7 +234,20 @@ def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contra
     rest = {key: v for key, v in parsed.items() if not key.startswith(("federation.", "contract."))}
     config = with_values(Config(), {"device": "cpu", "engine": "plain", **rest, "data": FEDERATION})
     split = PartitionConfig(SITES, len(settings.sites), None, {"names": list(settings.sites)})
+    require_example_settings(settings, config)
     return settings, contract, with_values(config, {"partition": split.to_mapping()})
+
+
+def require_example_settings(settings: FederationSettings, config: Config) -> None:
+    """Refuse settings of example-level privacy without the kind of privacy that counts it, and the reverse."""
+    is_private = config.example_noise is not None
+    if settings.privacy == "example" and not is_private:
+        raise UserError("federation.privacy is 'example' without example_clip and example_noise; expected both")
+    if settings.privacy != "example" and is_private:
+        raise UserError(
+            f"example_noise is set, but federation.privacy is {settings.privacy!r}; expected 'example', which accounts "
+            "for it"
+        )
 
 
 def require_noiseless_sums(settings: FederationSettings, contract: Contract) -> None:

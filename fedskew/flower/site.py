@@ -45,6 +45,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors, single_model
 from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import private_change
+from fedskew.flower.releases import read_release
 from fedskew.flower.request_checks import (
     planned_rounds,
     planned_tests,
@@ -59,12 +60,13 @@ from fedskew.flower.request_checks import (
     require_covered_survey,
     require_declared,
     require_own_name,
+    require_planned_noise,
     require_planned_round,
     require_planned_test,
 )
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
-from fedskew.flower.site_ledger import SiteLedger, read_release
+from fedskew.flower.site_ledger import SiteLedger
 from fedskew.flower.site_run import SiteRun
 from fedskew.flower.site_state import SiteState, StateUnusable
 from fedskew.flower.site_survey import describe_site
@@ -223,7 +225,8 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        release = read_release(facts)
+        require_planned_noise(facts["local"], run.config)
+        release = read_release(facts, run.method)
         self._ledger.require_budget(release)  # before the training, which would be in vain
         require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         planned = planned_rounds(run.method, run.config, facts["notes"])
@@ -244,8 +247,8 @@ class Site:
             "round": model_round,
             "start": digest(payload),
             "visits": int(result.visits[0]),
-            # With local noise, the update is finite in any case, and whether the loss is depends on the data.
-            "finite": facts["noise"] is not None or bool(np.isfinite(loss)),
+            # With noise, nothing is said about the loss, which has none.
+            "finite": release.privacy in ("local", "example") or bool(np.isfinite(loss)),
         }
         if facts["share_loss"] and np.isfinite(loss):
             reply["loss"] = loss

@@ -3,14 +3,7 @@
 `ledger.jsonl` in the site's state folder is a chained log. An update's line is on disk before the update leaves, so a
 crash can only make the sum too large. A reply that is lost, and a round that is repeated, count each time.
 
-Every update with noise is a Gaussian mechanism with parameter μ = 2/z, for the noise multiplier z (see `privacy.py`).
-Over rounds and runs, the squares of μ add up, which is exact for Gaussian mechanisms, even if each one depends on the
-results of those before it. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ. No amplification
-by sampling is counted. An update without noise makes ε infinite.
-
-    local     the site adds the noise itself
-    central   the server says that it adds the noise to the mean, and the site has to trust it
-    none      there is no noise
+`releases.py` has the privacy that one update spends, in the two accounts of the ledger.
 """
 
 from __future__ import annotations
@@ -18,17 +11,17 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.flower.chained_log import ChainedLog, Entry, head_path, read_chain
 from fedskew.flower.policy import Policy
-from fedskew.flower.privacy import SENSITIVITY, gaussian_epsilon
-from fedskew.flower.settings import FederationSettings
+from fedskew.flower.releases import ACCOUNTS, Account, Release
 from fedskew.flower.site_state import StateUnusable
-from fedskew.flower.wire import Facts, one_line
+from fedskew.flower.wire import Facts
+from fedskew.gaussian_privacy import gaussian_epsilon
 
 NAME = "ledger.jsonl"
 _UPDATE, _WORK = "update", "work"
@@ -38,42 +31,6 @@ class BudgetExceeded(UserError):
     """An update would exceed the site's budget. The text names none of the site's files, so it may leave the site."""
 
 
-@dataclass(frozen=True)
-class Release:
-    """An update that leaves the site."""
-
-    run: str
-    round: int
-    privacy: str
-    """Who adds noise: local, central or none."""
-    noise: float | None
-    """The noise multiplier. None without noise."""
-
-    @property
-    def mu_squared(self) -> float:
-        return math.inf if self.noise is None else (SENSITIVITY[self.privacy] / self.noise) ** 2
-
-
-def read_release(facts: Facts) -> Release:
-    """Describe the update that a request would make leave the site. Refuse a clip or noise that is not positive."""
-    kinds = {"local": facts["noise"], "central": facts.get("central_noise")}
-    privacy = next((kind for kind, noise in kinds.items() if noise is not None), "none")
-    multiplier = None
-    if privacy != "none":
-        values: Any = kinds[privacy]
-        if not isinstance(values, list) or len(values) != 2 or not all(map(_is_positive, values)):
-            raise UserError(
-                f"the server sets clip and noise to {one_line(repr(values))}; expected two positive numbers"
-            )
-        multiplier = float(values[1])
-    return Release(one_line(str(facts["run"])), facts["key"]["round"] + 1, privacy, multiplier)
-
-
-def planned_release(settings: FederationSettings) -> Release:
-    """Describe one update of a run that has not begun."""
-    return Release("", 0, settings.privacy, None if settings.privacy == "none" else settings.noise)
-
-
 class SiteLedger:
     """The ledger of one site."""
 
@@ -81,35 +38,43 @@ class SiteLedger:
         self._log, self._policy = ChainedLog(state_folder / NAME), policy
 
     def spent(self) -> Facts:
-        """The privacy that all updates so far have spent. `epsilon` is None if one of them had no noise."""
+        """The privacy that all updates so far have spent, of the site and of one sample. None if it is infinite."""
         entries = self._entries(_UPDATE)
-        found = self._epsilon(entries)
-        return {
-            "epsilon": found if math.isfinite(found) else None,
-            "delta": self._policy.delta,
-            "updates": len(entries),
-        }
+        found = {account.key: self._epsilon(account, entries) for account in ACCOUNTS}
+        finite = {key: value if math.isfinite(value) else None for key, value in found.items()}
+        return {**finite, "delta": self._policy.delta, "updates": len(entries)}
 
     def require_budget(self, release: Release) -> None:
-        """Refuse an update that would exceed the site's budget."""
-        budget = self._policy.epsilon
-        if budget is None:
-            return
-        limit = f"this site's budget is ε = {budget:g} at δ = {self._policy.delta:g} (policy.epsilon)"
-        if release.noise is None:
-            raise BudgetExceeded(f"{limit}, but the update would have no noise; expected federation.privacy = 'local'")
+        """Refuse an update that would exceed one of the site's budgets."""
+        for account in ACCOUNTS:
+            budget = self._budget(account)
+            if budget is not None:
+                self._require_budget(account, budget, release)
+
+    def _budget(self, account: Account) -> float | None:
+        budget: float | None = getattr(self._policy, account.key)
+        return budget
+
+    def _require_budget(self, account: Account, budget: float, release: Release) -> None:
+        limit = f"{account.whose} is ε = {budget:g} at δ = {self._policy.delta:g} (policy.{account.key})"
+        if math.isinf(release.mu_squared(account)):
+            raise BudgetExceeded(
+                f"{limit}, but {_lack(release)}; expected {account.expected}"
+                + (", or policy.example_epsilon in place of policy.epsilon" if release.privacy == "example" else "")
+            )
         before = self._entries(_UPDATE)
-        bare = [entry for entry in before if entry["noise"] is None]
+        bare = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
         if bare:
             raise BudgetExceeded(
-                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} left it without noise, the "
-                f"last in run {bare[-1]['run']}, so no budget can hold for the same data"
+                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} left it without noise"
+                f"{' on the whole update' if any(e['noise'] for e in bare) else ''}, the last in run "
+                f"{bare[-1]['run']}, so no budget can hold for the same data"
             )
-        after = self._epsilon(before, release)
+        after = self._epsilon(account, before, release)
         if after > budget:
             raise BudgetExceeded(
-                f"{limit}; {len(before)} update{'s' if len(before) != 1 else ''} spent {self._epsilon(before):.3g}, "
-                f"and round {release.round} would bring it to {after:.3g}"
+                f"{limit}; {len(before)} update{'s' if len(before) != 1 else ''} spent "
+                f"{self._epsilon(account, before):.3g}, and round {release.round} would bring it to {after:.3g}"
             )
 
     def charge(self, release: Release) -> None:
@@ -123,29 +88,40 @@ class SiteLedger:
         except UserError as error:
             raise StateUnusable(str(error)) from error
 
-    def describe_plan(self, release: Release, rounds: int) -> str | None:
-        """Describe what a planned run would leave of the budget. None if there is no budget."""
-        budget = self._policy.epsilon
-        if budget is None:
-            return None
-        if release.noise is None:
-            return f"privacy budget: ε = {budget:g}, but the app adds no noise, so this site will refuse to train"
+    def describe_plan(self, release: Release, rounds: int) -> list[str]:
+        """Describe what a planned run would leave of each budget, one line for each."""
+        lines = []
+        for account in ACCOUNTS:
+            budget = self._budget(account)
+            if budget is not None:
+                lines.append(self._describe_plan(account, budget, release, rounds))
+        return lines
+
+    def _describe_plan(self, account: Account, budget: float, release: Release, rounds: int) -> str:
+        name = "privacy budget" if account.is_whole_site else "privacy budget of one sample"
+        if math.isinf(release.mu_squared(account)):
+            lacks = "the app adds no noise" if release.noise is None else "the app's noise is on single samples"
+            return f"{name}: ε = {budget:g}, but {lacks}, so this site will refuse to train"
         enough = self.affordable_rounds(release, rounds)
         before, after = self._entries(_UPDATE), [release] * rounds
         line = (
-            f"privacy budget: ε = {self._epsilon(before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent; "
-            f"{rounds} rounds would bring it to {self._epsilon(before, *after):.3g}"
+            f"{name}: ε = {self._epsilon(account, before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent; "
+            f"{rounds} rounds would bring it to {self._epsilon(account, before, *after):.3g}"
         )
         return line if enough == rounds else f"{line}, so this site will stop after round {enough}"
 
     def affordable_rounds(self, release: Release, rounds: int) -> int:
-        """The number of rounds of a planned run, at most `rounds`, for which the budget suffices."""
-        if self._policy.epsilon is None:
-            return rounds
-        before = self._entries(_UPDATE)
-        return bisect.bisect_right(
-            range(1, rounds + 1), self._policy.epsilon, key=lambda count: self._epsilon(before, *[release] * count)
-        )
+        """The number of rounds of a planned run, at most `rounds`, for which all budgets suffice."""
+        before, enough = self._entries(_UPDATE), rounds
+        for account in ACCOUNTS:
+            budget = self._budget(account)
+            if budget is not None:
+                spent = partial(self._spent_after, account, before, release)
+                enough = min(enough, bisect.bisect_right(range(1, rounds + 1), budget, key=spent))
+        return enough
+
+    def _spent_after(self, account: Account, before: Iterable[Entry], release: Release, rounds: int) -> float:
+        return self._epsilon(account, before, *[release] * rounds)
 
     def require_time(self, run: str) -> None:
         """Refuse a request of a run that has used up its time."""
@@ -167,9 +143,8 @@ class SiteLedger:
         except UserError as error:
             raise StateUnusable(str(error)) from error
 
-    def _epsilon(self, entries: Iterable[Entry], *more: Release) -> float:
-        releases = [Release(e["run"], e["round"], e["privacy"], e["noise"]) for e in entries]
-        mu_squared = math.fsum(release.mu_squared for release in (*releases, *more))
+    def _epsilon(self, account: Account, entries: Iterable[Entry], *more: Release) -> float:
+        mu_squared = math.fsum(release.mu_squared(account) for release in (*map(_from_entry, entries), *more))
         return gaussian_epsilon(math.sqrt(mu_squared), self._policy.delta)
 
     def _entries(self, event: str) -> list[Entry]:
@@ -186,5 +161,13 @@ class SiteLedger:
         return [entry for entry in chain.entries if entry["event"] == event]
 
 
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+def _from_entry(entry: Entry) -> Release:
+    """Read a release from its line. Lines of earlier versions have one each."""
+    return Release(entry["run"], entry["round"], entry["privacy"], entry["noise"], entry.get("releases", 1))
+
+
+def _lack(release: Release) -> str:
+    """Say why an update cannot be part of a budget."""
+    if release.noise is None:
+        return "the update would have no noise"
+    return "noise on the gradients of single samples gives the whole site no finite ε"

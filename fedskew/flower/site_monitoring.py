@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from fedskew.flower.audit import read_site_values, site_log
 from fedskew.flower.chained_log import Entry, NewEntries
@@ -23,12 +24,13 @@ class SiteMonitor:
     def __init__(self, site: Path, connection: Connection) -> None:
         """`site` is the site's site.yaml, which was checked. Reading all of it would need torch."""
         self._connection = connection
-        self._budget: float | None = (read_site_values(site).get("policy") or {}).get("epsilon")
+        self._policy: dict[str, Any] = read_site_values(site).get("policy") or {}
         self._log = NewEntries(site_log(site).path)
         self._requests = Counter(dict.fromkeys(_OUTCOMES.values(), 0))
         self._sent = 0
         self._last_message: float | None = None
-        self._spent: float | None = None
+        self._spent: dict[str, float] = {}
+        """By the key of the policy that has the budget."""
 
     def problem(self) -> str | None:
         return self._connection.problem
@@ -44,11 +46,18 @@ class SiteMonitor:
         if self._last_message is not None:
             help = "Time of the last request."
             yield Metric("fedskew_last_message_timestamp_seconds", "gauge", help, self._last_message)
-        if self._spent is not None:
-            help = "Epsilon that all updates of this site have spent, infinite without noise."
-            yield Metric("fedskew_privacy_epsilon", "gauge", help, self._spent)
-        if self._budget is not None:
-            yield Metric("fedskew_privacy_budget_epsilon", "gauge", "The site's budget.", self._budget)
+        yield from self._privacy("epsilon", "", "all updates of this site have spent", "The site's budget.")
+        yield from self._privacy(
+            "example_epsilon", "example_", "all updates have spent of one sample", "The budget of one sample."
+        )
+
+    def _privacy(self, key: str, prefix: str, spent: str, budget: str) -> Iterator[Metric]:
+        if key in self._spent:
+            help = f"Epsilon that {spent}, infinite without noise."
+            yield Metric(f"fedskew_privacy_{prefix}epsilon", "gauge", help, self._spent[key])
+        limit: float | None = self._policy.get(key)
+        if limit is not None:
+            yield Metric(f"fedskew_privacy_{prefix}budget_epsilon", "gauge", budget, limit)
 
     def _add(self, entry: Entry) -> None:
         if entry["event"] not in _OUTCOMES:
@@ -57,5 +66,5 @@ class SiteMonitor:
         self._last_message = datetime.fromisoformat(entry["time"]).timestamp()
         self._sent += sum(int(entry.get(part, {}).get("bytes", 0)) for part in ("facts", "tensors"))
         if "epsilon" in entry:
-            spent = entry["epsilon"]["epsilon"]
-            self._spent = math.inf if spent is None else float(spent)
+            spent = {key: entry["epsilon"].get(key) for key in ("epsilon", "example_epsilon")}
+            self._spent = {key: math.inf if value is None else float(value) for key, value in spent.items()}

@@ -15,7 +15,7 @@ from fedskew.engine.personal_training import initial_personal, personal_model
 from fedskew.errors import UserError
 from fedskew.experiment.class_weights import with_class_weights
 from fedskew.experiment.config import Config, config_hash
-from fedskew.experiment.preparation import data_shape, positive_class
+from fedskew.experiment.preparation import data_shape, model_input, positive_class, require_example_privacy
 from fedskew.experiment.round.plan import sample_counts
 from fedskew.experiment.round.runtime import ModelRuntime, RuntimeFactory
 from fedskew.experiment.round.sampler import draw_samples
@@ -24,6 +24,7 @@ from fedskew.experiment.trained_part import make_part
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model
 from fedskew.flower.request_checks import require_known_code
+from fedskew.flower.secret_noise import draw_normals
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.start_weights import load_start, needs_start
 from fedskew.flower.tensors import to_bytes
@@ -62,6 +63,8 @@ class SiteRun:
         self._held: dict[tuple[int, ...] | None, Federation] = {None: all_samples}
         method = make_method(self.config.method, self.config.method_params)
         self.method = with_class_weights(method, self.config.class_weights, dataset)
+        if config.example_noise is not None:
+            require_example_privacy(self.method, model, model_input(dataset, model))
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
         personal = self.method.personal
@@ -154,6 +157,7 @@ class SiteRun:
             weighting=method.weighting,
             personal=method.personal,
             stays=self._stays,
+            noise=lambda shape, _: draw_normals(shape),
         )
         fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())
         counted = sample_counts(work.members, held.sizes)[0]

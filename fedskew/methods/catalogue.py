@@ -14,6 +14,7 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
+from fedskew.methods.example_privacy import uncovered_use
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, individual_updates_reason
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
@@ -78,6 +79,16 @@ class Entry:
     def secure_aggregation(self) -> bool:
         """Whether the method works with secure aggregation, in which the server learns only sums of updates."""
         return not self.individual_updates_reason
+
+    @property
+    def uncovered_use(self) -> str:
+        """Return how the method uses a client's data besides the gradients of single samples. Empty if it does not."""
+        return next(filter(None, map(uncovered_use, self.parts)), "")
+
+    @property
+    def example_privacy(self) -> bool:
+        """Whether the method works with example-level privacy."""
+        return not self.uncovered_use
 
     @property
     def extra_compute(self) -> str:

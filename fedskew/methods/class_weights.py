@@ -36,6 +36,9 @@ from fedskew.methods.stages import Schedule
 class ClassWeights(Part):
     """The source of the weights of the classes in the cross entropy."""
 
+    sample_by_sample: ClassVar[bool] = False
+    """As in `Part`."""
+
     def weights(self, logits: Tensor, client: Client) -> Tensor:
         """Return one weight per class, [C], in the dtype of the logits."""
         raise NotImplementedError
@@ -46,6 +49,8 @@ class GivenWeights(ClassWeights):
     """The same weights for all clients."""
 
     values: tuple[float, ...]
+
+    sample_by_sample = True
 
     def weights(self, logits: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         return filled(self.values, logits)

@@ -52,13 +52,17 @@ def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
 
 
 def markdown_tables() -> str:
-    """Return two tables: the methods of each kind, with those for secure aggregation, and which kinds combine."""
+    """Return two tables: the methods of each kind, with what they work with, and which kinds combine."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)
     names = sorted(kinds, key=_sort_key)
-    lines = ["| sets | methods | with secure aggregation |", "|---|---|---|"]
-    lines += [f"| {name} | {_listed(kinds[name])} | {_secure(kinds[name])} |" for name in names]
+    lines = ["| sets | methods | with secure aggregation | with example-level privacy |", "|---|---|---|---|"]
+    for name in names:
+        secure = [method for method in kinds[name] if METHODS[method].secure_aggregation]
+        private = [method for method in kinds[name] if METHODS[method].example_privacy]
+        listed = _listed(kinds[name]), _some(secure, kinds[name]), _some(private, kinds[name])
+        lines.append(f"| {name} | {' | '.join(listed)} |")
     lines += ["", f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     lines += [f"| **{one}** | {' | '.join(clash(one, other) or '✓' for other in names)} |" for one in names]
     return "\n".join(lines) + "\n"
@@ -68,10 +72,9 @@ def _listed(methods: list[str]) -> str:
     return ", ".join(f"`{method}`" for method in methods)
 
 
-def _secure(methods: list[str]) -> str:
-    """List the methods that work with secure aggregation."""
-    secure = [method for method in methods if METHODS[method].secure_aggregation]
-    others = [method for method in methods if method not in secure]
+def _some(chosen: list[str], methods: list[str]) -> str:
+    """List some of the methods, or the others if these are fewer."""
+    others = [method for method in methods if method not in chosen]
     if not others:
         return "all"
-    return f"all but {_listed(others)}" if len(others) < len(secure) else _listed(secure) or "none"
+    return f"all but {_listed(others)}" if len(others) < len(chosen) else _listed(chosen) or "none"

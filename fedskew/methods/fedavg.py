@@ -28,6 +28,7 @@ class CrossEntropy(Objective):
     """The cross entropy CE(z, y), or the binary cross entropy of several labels per sample."""
 
     multi_label = True
+    sample_by_sample = True
     takes_class_weights = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:

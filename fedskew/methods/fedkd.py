@@ -39,6 +39,7 @@ class FedKD(Objective):
     temperature: float = 1.0
 
     extra_compute = "1 teacher forward"
+    sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:
@@ -77,6 +78,7 @@ class FedDKD(Objective):
     temperature: float = 4.0
 
     extra_compute = "1 teacher forward"
+    sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:

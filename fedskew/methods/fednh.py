@@ -56,6 +56,7 @@ class PrototypeCrossEntropy(Objective):
 
     head = "cosine"
     needs_features = True
+    sample_by_sample = True
     takes_class_weights = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:

@@ -26,6 +26,7 @@ from fedskew.methods.parts import Client, Mode, Outputs
 class FedNTD(FedKD):
     """Cross entropy and distillation over the not-true classes."""
 
+    sample_by_sample = True
     takes_class_weights = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
@@ -39,6 +40,7 @@ class FedNTDTf(FedKD):
     """FedNTD without a teacher: keeps the not-true classes at equal probabilities."""
 
     extra_compute = ""
+    sample_by_sample = True
     takes_class_weights = True
 
     def companions(self) -> dict[str, Mode]:

@@ -37,6 +37,7 @@ class ProximalDistillation(CrossEntropy):
     """τ."""
 
     multi_label = False
+    sample_by_sample = True
     takes_class_weights = True
     extra_compute = "1 teacher forward"
 

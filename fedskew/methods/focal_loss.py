@@ -27,6 +27,7 @@ class FocalLoss(Objective):
 
     gamma: float = 2.0
 
+    sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:

@@ -28,6 +28,7 @@ class LabelSmoothing(Objective):
     smoothing: float = 0.1
     """μ."""
 
+    sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ class LogitAdjustment(Objective):
 
     sends = "label counts"
     reveals: ClassVar[Reveals] = "label counts"
+    sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:

@@ -70,6 +70,7 @@ class MethodList(Sequence[Entry]):
                 "reveals": entry.revealed,
                 "extra compute": entry.extra_compute,
                 "secure aggregation": "yes" if entry.secure_aggregation else "no",
+                "example-level privacy": "yes" if entry.example_privacy else "no",
             }
             for entry in self._entries
         ]

@@ -41,6 +41,7 @@ class MOON(Objective):
 
     needs_features = True
     multi_label = True
+    sample_by_sample = True
     takes_class_weights = True
     extra_compute = "2 teacher forwards"
 

@@ -271,6 +271,10 @@ class Part:
     """Whether `closing` uses `seen.gradient`."""
     needs_sample_count: ClassVar[bool] = False
     """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
+    sample_by_sample: ClassVar[bool] = True
+    """Whether what the part computes from the client's data is a mean over the samples, of terms that depend on one
+    sample, and not on `client.label_counts`. Example-level privacy needs it. False by default for objectives,
+    regularisers and class weights."""
     multi_label: ClassVar[bool] = True
     """Whether the maths also holds for several labels per sample, where there is no softmax over the classes. The
     hooks then get labels [B, L] of 0 and 1. False by default for objectives, regularisers and schedules."""
@@ -322,6 +326,8 @@ class Objective(Part):
 
     needs_features: ClassVar[bool] = False
     """Whether the loss uses features. Then the model must be a `Classifier(encoder, head)`."""
+    sample_by_sample: ClassVar[bool] = False
+    """As in `Part`. A class that overrides the loss of another one must declare it again."""
     multi_label: ClassVar[bool] = False
     takes_class_weights: ClassVar[bool] = False
     """Whether the loss weighs its cross entropy by `client.class_weights`, if they are not None."""

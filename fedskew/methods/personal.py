@@ -70,10 +70,10 @@ class Personal(Part):
         return None
 
 
-def mean_gradients(part: Personal, gradients: int, local_epochs: int) -> float:
-    """Return the mean number of gradients per step of a round, if the method's solver computes `gradients`.
+def phase_gradients(part: Personal, gradients: int, local_epochs: int) -> list[tuple[int, int]]:
+    """Return the epochs of each phase of a round, with its gradients per step. A second model counts as a phase.
 
-    The solver steps only in phases that train shared parameters.
+    The method's solver computes `gradients` per step. It steps only in phases that train shared parameters.
     """
     steps = [
         (local_epochs if phase.epochs is None else phase.epochs, 1 if phase.trains == "personal" else gradients)
@@ -81,6 +81,12 @@ def mean_gradients(part: Personal, gradients: int, local_epochs: int) -> float:
     ]
     if (own := part.own_solver()) is not None:
         steps.append((local_epochs, own.gradients()))
+    return steps
+
+
+def mean_gradients(part: Personal, gradients: int, local_epochs: int) -> float:
+    """Return the mean number of gradients per step of a round."""
+    steps = phase_gradients(part, gradients, local_epochs)
     return sum(epochs * each for epochs, each in steps) / sum(epochs for epochs, _ in steps)
 
 

@@ -48,6 +48,7 @@ class GroupCrossEntropy(Objective):
 
     group: tuple[int, ...] = ()
 
+    sample_by_sample = True
     takes_class_weights = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:

@@ -17,6 +17,7 @@ class Regulariser(Part):
     needs_features: ClassVar[bool] = False
     """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
     multi_label: ClassVar[bool] = False
+    sample_by_sample: ClassVar[bool] = False
     """As in `Part`."""
 
     def term(self, out: Outputs, y: Tensor, client: Client) -> Tensor:

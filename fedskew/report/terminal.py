@@ -63,7 +63,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     if accuracies and (found := fairness(accuracies)):
         spread = f"mean {_percent(found.mean)}, deviation {_percent(found.deviation)}"
         table.add_row("worst site", _percent(found.worst), Text(f"{found.worst_site} ({spread})"))
-    for row in _balance_rows(result):
+    for row in (*_balance_rows(result), *_privacy_rows(result)):
         table.add_row(*row)
     if result.diverged:
         table.add_row("diverged", Text(str(result.diverged), style="red"), "non-finite client updates, discarded")
@@ -79,6 +79,14 @@ def _balance_rows(result: Result) -> list[tuple[str, str, str]]:
     weights, batches = result.config.class_weights, result.config.batches
     rows = [] if weights is None else [("class weights", weights if isinstance(weights, str) else "given", "")]
     return rows if batches == "shuffled" else [*rows, ("batches", batches, "")]
+
+
+def _privacy_rows(result: Result) -> list[tuple[str, str, str]]:
+    """The ε of a run with noise."""
+    if result.privacy is None:
+        return []
+    whose = "one training sample" if result.privacy["kind"] == "example" else "a whole site"
+    return [("privacy", f"ε = {result.privacy['epsilon']:.3g}", f"at δ = {result.privacy['delta']:g}, for {whose}")]
 
 
 def _evaluation_rows(result: Result) -> list[tuple[str, str, str]]:

@@ -22,9 +22,10 @@ from doc_blocks import Block, blocks
 
 from fedskew.cli import main
 from fedskew.flower.policy import Policy
+from fedskew.flower.releases import Release
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import load_site
-from fedskew.flower.site_ledger import Release, SiteLedger
+from fedskew.flower.site_ledger import SiteLedger
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOY = DOCS / "deploy.md"
@@ -90,7 +91,9 @@ def test_settings_and_the_site_s_file_are_read(tmp_path: Path) -> None:
 
 def test_the_example_of_a_budget_is_what_the_program_prints(tmp_path: Path) -> None:
     ledger = SiteLedger(tmp_path, Policy(epsilon=1.0))
-    assert f"`{ledger.describe_plan(Release('', 0, 'local', 20.0), 10)}`" in TEXT
+    assert f"`{ledger.describe_plan(Release('', 0, 'local', 20.0), 10)[0]}`" in TEXT
+    of_samples = SiteLedger(tmp_path, Policy(example_epsilon=4.0))
+    assert f"`{of_samples.describe_plan(Release('', 0, 'example', 4.0), 10)[0]}`" in TEXT
 
 
 def test_the_tests_behind_the_answers_about_security_exist() -> None:

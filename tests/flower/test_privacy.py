@@ -15,11 +15,12 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import noise_warning
-from fedskew.flower.privacy import SENSITIVITY, epsilon, private_change
+from fedskew.flower.privacy import SENSITIVITY, private_change
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts
+from fedskew.gaussian_privacy import epsilon
 from fedskew.models import DataShape, make_model, parameter_count
 
 SECRET = {"share_loss": False, "attempts": 1}

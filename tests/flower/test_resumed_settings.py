@@ -14,10 +14,10 @@ from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
-from fedskew.flower.privacy import epsilon
 from fedskew.flower.run_record import NAME
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.wire import Facts
+from fedskew.gaussian_privacy import epsilon
 
 CENTRAL: dict[str, Any] = {"privacy": "central", "noise": 2.0, "minimum": 3}
 LOCAL: dict[str, Any] = {"privacy": "local", "noise": 2.0, "share_loss": False, "attempts": 1}

@@ -13,9 +13,9 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.flower.privacy import epsilon
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.wire import Facts
+from fedskew.gaussian_privacy import epsilon
 
 
 @pytest.fixture(scope="module")

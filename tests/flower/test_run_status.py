@@ -44,7 +44,7 @@ def test_a_finished_run_names_its_sites_and_who_refused(tmp_path: Path, capsys: 
     here = federated(tmp_path, {"site-1": "policy: {noise: 1}\n"}, minimum=2)
     server_main(here.grid, here.context)
     found = status(tmp_path / "run")
-    assert (found.status, found.round, found.reason) == ("finished", 2, "")
+    assert (found.status, found.round, found.reason, found.privacy) == ("finished", 2, "", None)
     assert [(one.name, one.state, one.round, one.updates) for one in found.sites] == [
         ("site-0", "connected", 2, 2),
         ("site-1", "refuses", None, 0),

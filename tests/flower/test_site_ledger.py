@@ -23,12 +23,14 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.policy import COLUMN_SUMS, Policy, read_policy
-from fedskew.flower.privacy import epsilon, gaussian_epsilon
+from fedskew.flower.releases import Release, read_release
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.site_ledger import NAME, BudgetExceeded, Release, SiteLedger, read_release
+from fedskew.flower.site_ledger import NAME, BudgetExceeded, SiteLedger
 from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.socket_paths import socket_path
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.gaussian_privacy import epsilon, gaussian_epsilon
+from fedskew.methods import make_method
 
 LOCAL = {"privacy": "local", "clip": 1.0, "noise": 4.0, "share_loss": False, "attempts": 1}
 
@@ -71,7 +73,8 @@ def test_the_ledger_adds_up_runs_with_different_noise(tmp_path: Path) -> None:
     ledger.charge(Release("b", 1, "central", 10.0))
     mu = math.sqrt(3 * (2 / 4) ** 2 + (2 / 10) ** 2)
     spent = SiteLedger(tmp_path, Policy(delta=1e-6)).spent()  # read from disk
-    assert spent == {"epsilon": gaussian_epsilon(mu, 1e-6), "delta": 1e-6, "updates": 4}
+    both = dict.fromkeys(("epsilon", "example_epsilon"), gaussian_epsilon(mu, 1e-6))  # it also protects single samples
+    assert spent == {**both, "delta": 1e-6, "updates": 4}
     ledger.charge(Release("c", 1, "none", None))
     assert ledger.spent()["epsilon"] is None
 
@@ -93,7 +96,7 @@ def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
     with pytest.raises(BudgetExceeded, match="the update would have no noise"):
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(bare)
     assert "will refuse to train" in str(SiteLedger(tmp_path, Policy(epsilon=100.0)).describe_plan(bare, 3))
-    assert SiteLedger(tmp_path, Policy()).describe_plan(bare, 3) is None
+    assert SiteLedger(tmp_path, Policy()).describe_plan(bare, 3) == []
     SiteLedger(tmp_path, Policy()).charge(bare)
     with pytest.raises(BudgetExceeded, match="1 earlier update left it without noise, the last in run old"):
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(local())
@@ -102,7 +105,7 @@ def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
 @pytest.mark.parametrize("noise", [[1.0, 0.0], [1.0, -1.0], [0, 1.0], [1.0, math.inf], [math.nan, 1.0], [1.0], 3, "ab"])
 def test_noise_that_is_none_is_refused(noise: Any) -> None:
     with pytest.raises(UserError, match="expected two positive numbers"):
-        read_release({"run": "a", "key": {"round": 0}, "noise": noise})
+        read_release({"run": "a", "key": {"round": 0}, "noise": noise, "local": {}}, make_method("fedavg"))
 
 
 def test_a_site_stops_at_its_budget_in_the_second_run_and_the_others_go_on(

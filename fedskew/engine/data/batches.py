@@ -51,6 +51,11 @@ class BatchPlan:
         return self.epochs * self.per_epoch
 
     @property
+    def full_batch(self) -> int:
+        """Samples in a full batch of this client. `width` may be larger, because of other clients of the round."""
+        return min(self.width, len(self.samples))
+
+    @property
     def visits(self) -> int:
         """Samples in all batches of the round."""
         return self.epochs * self._kept

@@ -236,7 +236,9 @@ class StackedEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         plans = self._plans(work)
-        if not any(plan.steps for plan in plans):
+        if work.local.is_private:
+            self._notice("example-level privacy computes gradients sample by sample, so clients run one after another")
+        if work.local.is_private or not any(plan.steps for plan in plans):
             return self._plain.train(work)
         opened = self._try_opening_pass(work, plans)
         ability = _Ability(stackable=False) if opened is None else self._find_ability(opened, plans)

@@ -155,6 +155,16 @@ class Config:
     )
     weight_decay: float = _option(0.0, real(at_least=0), "weight decay of the local optimiser")
     clip_norm: float | None = _option(None, optional(real(above=0)), "clip local gradients to this norm")
+    example_clip: float | None = _option(
+        None,
+        optional(real(above=0)),
+        "example-level privacy: clip the gradient of each sample to this norm, with example_noise",
+    )
+    example_noise: float | None = _option(
+        None,
+        optional(real(above=0)),
+        "example-level privacy: noise multiplier, the noise's standard deviation divided by example_clip",
+    )
     class_weights: str | Mapping[str, float] | None = _option(
         None,
         optional(weights_setting),
@@ -213,10 +223,23 @@ class Config:
         _refuse_reserved("method", self.method_params, _NAME_KEY)
         if self.optimizer == "nesterov" and not self.momentum:
             raise invalid_value("momentum", self.momentum, "a number above 0 for optimizer nesterov")
+        self._check_example_privacy()
         clients = self.partition.clients
         if None not in (self.clients_per_round, clients) and self.clients_per_round > clients:  # type: ignore[operator]
             raise invalid_value(
                 "clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients"
+            )
+
+    def _check_example_privacy(self) -> None:
+        """Refuse half of the settings of example-level privacy, and batches that use a sample twice."""
+        given, missing = "example_clip", "example_noise"
+        if self.example_clip is None:
+            given, missing = missing, given
+        if (self.example_clip is None) != (self.example_noise is None):
+            raise UserError(f"{given} is set without {missing}; expected both for example-level privacy, or none")
+        if self.example_noise is not None and self.batches != "shuffled":
+            raise invalid_value(
+                "batches", self.batches, "shuffled with example-level privacy: others depend on the labels"
             )
 
     @property
@@ -263,7 +286,7 @@ _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
 _LATER_KEYS: dict[str, Any] = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
     "train": "all", "lora_rank": 8, "lora_alpha": 16.0, "lora_targets": [], "head": "auto", "class_weights": None,
-    "batches": "shuffled", "server_data": 0.0,
+    "batches": "shuffled", "server_data": 0.0, "example_clip": None, "example_noise": None,
 }  # fmt: skip
 """Keys that were added later, with the value that earlier runs used. That value is left out of the hash."""
 

@@ -131,6 +131,8 @@ class RoundPlanner:
             clip_norm=config.clip_norm,
             optimizer=config.optimizer,
             batches=config.batches,
+            example_clip=config.example_clip,
+            example_noise=config.example_noise,
         )
 
     def _assignments(

@@ -18,6 +18,8 @@ from torch import Tensor
 from fedskew.data.federation import Federation
 from fedskew.engine import ModelState, RoundResult, RoundWork
 from fedskew.experiment.config import Config
+from fedskew.gaussian_privacy import DELTA, epsilon
+from fedskew.methods.example_privacy import EXAMPLE_SENSITIVITY, gradients_per_sample
 from fedskew.methods.parts import data_pass_cost
 from fedskew.methods.personal import mean_gradients
 from fedskew.metrics.confusion import Evaluation
@@ -84,7 +86,8 @@ class RoundRow:
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
-    """On Flower with noise: kind, ε and δ of the differential privacy so far."""
+    """With noise: kind, ε and δ of the differential privacy so far. The kind is central or local, which are on Flower
+    and for a whole site, or example, which is for one training sample."""
     seconds: float = 0.0
     """Duration of the round."""
 
@@ -164,6 +167,7 @@ class RoundRecord:
             notes=after.notes,
             **({} if after.survey is None else after.survey.to_record()),
             bytes=traffic(plan.work, result, stage.concatenates) if has_traffic else {"down": 0, "up": 0},
+            privacy=example_privacy(plan.work, plan.start.rounds + 1) if plan.work.local.is_private else None,
         )
 
     def _compute(self, plan: RoundPlan, visits: int, tally: dict[str, float]) -> float:
@@ -187,6 +191,13 @@ class RoundRecord:
             return self._config.local_epochs * float(plan.participants.sizes.sum())
         participants = min(self._config.clients_per_round or len(sizes), len(sizes))
         return self._config.local_epochs * float(sizes.mean()) * participants
+
+
+def example_privacy(work: RoundWork, rounds: int, delta: float = DELTA) -> dict[str, Any]:
+    """Return the ε of one sample of a client that took part in this many rounds like this one."""
+    gradients = rounds * gradients_per_sample(work.solver, work.personal, work.local.epochs)
+    spent = epsilon(gradients, work.local.example_privacy[1], delta, EXAMPLE_SENSITIVITY)
+    return {"kind": "example", "epsilon": spent, "delta": delta}
 
 
 def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) -> dict[str, int]:

@@ -47,7 +47,7 @@ class SecureTraining(SiteTraining):
         kept: Mapping[int, Facts] | None = None,  # noqa: ARG002
     ) -> tuple[Answers, dict[int, Reply]]:
         """Ask the sites to train a round. There are no reports on their tests, which are separate sums."""
-        if self._settings.privacy == "local":
+        if self._settings.sites_add_noise:
             self._count_release()
         facts = {a.client: self._facts(plan, a.client, a.state) for a in plan.work.assignments}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))

@@ -293,9 +293,12 @@ def test_the_hash_follows_what_the_run_is() -> None:
         "head": "etf", "lora_rank": 4, "lora_alpha": 8.0, "lora_targets": ["encoder.1"],
     }  # fmt: skip
     changed = [with_values(base, {key: value}) for key, value in changes.items()]
-    assert len({config_hash(config) for config in [base, *changed]}) == len(changes) + 1
+    together = {"example_clip": 1.0, "example_noise": 2.0}
+    changed_together = with_values(base, together)
+    assert differing_keys(base, changed_together) == list(together)
+    assert len({config_hash(config) for config in [base, *changed, changed_together]}) == len(changes) + 2
     changeable = {"data_dir", "init", "checkpoint_every", "save_predictions"}
-    assert {key.partition(".")[0] for key in changes} == set(KEYS) - changeable
+    assert {key.partition(".")[0] for key in changes} | together.keys() == set(KEYS) - changeable
     expected = [{"data": "data.name", "method": "method.name"}.get(key, key) for key in changes]
     assert [differing_keys(base, config) for config in changed] == [[key] for key in expected]
 

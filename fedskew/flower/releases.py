@@ -1,0 +1,119 @@
+"""The privacy that an update of a site spends: of the whole site, and of one sample.
+
+Every release with noise is a Gaussian mechanism with parameter μ = 2/z, for the noise multiplier z (see `privacy.py`).
+Over rounds and runs, the squares of μ add up, which is exact for Gaussian mechanisms, even if each one depends on the
+results of those before it. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ. No amplification
+by sampling is counted. An update without noise makes ε infinite.
+
+    local     the site adds the noise itself, to its update; one release
+    central   the server says that it adds the noise to the mean, and the site has to trust it; one release
+    example   the site adds noise to the gradients of single samples; one release per epoch and gradient of a step
+    none      there is no noise
+
+There are two accounts: one of the privacy of the whole site, and one of the privacy of one sample. What protects the
+whole site also protects each of its samples, so local and central noise count in both. Noise on the gradients of single
+samples does not protect the whole site. In that account, it counts as no noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config
+from fedskew.flower.privacy import SENSITIVITY
+from fedskew.flower.settings import FederationSettings
+from fedskew.flower.wire import Facts, one_line
+from fedskew.gaussian_privacy import gaussian_epsilon
+from fedskew.methods import Method, make_method
+from fedskew.methods.example_privacy import gradients_per_sample
+
+
+@dataclass(frozen=True)
+class Release:
+    """An update that leaves the site."""
+
+    run: str
+    round: int
+    privacy: str
+    """Who adds noise: local, central, example or none."""
+    noise: float | None
+    """The noise multiplier. None without noise."""
+    releases: int = 1
+    """The number of Gaussian mechanisms that this update consists of."""
+
+    def mu_squared(self, account: Account) -> float:
+        """The sum of the squares of μ, in one of the accounts. Infinite if this update has no noise that counts."""
+        if self.noise is None or (account.is_whole_site and self.privacy == "example"):
+            return math.inf
+        return self.releases * (SENSITIVITY[self.privacy] / self.noise) ** 2
+
+
+@dataclass(frozen=True)
+class Account:
+    """One of the two accounts of a ledger."""
+
+    key: str
+    """The key of the policy with the budget."""
+    whose: str
+    expected: str
+    """The kinds of privacy that a budget needs, in words."""
+
+    @property
+    def is_whole_site(self) -> bool:
+        return self is SITE
+
+
+SITE = Account("epsilon", "this site's budget", "federation.privacy = 'local'")
+EXAMPLE = Account("example_epsilon", "this site's budget of one sample", "federation.privacy = 'example' or 'local'")
+ACCOUNTS = (SITE, EXAMPLE)
+
+
+def read_release(facts: Facts, method: Method) -> Release:
+    """Describe the update that a request would make leave the site. Refuse a clip or noise that is not positive."""
+    local = facts["local"]
+    kinds = {"local": facts["noise"], "central": facts.get("central_noise"), "example": _example_noise(local)}
+    privacy = next((kind for kind, noise in kinds.items() if noise is not None), "none")
+    multiplier = None
+    if privacy != "none":
+        values: Any = kinds[privacy]
+        if not isinstance(values, list) or len(values) != 2 or not all(map(_is_positive, values)):
+            raise UserError(
+                f"the server sets clip and noise to {one_line(repr(values))}; expected two positive numbers"
+            )
+        multiplier = float(values[1])
+    releases = _gradients(method, local.get("epochs")) if privacy == "example" else 1
+    return Release(one_line(str(facts["run"])), facts["key"]["round"] + 1, privacy, multiplier, releases)
+
+
+def _example_noise(local: Facts) -> list[Any] | None:
+    """Return the clip and the noise of example-level privacy. None without it."""
+    values = [local.get("example_clip"), local.get("example_noise")]
+    return None if values == [None, None] else values
+
+
+def _gradients(method: Method, epochs: Any) -> int:
+    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
+        raise UserError(f"the server sets the local epochs to {one_line(repr(epochs))}; expected a whole number")
+    return gradients_per_sample(method.solver, method.personal, epochs)
+
+
+def planned_release(settings: FederationSettings, config: Config) -> Release:
+    """Describe one update of a run that has not begun."""
+    if settings.privacy == "example":
+        method = make_method(config.method, config.method_params)
+        return Release("", 0, "example", config.example_noise, _gradients(method, config.local_epochs))
+    return Release("", 0, settings.privacy, None if settings.privacy == "none" else settings.noise)
+
+
+def run_epsilon(settings: FederationSettings, config: Config, rounds: int) -> float:
+    """Compute the ε of a run with noise, for a site that takes part in this many rounds, or for one of its samples."""
+    account = EXAMPLE if settings.privacy == "example" else SITE
+    mu_squared = rounds * planned_release(settings, config).mu_squared(account)
+    return gaussian_epsilon(math.sqrt(mu_squared), settings.delta)
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0

@@ -1,0 +1,51 @@
+"""The ε of Gaussian mechanisms, alone and composed.
+
+A mechanism that adds normal noise of deviation σ to a result of sensitivity Δ has the parameter μ = Δ/σ. Several of
+them, even if each depends on the results of those before it, are together as private as one whose μ² is the sum of
+theirs. ε follows from μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022).
+"""
+
+from __future__ import annotations
+
+import math
+
+DELTA = 1e-5
+"""The δ of a reported ε, unless another one is set."""
+
+
+def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Compute the smallest ε for which `releases` releases are (ε, δ)-private."""
+    return gaussian_epsilon(math.sqrt(releases) * sensitivity / noise_multiplier, delta)
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Compute the smallest ε for which a Gaussian mechanism with parameter μ is (ε, δ)-private.
+
+    Several mechanisms are together as private as one whose μ² is the sum of theirs.
+    """
+    if mu == 0 or math.isinf(mu):
+        return mu
+    low, high = 0.0, 1.0
+    while _delta(high, mu) > delta:
+        low, high = high, 2 * high
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(middle, mu) > delta else (low, middle)
+    return high
+
+
+def _delta(epsilon: float, mu: float) -> float:
+    """Compute the δ of a Gaussian mechanism with parameter μ at this ε."""
+    exponent = epsilon + _log_normal(-mu / 2 - epsilon / mu)
+    return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # it is above 0 only by rounding
+
+
+def _normal(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2
+
+
+def _log_normal(x: float) -> float:
+    """Compute log Φ(x), even where Φ itself is too small for a float."""
+    if x > -30:
+        return math.log(_normal(x))
+    return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))

@@ -1,0 +1,70 @@
+"""Which methods work with example-level privacy, and how often a round uses a sample.
+
+In a local step, example-level privacy clips the gradient of each sample and adds noise to their sum (DP-SGD: Abadi et
+al., "Deep learning with differential privacy", CCS 2016). Everything that a client computes from such gradients, and
+everything that the server does, is then as private as the gradients themselves. So a method works with it if it uses
+the client's data in no other way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedskew.errors import UserError
+from fedskew.methods.parts import Part, Solver
+from fedskew.methods.personal import BATCH_NORM, Personal, phase_gradients
+from fedskew.methods.stages import Calibration, Schedule
+
+if TYPE_CHECKING:
+    from fedskew.methods.composition import Method
+
+EXAMPLE_SENSITIVITY = 2.0
+"""How far the sum of the clipped gradients moves, in units of the clip, if a sample is replaced by any other."""
+
+
+def uncovered_use(part: type[Part]) -> str:
+    """Return how a part uses the client's data besides the gradients of single samples. Empty if it does not."""
+    if issubclass(part, Schedule | Calibration):
+        return "trains in stages"
+    if part.reveals != "nothing":
+        return f"reveals {part.reveals}"
+    for hook in ("opening", "closing"):
+        if getattr(part, hook) is not getattr(Part, hook):
+            return "computes sums over the client's samples"
+    if issubclass(part, Personal) and BATCH_NORM in part().keeps():
+        return "needs a model with BatchNorm"
+    if not is_sample_by_sample(part):
+        return "has a loss that depends on label counts, or on several samples at once"
+    return ""
+
+
+def is_sample_by_sample(part: type[Part]) -> bool:
+    """Return what the part declares. A class that overrides a loss of another one must declare it again."""
+    for kind in part.__mro__:
+        if "sample_by_sample" in vars(kind):
+            return bool(kind.sample_by_sample)  # type: ignore[attr-defined]
+        if any(hook in vars(kind) for hook in _LOSSES):
+            return False
+    return False
+
+
+_LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
+"""The hooks that the declaration `sample_by_sample` is about."""
+
+
+def require_private_gradients(method: Method) -> None:
+    """Refuse a method that uses the clients' data besides the gradients of single samples."""
+    for part in method.members:
+        if use := uncovered_use(type(part)):
+            setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
+            raise UserError(
+                f"{setting} {use}, which example-level privacy does not cover ({type(part).__name__}); expected "
+                "another one: docs/federation.md lists them"
+            )
+
+
+def gradients_per_sample(solver: Solver, personal: Personal | None, local_epochs: int) -> int:
+    """Return how many gradients of a round depend on a sample: one per epoch and gradient of a local step."""
+    if personal is None:
+        return local_epochs * solver.gradients()
+    return sum(epochs * each for epochs, each in phase_gradients(personal, solver.gradients(), local_epochs))
