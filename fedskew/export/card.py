@@ -175,10 +175,12 @@ def _training(run: Result) -> str:
     partition = {key: value for key, value in config.partition.to_mapping().items() if value is not None}
     split = ("split", ", ".join(f"{key} {value}" for key, value in partition.items()))
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
+    held = [("training samples at the server", f"{config.server_data:.2%}")] if config.server_data else []
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", _data(run)),
         ("sites", f"{sum(n > 0 for n in run.site_rounds.values())} of {len(run.sites)}") if run.sites else split,
+        *held,
         ("rounds", run.rounds),
         ("clients per round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),
