@@ -104,7 +104,7 @@ def run_with_faults(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     left = marked_processes(str(trial.folder))
     problems += [f"{len(left)} processes are left: {left}"] if left else []
     found = {
-        "command": f"python benchmarks/chaos/federation_chaos.py {' '.join(sys.argv[1:])}",
+        "command": _command(given),
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{os.cpu_count()} cores, {_cpu()}, Python {platform.python_version()}, Flower {version('flwr')}",
         "sites": given.sites,
@@ -142,7 +142,7 @@ def _check(trial: LocalFederation, run: RunFolder, config: Config, problems: lis
         "starts": len(attempts),
         "ends": [attempt.status for attempt in attempts],
         "round_requests": len(requests),
-        "repeated_rounds": len(requests) - len(set(requests)),
+        "repeated_requests": len(requests) - len(set(requests)),
         "round_seconds": [round(row.seconds, 1) for row in rows],
         "participants": [len(counted(row, names)) for row in rows],
         "absent": [len(row.absent or []) for row in rows],
@@ -150,6 +150,15 @@ def _check(trial: LocalFederation, run: RunFolder, config: Config, problems: lis
         "updates": {"counted": updates.counted, "discarded": updates.discarded, "superseded": updates.superseded},
         "accuracy": rows[-1].evaluation.accuracy if rows and rows[-1].evaluation else None,
     }
+
+
+def _command(given: argparse.Namespace) -> str:
+    """The command without the paths."""
+    options = {"sites": given.sites, "rounds": given.rounds, "seed": given.seed, "method": given.method}
+    words = [f"--{name} {value}" for name, value in options.items()]
+    shortest, longest = given.every
+    script = "python benchmarks/chaos/federation_chaos.py"
+    return " ".join([script, *words, f"--every {shortest:g} {longest:g} --minimum {given.minimum:g}"])
 
 
 def _reasons(rows: list[Any]) -> dict[str, int]:

@@ -75,7 +75,7 @@ class Link:
                 end.close()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while chunk := await reader.read(_CHUNK):
                 if self._delay:
                     await asyncio.sleep(self._delay)

@@ -47,7 +47,19 @@ def render(found: Mapping[str, Any]) -> str:
     else:
         acknowledged = sum(updates.values())
         result = _CHECKS.format(acknowledged=acknowledged, **updates, **found)
-    return "\n".join([introduction, _measured(found), _faults(found), _rounds(found), result, _FLOWER])
+    return _unwrap("\n".join([introduction, _measured(found), _faults(found), _rounds(found), result, _FLOWER]))
+
+
+def _unwrap(text: str) -> str:
+    """Join the lines of each paragraph and list item."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        begins = not line or line.startswith(("#", "|", "- ", "`")) or not lines or not lines[-1]
+        if begins or lines[-1].startswith(("#", "|")):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+    return "\n".join(lines) + "\n"
 
 
 def _measured(found: Mapping[str, Any]) -> str:
@@ -59,7 +71,10 @@ def _measured(found: Mapping[str, Any]) -> str:
         ("load average of the machine: least, median, most", ", ".join(f"{number:.1f}" for number in load)),
         ("faults", f"{sum(found['faults'].values())}"),
         ("starts of the ServerApp, of which resumed the run", f"{found['starts']}, {found['starts'] - 1}"),
-        ("rounds that were requested again", f"{found['repeated_rounds']}"),
+        (
+            "requests that were repeated, for sites that started again or after a resume",
+            f"{found['repeated_requests']}",
+        ),
         ("updates per round: least, mean, most", _spread(participants)),
         (f"of {sites} sites, not connected when a round began: least, mean, most", _spread(found["absent"])),
         ("memory of a site without work: median, largest", f"{memory['site']:.0f}, {memory['largest_site']:.0f} MB"),
@@ -108,4 +123,8 @@ def _rounds(found: Mapping[str, Any]) -> str:
         lines.append(f"| {number} | {seconds:.1f} | {participants} | {absent} |")
     reasons = [f"- {number} times: {reason}" for reason, number in found["reasons"].items()]
     missing = ["", "Why planned updates are missing:", "", *reasons] if reasons else []
-    return "\n".join([*lines, *missing]) + "\n"
+    return "\n".join([*lines, *missing, "", _ROUND_NOTES]) + "\n"
+
+
+_ROUND_NOTES = """The seconds of a round that was resumed are those of its last attempt, in which only the sites trained
+whose updates had not arrived before. Other work shared the machine, as the load average shows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ from method_cases import slow
 
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import build_federation
+from fedskew.experiment.round.record import RoundRow
 from fedskew.flower.audit import NAME
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.guardian import marked_processes
@@ -118,3 +120,54 @@ def test_a_run_with_faults_ends_with_the_simulated_model(kills_server: bool, tmp
     asked_again = [e["sites"] for e in server[before:] if (e["event"], e.get("kind")) == ("request", "train")]
     assert not known & {site for sites in asked_again for site in sites}
     assert largest_difference(run, simulate(run, config, build_federation(config), SITES)) <= TOLERANCE
+
+
+def test_the_faults_follow_from_the_seed() -> None:
+    from faults import WEIGHTS, draw_faults
+
+    def first(seed: int) -> list[object]:
+        draw = draw_faults(SITES, seed, 2, 5)
+        return [draw() for _ in range(2000)]
+
+    assert first(0) == first(0) != first(1)
+    assert {(fault.target, fault.kind) for fault in first(0)} == WEIGHTS.keys()  # type: ignore[attr-defined]
+
+
+def test_an_acknowledged_update_that_is_in_no_round_is_found() -> None:
+    from checks import account_for_updates
+
+    def reply(site: str, round: int) -> Entry:
+        tensors = {"digest": f"{site} {round}"}
+        return {"event": "reply", "kind": "train", "site": site, "round": round, "tensors": tensors}
+
+    server = [
+        {"event": "request", "kind": "train", "round": 1, "sites": list(SITES)},
+        *(reply(site, 1) for site in SITES),
+        {"event": "discarded", "kind": "train", "round": 1, "site": "site-3"},
+        {"event": "request", "kind": "train", "round": 2, "sites": list(SITES)},
+        reply("site-1", 2),
+        {"event": "start"},
+        {"event": "request", "kind": "train", "round": 2, "sites": ["site-1"]},
+        reply("site-1", 2),
+    ]
+    own = {site: [reply(site, 1), reply(site, 2)] for site in SITES}
+    rows = [RoundRow(0), RoundRow(1, clients=[0, 1]), RoundRow(2, clients=[0])]
+    found = account_for_updates(server, own, rows)
+    assert (found.counted, found.discarded, found.superseded, found.problems) == (3, 1, 1, ())
+
+    lost = account_for_updates(server, own, [*rows[:1], RoundRow(1, clients=[0]), RoundRow(2, clients=[0, 2])])
+    assert lost.problems == (
+        "the update of site-2 in round 1 was acknowledged, but is in no round",
+        "round 2 counts site-3, but its update was never acknowledged",
+    )
+    assert account_for_updates(server, own | {"site-2": []}, rows).problems == (
+        "the server has an update of site-2 in round 1 that site-2 never recorded",
+    )
+
+
+def test_the_page_is_what_was_measured() -> None:
+    from page import render
+
+    measured = json.loads(CHAOS.with_suffix(".json").read_text(encoding="utf-8"))
+    assert measured["problems"] == []
+    assert CHAOS.with_suffix(".md").read_text(encoding="utf-8") == render(measured)

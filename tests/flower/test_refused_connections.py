@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from real_federation import NAMES, PATIENCE, Real, until
 from fedskew.cli import main
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.processes import Process, free_ports
+
+MEGABYTES = 80
 
 
 def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
@@ -56,6 +59,8 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
         site = connect(ours.folder, log)
         until(lambda: "SuperNode ID" in log.read_text(), "the site's connection", local)
         assert f"warning: the certificate of {superlink} expires on" in log.read_text()
+        used = re.findall(r"^Pss:\s+(\d+) kB", Path(f"/proc/{site.pid}/smaps_rollup").read_text(), re.MULTILINE)
+        assert int(used[0]) / 1024 < MEGABYTES, "the process that stays has neither torch nor the data"
         assert health(port) == (200, "ok\n")
         assert values(get(port, "/metrics")[1])["fedskew_connected"] == 1
         expire_certificate(local.keys)
