@@ -9,8 +9,10 @@ from fedskew.methods import METHODS, Objective, Personal, Regulariser, Schedule,
 WORDS = {"reveals", "sends", "shares", "extra_compute", "check"}
 """Declarations for readers and checks before training: no engine acts on them."""
 
-ELSEWHERE = {"Objective.proximal", "Objective.class_outputs", "Solver.changes_state"}
-"""Hooks of single methods, which test_fedsmoo.py and test_fedrod.py run on both engines."""
+ELSEWHERE = {
+    "Objective.proximal", "Objective.class_outputs", "Solver.changes_state", "ServerRule.needs_server_data",
+}  # fmt: skip
+"""Hooks of single methods, which test_fedsmoo.py, test_fedrod.py and test_fedlaw.py run on both engines."""
 
 
 def hooks(method: str) -> set[str]:
