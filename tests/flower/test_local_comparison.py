@@ -13,6 +13,17 @@ from fedskew.cli import main
 from fedskew.flower.local_comparison import LocalComparison, write_page
 from fedskew.metrics.site_scores import SiteScore
 
+TRAINING = ["--method", "fedavg", "--rounds", "6", "--local-epochs", "2", "--lr", "0.1"]
+
+
+def private_app(place: Path) -> list[str]:
+    """The command that makes an app with noise on the gradients of single samples."""
+    data = str(place / "digits.npz")
+    command = ["federate", "init", str(place / "private"), "--sites", "north,south", "--data", data, *TRAINING]
+    noise = ["--set", "example_clip=1", "--set", "example_noise=4", "--federation", "privacy=example"]
+    settings = ["attempts=1", "share_loss=false", "site_metrics=none", "evaluation=server", f"test_data={data}"]
+    return [*command, *noise, *(word for setting in settings for word in ("--federation", setting))]
+
 
 def federation_of_two(place: Path) -> tuple[Path, Path, Path]:
     """An app, a site with samples of five of ten digits, and an exported model that was trained on all digits."""
@@ -24,9 +35,7 @@ def federation_of_two(place: Path) -> tuple[Path, Path, Path]:
             place / "own.npz", **parts, x_test=arrays["x_test"], y_test=arrays["y_test"], classes=arrays["classes"]
         )
     (place / "site.yaml").write_text("name: north\ndata: own.npz\ndevice: cpu\n")
-    training = ["--method", "fedavg", "--rounds", "6", "--local-epochs", "2", "--lr", "0.1"]
-    command = ["federate", "init", str(place / "app"), "--sites", "north,south", "--data", str(data), *training]
-    assert main(command) == 0
+    assert main(["federate", "init", str(place / "app"), "--sites", "north,south", "--data", str(data), *TRAINING]) == 0
     alone = [
         "run",
         "--data",
@@ -38,7 +47,7 @@ def federation_of_two(place: Path) -> tuple[Path, Path, Path]:
         "--device",
         "cpu",
         "--quiet",
-        *training,
+        *TRAINING,
     ]
     assert main([*alone, "--out", str(place / "run")]) == 0
     assert main(["export", str(place / "run"), "-o", str(place / "model")]) == 0
@@ -64,6 +73,10 @@ def test_a_model_of_all_digits_is_better_than_one_that_has_seen_half_of_them(
     assert found["verdict"] in text
     assert "Nothing left the site for this page." in text
     assert not (tmp_path / "state").exists()
+    assert main(private_app(tmp_path)) == 0
+    capsys.readouterr()
+    assert main(["federate", "compare", str(model), str(tmp_path / "private"), str(site), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["local"] == found["local"]  # what stays at the site needs no noise
     other = tmp_path / "other.yaml"
     other.write_text(site.read_text().replace("north", "west"))
     assert main(["federate", "compare", str(model), str(app), str(other)]) == 2
