@@ -16,8 +16,15 @@ from in_process import small_data
 from real_federation import NAMES, Real, processes, worker_of
 from real_federation import until as wait_until
 
+from fedskew.errors import UserError
+from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.guardian import marked_processes
+from fedskew.flower.planning import read_app, resolve_config
+from fedskew.flower.processes import Process
+from fedskew.flower.run_record import RunRecord
 from fedskew.flower.supervised_run import read_progress
+from fedskew.flower.trial import plan_trial
 
 PATIENCE = 300.0
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 ")
@@ -29,6 +36,30 @@ def until(condition: bool | object, what: str, process: subprocess.Popen[str] | 
         assert time.monotonic() < end, f"waited {PATIENCE:g} s for {what}"
         assert process is None or process.poll() is None, f"it ended before {what}"
         time.sleep(0.2)
+
+
+def test_the_same_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
+    """Otherwise, the result of the old run would pass for that of the new settings."""
+    values = {"data": str(small_data(tmp_path)), "method": "fedavg", "rounds": 2, "device": "cpu"}
+    config = with_values(Config(), {**values, "partition.clients": 2})
+    settings, contract, resolved = read_app(plan_trial(tmp_path / "trial", config, {}).app)
+    with RunFolder(settings.folder).open(resolve_config(resolved, contract, settings.sites)):
+        RunRecord(Path(settings.folder), settings, contract).begin()
+    plan_trial(tmp_path / "trial", config, {})
+    with pytest.raises(UserError, match="trial holds a run that differs in lr; expected the command that started it"):
+        plan_trial(tmp_path / "trial", with_values(config, {"lr": 0.3}), {})
+    with pytest.raises(UserError, match=r"trial/run holds a run with federation\.share_loss = true, not false"):
+        plan_trial(tmp_path / "trial", config, {"share_loss": False})
+
+
+def test_the_files_of_a_process_are_private_and_its_log_has_times_and_no_colours(tmp_path: Path) -> None:
+    log, written = tmp_path / "logs" / "a.log", tmp_path / "superlink.db"
+    program = f"open({str(written)!r}, 'w').close(); print('\\x1b[92mINFO \\x1b[0m: one\\ntwo')"
+    process = Process("a", [sys.executable, "-c", program], log, {})
+    assert process.wait(PATIENCE) == 0
+    lines = process.output().splitlines()
+    assert [TIME.sub("", line) for line in lines if TIME.match(line)] == ["INFO : one", "two"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (log.parent, log, written)] == [0o700, 0o600, 0o600]
 
 
 @pytest.mark.slow
