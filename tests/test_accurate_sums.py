@@ -56,7 +56,7 @@ def test_apple_s_gpu_is_chosen_if_there_is_no_cuda_gpu(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_devices("auto") == (torch.device("cuda"),)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    with pytest.raises(UserError, match="device is 'mps', but no GPU of Apple is available; expected cpu or auto"):
+    with pytest.raises(UserError, match="device is 'mps', but no Apple GPU is available; expected cpu or auto"):
         choose_devices("mps")
 
 

@@ -25,7 +25,7 @@ _WORTH_COMPILING = 400_000
 """Compiling pays off if steps × layers is at least this number. It takes half a minute. It saves less than 0.1 ms per
 step and layer, because the costly operations already have their own kernels."""
 _WORTH_STACKING = 4
-"""If a worker process has at least this many clients, it trains them faster stacked than one after another."""
+"""If a worker process would have fewer clients than this, `auto` does not stack them."""
 _LARGE_ATTENTION = 1e6
 """With this many multiplications per sample or more, most models with attention train faster client by client on a CPU.
 
@@ -47,7 +47,7 @@ def choose_devices(name: str) -> tuple[torch.device, ...]:
     if name == "auto":
         return (torch.device("cuda" if torch.cuda.is_available() else "mps" if has_mps else "cpu"),)
     if name == "mps" and not has_mps:
-        raise UserError("device is 'mps', but no GPU of Apple is available; expected cpu or auto")
+        raise UserError("device is 'mps', but no Apple GPU is available; expected cpu or auto")
     if name == "cuda:all":
         if not available:
             raise UserError("device is 'cuda:all', but no CUDA device is available; expected cpu or auto")
@@ -71,7 +71,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> str:
-    """Resolve `auto`: bf16 on a GPU that computes in it, float32 elsewhere.
+    """Resolve `auto`: bf16 on a CUDA GPU that computes in it, float32 elsewhere.
 
     bf16 changes final accuracies by no more than float32's own rounding does (benchmarks/precision-h200.md).
     """
@@ -107,7 +107,7 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
-    """Resolve `auto`: `stacked` on a CUDA GPU, and the fastest engine in one process for a short run on a CPU.
+    """Resolve `auto`: `stacked` on a CUDA GPU, and `single_process_engine` for a short run on a CPU.
 
     On Apple's GPU, it is `plain`, which uses fewer kinds of operations. No engine was timed there.
     `sample` is one input of the model, and `seconds` is the estimated duration of the run. A long run on a CPU keeps
@@ -124,7 +124,7 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
 
 
 def single_process_engine(model: nn.Module, sample: Tensor) -> str:
-    """Return the fastest engine in one process on a CPU: plain for convolutions and large attention, else stacked."""
+    """Return the engine that a CPU uses in one process: plain for convolutions and large attention, else stacked."""
     return "stacked" if _is_faster_stacked(model, sample) else "plain"
 
 
@@ -144,7 +144,7 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
 
 
 def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether a CPU trains clients faster if they are stacked: without convolutions or large attention."""
+    """Return whether stacked clients usually train faster on a CPU: without convolutions or large attention."""
     if any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules()):
         return False
     return not _has_attention(model, sample) or count_multiplications(model, sample) < _LARGE_ATTENTION

@@ -149,7 +149,11 @@ class RoundWork:
         return ModelState(shared_tensors(self.sent.params, self.stays), shared_tensors(self.sent.buffers, self.stays))
 
     def start(self, assignment: Assignment) -> ModelState:
-        """Return the model that a client starts from: `start`, or what it received, with its personal tensors."""
+        """Return the model that a client starts from.
+
+        This is `Assignment.start` if it is set. Otherwise, it is the model that the server sent, with the client's own
+        personal tensors in place of the server's.
+        """
         if assignment.start is not None:
             return assignment.start
         return self._with_personal(self.sent, assignment.state)
@@ -159,7 +163,7 @@ class RoundWork:
         return _replace_tensors(model, own) if own else model
 
     def _is_model(self, kept: Tensors) -> bool:
-        """Return whether these are the tensors of a model that a client keeps, without the personal tensors."""
+        """Return whether these tensors belong to a model that a client keeps. Such a model has no personal tensors."""
         if not self.stays:
             return kept.keys() == self.sent.params.keys()
         return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays

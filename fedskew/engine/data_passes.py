@@ -1,8 +1,8 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
-A pass sees every sample once, without augmentation, with the model in eval mode. As in training, a last batch that is
-too small is left out. A hook computes the statistics of one client's batch. Their sums over the batches are the same in
-every engine, up to rounding.
+A pass sees each sample at most once, without augmentation, with the model in eval mode. As in training, a last batch
+that is too small is left out. A hook computes the statistics of one client's batch. Their sums over the batches are the
+same in every engine, up to rounding.
 """
 
 from __future__ import annotations

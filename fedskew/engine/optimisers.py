@@ -54,8 +54,8 @@ class LocalOptimiser(ABC):
     ) -> None:
         """Change parameters and state in place.
 
-        The stacked engine on a GPU passes `lr` as a tensor, because a captured step reads its current value at each
-        replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
+        The stacked engine on a CUDA GPU passes `lr` as a tensor, because a captured step reads its current value at
+        each replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:
@@ -149,7 +149,7 @@ class Adam(LocalOptimiser):
 
     def _bias_correction(self, beta: float, steps: Tensor, like: Tensor) -> Tensor:
         """Return 1 − βᵗ for each client after t steps, which corrects a moment that started at zero."""
-        bias = (1 - beta**steps).to(like.dtype)  # the steps are float64, because β₂ᵗ is close to 1
+        bias = (1 - beta**steps).to(like.dtype)  # `steps` has the most accurate format, because β₂ᵗ is close to 1
         return bias.view(bias.shape + (1,) * (like.dim() - bias.dim()))
 
 

@@ -192,7 +192,7 @@ def padded_targets(y: Tensor, valid: Tensor) -> Tensor:
 def half_targets(y: Tensor, half: LossPart | None, axis: int = 0) -> Tensor:
     """Keep the labels of one half of the batch, which is every other sample along `axis`. The others become `IGNORE`.
 
-    If a half has no samples, the whole batch replaces it. Other parts of the loss are over the whole batch.
+    If a half has no samples, the whole batch replaces it. If `half` is `proximal` or None, all labels are kept.
     """
     if half not in ("first", "second"):
         return y

@@ -71,10 +71,11 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """Return a tiling with two 16-byte loads in flight per thread. Backwards, one loads the result's gradient.
+    """Return a tiling with two 16-byte loads in flight per thread. `backwards` is for the backward pass.
 
-    The goal is as many programs as can run at once with their registers: four per multiprocessor forwards and three
-    backwards. There are fewer if a program would get less than two blocks of rows.
+    In the backward pass, one of the two loads is for the result's gradient. The aim is to have as many programs as fit
+    into the GPU's registers at once: four per multiprocessor in the forward pass and three in the backward pass. There
+    are fewer if each would get less than two blocks of rows.
     """
     block_channels = _channel_block(clients, channels)
     threads = 8 * 32  # 8 warps of 32 threads

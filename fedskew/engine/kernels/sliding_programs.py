@@ -100,7 +100,7 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute [taps, CHANNELS] of one split's gradient. The last rows of the result's gradient stay in registers."""
+    """Compute [taps, CHANNELS] of one split's gradient. The latest rows of the result's gradient stay in registers."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

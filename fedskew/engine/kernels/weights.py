@@ -10,7 +10,7 @@ from fedskew.engine.kernels.geometry import blocks, power_of_two
 from fedskew.engine.kernels.operations import operation
 
 _BLOCK = 32
-"""The most places, on each of two axes, that one program rearranges."""
+"""The most positions, on each of two axes, at which one program sums gradients."""
 _RUN = 128
 """The most input channels of one output channel that one program packs."""
 _CONVERTED = 2048
@@ -20,7 +20,7 @@ _CONVERTED = 2048
 def converted_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return weights [K, …] in this dtype.
 
-    If the clients' weights lie apart in memory, PyTorch converts them one by one. The kernel converts runs of them.
+    If the clients' weights lie apart in memory, PyTorch converts single values. The kernel converts runs of values.
     """
     if weight.dtype == dtype or not (supported(weight, weight) and weight.numel() and weight[0].is_contiguous()):
         return weight.to(dtype)

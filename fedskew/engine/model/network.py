@@ -212,7 +212,7 @@ class Network:
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
-        """Return the smallest batch size for training: 2 if one sample gives BatchNorm a single value, else 1."""
+        """Return the smallest batch size for training: 2 if one sample gives a normalisation a single value, else 1."""
         state = self.state()
         devices = [sample.device] if sample.device.type == "cuda" else []
         try:

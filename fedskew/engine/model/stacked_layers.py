@@ -2,7 +2,7 @@
 
 A stacked layer processes the values of all clients at once. A value has the shape [K, B, …], one batch per client, in
 any memory order. After a grouped convolution, the clients' channels lie side by side, [B, K·C, H, W]. After the GPU
-kernels (`kernels`), the channels come last. The other layers keep the order of their input.
+kernels (`kernels`), the channels come last. Most other layers keep the order of their input.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class StackedForward:
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     activation: Activation = "none"
-    """The activation directly after BatchNorm or before pooling. The layer applies it in the same pass over memory."""
+    """The activation directly after BatchNorm or before pooling. The layer itself applies it. GPU kernels do so in the
+    same pass over memory."""
 
     def tensor(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name

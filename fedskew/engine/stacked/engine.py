@@ -1,9 +1,9 @@
 """The stacked engine trains many of a round's clients at a time, as one tensor program.
 
 Parameters have a leading axis of slots. Each client trains in a *slot*, a row of memory that is kept from round to
-round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a GPU runs as a CUDA graph
-(`graph_program`). A client's short last batch is padded. Losses and BatchNorm ignore rows of padding, whose target is
-`IGNORE`.
+round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a CUDA GPU runs as a CUDA graph
+if possible (`graph_program`). A client's short last batch is padded. Losses and BatchNorm ignore rows of padding, whose
+target is `IGNORE`.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ _MIN_ON_CPU = 4
 """On a CPU, at least this many clients train at a time, even if their parameters take more than `_CPU_CACHE` bytes."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 256 << 20}
-"""The maximum size of the batches that are staged at a time. They fit in a CPU's cache, and keep a GPU busy."""
+"""The maximum number of bytes in the batches that are staged at a time, unless a single step has more.
+
+They fit in a CPU's cache, and keep a GPU busy."""
 STAGED_STEPS = 16
 """The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2, "mps": 1}
-"""The number of windows of staged batches in memory. A GPU stages one while it steps through the other."""
+"""The number of windows of staged batches in memory. A CUDA GPU stages one while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot, besides the optimiser's state."""
 
 
 class Slots:
-    """Memory for some clients of one kind of work, and the programs that train them."""
+    """Memory for some clients, and the programs that train them, for all rounds with the same key (`_kind`)."""
 
     def __init__(
         self,
@@ -177,7 +179,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Ability:
-    """What the engine can do with a kind of work."""
+    """What the engine can do with the work of all rounds with the same key (`_kind`)."""
 
     stackable: bool
     paddable: bool = False
@@ -311,7 +313,7 @@ class StackedEngine(Engine):
             return width
         return min(work.local.batch_size, 1 << (width - 1).bit_length())
 
-    # -- what a kind of work allows ------------------------------------------------------------------------
+    # -- what the work allows ------------------------------------------------------------------------------
 
     def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         """Find out whether this work can be stacked, whether it ignores padding, and how many clients fit in memory.
@@ -353,7 +355,7 @@ class StackedEngine(Engine):
         return maximum
 
     def _fitting(self, work: RoundWork, step: Callable[[int], object]) -> int:
-        """Estimate the number of clients that fit in memory from the steps of one and of two clients."""
+        """Estimate how many clients fit in memory, from the memory of a step with one client and of a step with two."""
         spare = spare_bytes(self._data.y.device)
         if spare is None:
             return sys.maxsize
@@ -379,7 +381,10 @@ class StackedEngine(Engine):
 
 
 def _kind(work: RoundWork) -> str:
-    """Return a key for the kind of work. Its clients, learning rate, epochs and values of tensors do not matter."""
+    """Return a key that is the same for rounds that can share programs and memory.
+
+    Such rounds may differ in their clients, learning rate, epochs, random numbers and values of tensors.
+    """
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
     fixed = sorted(work.stays & work.sent.buffers.keys()), len(work.sent.params)

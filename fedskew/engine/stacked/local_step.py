@@ -307,7 +307,7 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters: tensor by tensor on a CPU or with a kernel, else whole rows of memory at once."""
+        """Update the parameters: whole rows of memory at once on a CUDA GPU without a kernel, else tensor by tensor."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
         flat_direction = direction if by_tensor else layout.flat(direction)
@@ -345,7 +345,7 @@ class Staging:
 class Program:
     """Staging and step for one number of slots and one batch width. The step has two forms: with and without padding.
 
-    This class calls them directly. On a GPU, `GraphProgram` is used instead.
+    This class calls them directly. On a CUDA GPU, `GraphProgram` is used instead.
     """
 
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:

@@ -115,8 +115,8 @@ def _changes(moves: list[tuple[int, int, int]]) -> dict[int, SlotChange]:
 def choose_slots(steps: Sequence[int], max_slots: int, coarse: bool = False) -> int:
     """Return the smallest number of slots with which the round is not much longer than its longest client.
 
-    Only a few slot counts are possible, and with `coarse` even fewer, because a step is captured or compiled
-    separately for each.
+    If even `max_slots` slots are too few for that, use all of them. Only a few slot counts are possible, and with
+    `coarse` even fewer, because a step is captured or compiled separately for each.
     """
     busy = [n for n in steps if n]
     longest, limit = max(busy), min(max_slots, len(busy))

@@ -212,8 +212,8 @@ def _read(path: Path) -> str:
 def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
     """Return the peak memory of a call of `function`.
 
-    On a GPU, it is measured. On a CPU, it is estimated as twice the memory that autograd saves for the backward pass,
-    because gradients take about as much.
+    On a CUDA GPU, it is measured. Elsewhere, it is estimated as twice the memory that autograd saves for the backward
+    pass, because gradients take about as much.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
