@@ -110,7 +110,7 @@ class _Source:
         tree = ast.parse(text)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         docstring = ast.get_docstring(tree) or ""
-        self.title = docstring.partition(". ")[0].rstrip(".")
+        self.title = docstring.partition("\n")[0].partition(". ")[0].rstrip(".")
         self.imports = [node for node in imports if _package(node) not in ("fedskew", "__future__")]
         self.body = _remove_statements(text, [*imports, *(tree.body[:1] if docstring else [])])
 

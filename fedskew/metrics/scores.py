@@ -1,7 +1,7 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
-Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, they
-are means over the classes that some, but not all, test samples belong to.
+Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, or with
+several labels per sample, they are means over the classes that some, but not all, test samples belong to.
 
 In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation the probabilities stay
 at the sites, which send histograms instead (score_histograms.py).
@@ -88,11 +88,11 @@ class Scores:
     sensitivity_at_specificity: float | None = None
     """Sensitivity at `target_specificity`."""
     brier: float | None = None
-    """Brier score. It is at most 2 with more than two classes, and otherwise at most 1, as in scikit-learn."""
+    """Brier score, as in scikit-learn. It is at most 2 if a sample has one of more than two classes, else at most 1."""
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None
-    """The positive class, if there are two classes. None for more classes."""
+    """The positive class, if a sample has one of two classes. Otherwise None."""
     auroc_error: float = 0.0
     """A bound on the error of `auroc`. It is 0 if all probabilities are known."""
     auprc_error: float = 0.0
@@ -107,10 +107,14 @@ class Scores:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scores:
         """Read scores that any version wrote. Unknown keys are ignored, and missing ones get their defaults."""
-        values = {name: value for name, value in data.items() if name in cls.__dataclass_fields__}
-        values["classes"] = tuple(ClassScores(**one) for one in data.get("classes", ()))
-        bins = {name: tuple(values) for name, values in data.get("reliability", {}).items()}
+        values = _known(cls, data)
+        values["classes"] = tuple(ClassScores(**_known(ClassScores, one)) for one in data.get("classes", ()))
+        bins = {name: tuple(per_bin) for name, per_bin in _known(Reliability, data.get("reliability", {})).items()}
         return cls(**values | {"reliability": Reliability(**bins)})
+
+
+def _known(kind: type[Scores | ClassScores | Reliability], data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name in kind.__dataclass_fields__}
 
 
 def summarise(

@@ -46,10 +46,10 @@ class SiteScore:
 
 
 def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
-    """Score the probabilities [samples, classes] of samples of the classes `true`, or with the labels `true`.
+    """Score the probabilities [samples, classes] of a site's test samples.
 
-    With two classes, the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is
-    given.
+    `true` holds class numbers [samples], or 0 and 1 for several labels per sample [samples, labels]. With two classes,
+    the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is given.
     """
     accuracy = float(correct_shares(probabilities, true).mean())
     if not np.isfinite(probabilities).all():
@@ -63,7 +63,7 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
 
 
 def correct_shares(probabilities: Floats, true: Ints) -> Floats:
-    """Return 1 for each sample that is classified correctly, or its share of correct labels if it has several."""
+    """Return 1 for each sample whose class is predicted, otherwise 0. For several labels, return the correct share."""
     correct = (probabilities > 0.5) == (true == 1) if true.ndim > 1 else (probabilities.argmax(axis=1) == true)[:, None]
     return np.asarray(correct.mean(axis=1), np.float64)
 

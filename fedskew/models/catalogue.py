@@ -77,8 +77,8 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in _ENTRIES}
 def make_model(name: str, data: DataShape, seed: int = 0, head: str = "auto") -> nn.Module:
     """Make the model called `name`, or the one that a user's `package.module:factory` returns.
 
-    `data` is the shape of a sample and the number of classes, and `seed` determines the initial weights. If
-    `head` is `cosine` or `etf`, such a head replaces the model's linear one.
+    `data` is the shape of a sample and the number of classes, and `seed` determines the initial weights. If `head` is a
+    name in `HEADS`, a head of that kind replaces the model's linear one.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         factory = custom_factory(name) if ":" in name else _fitting_factory(name, data)

@@ -1,12 +1,12 @@
-"""Heads besides the linear one. Logits are cosine similarities to trained directions, or to those of a simplex.
+"""Heads besides the linear one, and the logits z that they compute from the features h.
 
     cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
     etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
     personal   z = G h + P h, with a generic head G and a personal head P, which starts at zero
     retrained  z = R h, with a head R that the server trains; clients train another one, G
 
-s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): every two of them have the same
-angle, the largest that C directions can have. No class can lose its direction to the others.
+s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): any two of them have the same angle,
+the largest that C directions can have. No class can lose its direction to the others.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class ETFHead(nn.Module):
 
 
 class PersonalHead(nn.Module):
-    """A generic head and, on top of it, a personal one, which changes neither the generic head nor the features.
+    """A generic head and, on top of it, a personal one.
 
-    In training, the output has the generic logits and then the personal ones: [B, 2C]. Otherwise, it has the personal
-    logits, which are the generic ones while the personal head is zero.
+    Training the personal head changes neither the generic head nor the features. In training, the output has the
+    generic logits and then the personal ones: [B, 2C]. Otherwise, it has the personal logits, which are the generic
+    ones while the personal head is zero.
     """
 
     def __init__(self, features: int, classes: int) -> None:

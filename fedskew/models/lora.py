@@ -54,14 +54,14 @@ def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[
     """Return a copy of the model with adapters in its encoder. Only the adapters, the norms and the head are trained.
 
     `targets` are patterns of layers' names, such as `encoder.4*`. If there are none, all linear layers and all
-    convolutions without groups get an adapter.
+    2D convolutions without groups get an adapter.
     """
     adapted = copy.deepcopy(model)
     chosen = [name for name, layer in adapted.named_modules() if _is_target(name, layer, targets)]
     if not chosen:
         layers = [name for name, layer in model.named_modules() if _is_adaptable(name, layer)]
         if not layers:
-            raise UserError("train is 'lora', but the encoder has no linear or convolutional layer for an adapter")
+            raise UserError("train is 'lora', but the encoder has no linear layer and no ungrouped 2D convolution")
         raise UserError(f"lora_targets {', '.join(targets)} match no layer; expected patterns such as {layers[0]!r}")
     adapted.encoder.requires_grad_(False)
     for layer in adapted.encoder.modules():

@@ -109,7 +109,7 @@ def _read(file: str) -> bytes:
 
 
 def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
-    """Parse the file's content. Raise `UserError` if it is damaged or holds anything but named tensors."""
+    """Parse the file's content. Raise `UserError` if it is damaged or holds no named tensors."""
     if Path(file).suffix == ".safetensors":
         try:
             return parse_safetensors(content)

@@ -120,3 +120,12 @@ def test_scores_survive_strict_json(classes: int) -> None:
     assert found is not None
     assert Scores.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False))) == found
     assert Scores.from_json({"auroc": 0.5, "of a later version": 1}) == Scores(auroc=0.5)
+
+
+def test_unknown_keys_are_ignored_at_every_depth() -> None:
+    found = score_probabilities(*probabilities(7, 3, samples=20))
+    assert found is not None
+    later = found.to_json()
+    later["classes"] = [one | {"of a later version": 1} for one in later["classes"]]
+    later["reliability"] |= {"of a later version": [1]}
+    assert Scores.from_json(later) == found

@@ -113,5 +113,5 @@ def test_what_has_no_adapters_is_refused(fed: fs.Federation) -> None:
         fs.run(fed, "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), train="lora", **SETTINGS)
     with pytest.raises(UserError, match="lora_rank is 0; expected a whole number of at least 1"):
         fs.run(fed, "fedavg", "dnn", train="lora", lora_rank=0, **SETTINGS)
-    with pytest.raises(UserError, match="the encoder has no linear or convolutional layer for an adapter"):
+    with pytest.raises(UserError, match="the encoder has no linear layer and no ungrouped 2D convolution"):
         with_adapters(Classifier(nn.Flatten(), nn.Linear(64, 10)), rank=2, alpha=4.0)
