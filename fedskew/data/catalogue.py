@@ -67,8 +67,8 @@ class DatasetEntry:
 def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
     """Return where the dataset's files are (a folder, or a phrase) and their total size in bytes.
 
-    Both are None if the files are not on this machine. The size is None for generated data and for a part of
-    scikit-learn.
+    Both are None if the files are not on this machine. The size is also None for generated data and for data that are
+    part of scikit-learn.
     """
     if entry.components:
         parts = [find_location(DATASETS[part], data_dir) for part in entry.components]

@@ -1,8 +1,8 @@
 """Sums over the rows of a table, from which several sites together fit one encoding without showing their rows.
 
-A site reports, for a column of numbers, how many values and gaps it has, their mean, and the sum of their squared
-deviations. For a column of categories it reports the values that occur, and whether there are gaps. Groups of fewer
-than `smallest_group` rows are hidden:
+A site reports, for a column of numbers, how many values and gaps it has, the mean of the values, and the sum of their
+squared deviations. For a column of categories it reports the values that occur, and whether there are gaps. Groups of
+fewer than `smallest_group` rows are hidden:
 
 - a category with fewer rows is left out, so it will be an unknown value
 - if there are fewer gaps, they count as values equal to the median

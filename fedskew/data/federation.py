@@ -34,7 +34,7 @@ class Federation:
     client_names: tuple[str, ...] = ()
     """The names of the clients; empty if they only have numbers."""
     notes: tuple[str, ...] = ()
-    """Lines for the user about what the rule changed in the data."""
+    """Lines for the user about what the loader and the rule changed in the data."""
     held_out: Sequence[IntArray] = ()
     """The indices of each client's own test samples, which it does not train on; empty if clients hold out none."""
     server_samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))

@@ -49,7 +49,7 @@ class LabelCounts:
     """Whether the source names the clients. Otherwise they are numbered."""
     names_classes: bool = True
     notes: tuple[str, ...] = field(default=())
-    """Lines for the user about what was left out of the source."""
+    """Lines for the user about the source, for example about what was left out."""
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:

@@ -24,9 +24,10 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     """Load a dataset by name, or your own data by path or as a Python object.
 
     An object is a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset of pairs
-    (input, label), a Hugging Face Dataset or DatasetDict, or a scikit-learn Bunch. `test` is a test set of the same
-    form, or the path of one if the data are a table or a folder of images. Without it, a share of each class is held
-    out (`test_fraction`). `hf:owner/name` is a dataset of the Hugging Face hub.
+    (input, label), a Hugging Face Dataset or DatasetDict, or a scikit-learn Bunch. In a pair, x may also be a
+    DataFrame, or a dictionary of several inputs. `test` is a test set of the same form, or the path of one if the data
+    are a table file or a folder of images. If there is no test part, a share of each class is held out
+    (`test_fraction`). `hf:owner/name` is a dataset of the Hugging Face hub.
 
     The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
     cache. If they are missing, they are downloaded into the cache, unless they can only be made with their publisher's
@@ -34,7 +35,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
 
     `keep` leaves only these classes, numbered in this order. It is not for Python objects.
 
-    Some named datasets have `options` (`fedskew datasets`). These are the options of your own data:
+    Some named datasets have `options`, which `fedskew datasets` lists. These are the options of your own data:
         test=None: a test part of the same form; for a table file or a folder of images, its path
         test_fraction=0.2: the share of each class held out if there is no test part
         classes=None: the names of all classes, in order, if the data may lack some

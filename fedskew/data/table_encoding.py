@@ -1,8 +1,8 @@
 """Encode a table's columns as a model's inputs.
 
-Numbers are standardised. Categories become one-hot features. Gaps are filled and marked. An encoding is given by the
-user or fitted on the training part. It is saved with the run and exported with the model. In a federation, all sites
-use one encoding, so that an input means the same everywhere.
+Numbers are standardised. Categories become one-hot features. Gaps are filled, and they are marked if the encoding says
+so. An encoding is given by the user or fitted on the training part. It is saved with the run and exported with the
+model. In a federation, all sites use one encoding, so that an input means the same everywhere.
 """
 
 from __future__ import annotations

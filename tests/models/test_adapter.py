@@ -293,6 +293,12 @@ def test_bad_dictionaries_are_one_line(x: dict[str, Any], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_bad_value_of_the_test_part_is_not_blamed_on_the_training_part() -> None:
+    x = {"a": [[0.5], [1.0]]}
+    with pytest.raises(UserError, match=r"^test x\['a'\]: NaN or infinite value"):
+        fs.load((x, [0, 1]), test=({"a": [[np.nan], [1.0]]}, [0, 1]))
+
+
 def test_the_catalogues_models_refuse_several_inputs_by_name() -> None:
     with pytest.raises(
         UserError, match=r"model 'fasttext' takes one tensor, but a sample has input_ids and attention_"

@@ -34,7 +34,7 @@ _CUTOUT_SIZE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Some steps change the raw images, and others the normalised images. Each group is in the order of the names."""
+    """Steps that change the raw images, and steps that change the normalised images. Both keep the order of `names`."""
 
     names: tuple[str, ...] = ()
     raw: tuple[Step, ...] = ()

@@ -19,11 +19,12 @@ Array = npt.NDArray[np.generic]
 GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
 """Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap.
 
-The option `missing` adds other texts in both cases."""
+The option `missing` adds other texts, for columns of numbers and for categories."""
 MOST_CATEGORIES = 100
-"""A column with more distinct texts than this is refused, unless the option `categorical` names it."""
+"""A column with more distinct texts than this is refused, unless the option `categorical`, the column's type or an
+encoding says that they are categories."""
 FEW_ROWS = 20
-"""In a table with fewer rows than this, all values may differ by chance, so no column is refused as an identifier."""
+"""If a column has fewer values than this, all of them may differ by chance, so it is not refused as an identifier."""
 
 _DATE = re.compile(
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?"

@@ -42,7 +42,8 @@ def load_fields(
     ]
     names, numbers = encode_labels(labels, class_list(classes))
     all_integers = all(array.dtype.kind in "biu" for array in named[0].values())
-    train, test = _train_and_test([_rows(arrays, all_integers) for arrays in named], numbers, test_fraction)
+    rows = [_rows(arrays, prefix, all_integers) for arrays, prefix in zip(named, prefixes, strict=False)]
+    train, test = _train_and_test(rows, numbers, test_fraction)
     return Dataset(
         name,
         "text" if all_integers else "table",
@@ -117,14 +118,14 @@ def _expect_same_form(named: Sequence[Fields]) -> None:
         raise UserError(f"test x has inputs {forms[1]}, x has {forms[0]}; expected the same names and shapes")
 
 
-def _rows(arrays: Fields, all_integers: bool) -> npt.NDArray[Any]:
+def _rows(arrays: Fields, prefix: str, all_integers: bool) -> npt.NDArray[Any]:
     """Store the inputs side by side: int64 if all are whole numbers, else float32."""
     for key, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise UserError(f"x[{key!r}]: NaN or infinite value; expected finite numbers")
+            raise UserError(f"{prefix}x[{key!r}]: NaN or infinite value; expected finite numbers")
         if array.dtype.kind in "iu" and not all_integers and np.abs(array).max(initial=0) > _LARGEST_EXACT:
             raise UserError(
-                f"x[{key!r}]: {np.abs(array).max()} is too large to store with floating-point inputs; "
+                f"{prefix}x[{key!r}]: {np.abs(array).max()} is too large to store with floating-point inputs; "
                 f"expected whole numbers up to {_LARGEST_EXACT}"
             )
     flat = [array.reshape(len(array), -1) for array in arrays.values()]

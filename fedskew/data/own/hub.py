@@ -14,7 +14,7 @@ _OPTIONS = ("subset", "revision")
 
 
 def load_hub(name: str, options: dict[str, Any]) -> Dataset:
-    """Load `hf:owner/name` from the hub, from its cache, or from a folder of the same form.
+    """Load `hf:owner/name` from the hub or from its cache, or `hf:FOLDER` from a folder that `datasets` can read.
 
     The option `subset` chooses one of several configurations, and `revision` a branch, tag or commit. The other options
     are those of tables.

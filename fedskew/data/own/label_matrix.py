@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def read_matrix(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> IntArray:
-    """Read a matrix of 0 and 1. Raise a `UserError` that names the first row with another value."""
+    """Read a matrix of 0 and 1. Raise `UserError` for other values. If they are numbers, it names the first row."""
     if values.ndim != 2:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample, or a matrix")
     try:
@@ -44,7 +44,7 @@ def encode_matrix(
     if len(names) != matrices[0].shape[1] or len(set(names)) < len(names):
         raise UserError(
             f"{where}: {matrices[0].shape[1]} columns of labels, but classes lists {', '.join(names)}; "
-            "expected one different name per column"
+            "expected a different name for each column"
         )
     if all((matrix.sum(axis=1) == 1).all() for matrix in matrices):
         raise UserError(

@@ -15,7 +15,7 @@ from fedskew.errors import UserError
 MANY_NUMBERS = 20
 FEW_SAMPLES = 5
 """Labels with more than `MANY_NUMBERS` different whole numbers, and fewer samples than `FEW_SAMPLES` for each on
-average, are refused as a regression target."""
+average, are refused as a regression target, unless the classes are listed."""
 _TOO_LARGE = 2.0**63
 """The smallest float that does not fit into int64."""
 _BOOLEANS = ("False", "True")
@@ -37,7 +37,7 @@ class Labels:
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
     """Read whole numbers (of any dtype), strings, booleans, or a matrix of 0 and 1 with a column per label.
 
-    Raise a `UserError` that names the first row with anything else.
+    Raise `UserError` for anything else. If only some rows are wrong, it names the first of them.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -97,7 +97,7 @@ def class_list(option: object) -> tuple[str, ...] | None:
 def encode_labels(
     parts: Sequence[Labels], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Return the class names, and each part's class numbers.
+    """Return the class names, and each part's class numbers, or its matrix for several labels per sample.
 
     With a class list, labels are positions or names in it, and a listed class may have no samples. Without one, the
     classes are the values that occur in any part, sorted.
@@ -123,7 +123,7 @@ def encode_labels(
 def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the values that occur in any part, sorted."""
     kinds = {part.values.dtype.kind for part in parts}
-    if len(kinds) == 2 and "b" in kinds:  # one part has booleans only, the other also numbers or names
+    if len(kinds) == 2 and "b" in kinds:  # one part has booleans, and the other has numbers or names
         kind = np.str_ if "U" in kinds else np.int64
         parts, kinds = [replace(part, values=part.values.astype(kind)) for part in parts], kinds - {"b"}
     if len(kinds) > 1:

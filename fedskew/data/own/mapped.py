@@ -42,7 +42,7 @@ def _samples(x: Path, y: Path) -> Samples:
         raise UserError(f"{x}: {inputs.dtype} of shape {inputs.shape}; expected {_FORM}")
     labels = read_labels(_map(y), str(y), "row {}".format).values
     if labels.dtype.kind != "i":
-        raise UserError(f"{y}: labels are names; expected the numbers of the classes, from 0")
+        raise UserError(f"{y}: labels are names or booleans; expected the numbers of the classes, from 0")
     return Samples(inputs, labels.astype(np.int64, copy=False))
 
 

@@ -240,7 +240,8 @@ def _join_labels(table: Table, names: Sequence[str]) -> Table:
     others = {name: column for name, column in table.columns.items() if name not in names}
     if _JOINED_LABELS in others:
         raise UserError(
-            f"{table.where}: column {_JOINED_LABELS!r} is not among the label columns; expected another name for it"
+            f"{table.where}: column {_JOINED_LABELS!r} is not a label column, but the label columns are joined under "
+            "that name; give it another name with rename"
         )
     return replace(table, columns={**others, _JOINED_LABELS: joined})
 

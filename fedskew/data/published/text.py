@@ -17,7 +17,7 @@ from fedskew.errors import UserError, plural
 LENGTH = 200
 """The default number of words kept from each text."""
 VOCABULARY = 98_635
-"""The default number of token ids, as in FedVLS's code."""
+"""The default maximum number of token ids, as in FedVLS's code."""
 PAD, UNKNOWN = 0, 1
 
 IntArray = npt.NDArray[np.int64]

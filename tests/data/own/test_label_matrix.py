@@ -86,7 +86,7 @@ def test_other_matrices_and_regression_are_one_line(y: np.ndarray, message: str)
 
 
 def test_names_must_fit_the_columns() -> None:
-    with pytest.raises(UserError, match="4 columns of labels, but classes lists a, b; expected one different name"):
+    with pytest.raises(UserError, match="4 columns of labels, but classes lists a, b; expected a different name"):
         fs.load((X, Y), classes=["a", "b"])
     with pytest.raises(UserError, match="columns of labels; expected equal numbers"):
         fs.load((X, Y), test=(X, Y[:, :3]))
@@ -96,4 +96,8 @@ def test_names_must_fit_the_columns() -> None:
         fs.load(table(), label=["caugh", "fever"])
     with pytest.raises(UserError, match=r"expected one column's name, or a list of several columns"):
         fs.load(table(), label=["cough"])
+    named = table().rename(columns={"value 0": "labels"})
+    with pytest.raises(UserError, match=r"column 'labels' is not a label column.*give it another name with rename"):
+        fs.load(named, label=list(FINDINGS))
+    assert fs.load(named, label=list(FINDINGS), rename={"labels": "value 0"}).columns[0] == "value 0"
     assert fs.load((X, Y)).classes == ("0", "1", "2", "3")

@@ -66,9 +66,10 @@ def test_a_wrong_array_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"float64 of shape .60, 6.; expected float32 tables .* or uint8 images"):
         fs.load(tmp_path)
     write(tmp_path)
-    np.save(tmp_path / "y_train.npy", np.array(["a", "b", "c"] * 20))
-    with pytest.raises(UserError, match="labels are names; expected the numbers of the classes"):
-        fs.load(tmp_path)
+    for labels in (["a", "b", "c"] * 20, [True, False] * 30):
+        np.save(tmp_path / "y_train.npy", np.array(labels))
+        with pytest.raises(UserError, match="labels are names or booleans; expected the numbers of the classes"):
+            fs.load(tmp_path)
     (tmp_path / "y_train.npy").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"cannot be read .* expected what numpy.save writes"):
         fs.load(tmp_path)
