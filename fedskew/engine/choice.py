@@ -193,7 +193,7 @@ def worth_compiling(compile_steps: str, steps: float, model: nn.Module) -> bool:
 def make_engine(
     name: str, network: Network, data: DeviceSamples, smallest_batch: int, compile_steps: bool = False
 ) -> Engine:
-    """Make the engine called `name`. Only the stacked engine, and only on a GPU, compiles its steps."""
+    """Make the engine called `name`. Only the stacked engine, and only on a CUDA GPU, compiles its steps."""
     if name.startswith("pool"):
         inner = "stacked" if name == "pool-stacked" else "plain"
         return PoolEngine(make_engine(inner, network, data, smallest_batch))

@@ -7,7 +7,7 @@ PEFT.
 
 W is frozen. A of a convolution has its kernel size and stride, and B is a 1×1 convolution. B starts at zero, so the
 adapters do not change the model's outputs at first. The head and the normalisation layers are trained as usual. All
-other parameters are frozen.
+other parameters of the model are frozen.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Keep the tensors whose names have one of `_PREFIXES`, the one that matches the model best, and remove it."""
+    """Return the tensors with the prefix of `_PREFIXES` that fits the model best, under their names without it."""
     renamed = [
         {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
     ]

@@ -123,7 +123,7 @@ class BatchPlan:
         return drawn[first - begin : end - begin]
 
     def _epoch(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Shuffle the client's samples, or draw them class by class, and cut them into batches."""
+        """Shuffle the client's samples, or samples that are drawn class by class, and cut them into batches."""
         if epoch not in self._drawn:
             rows = np.full(self.per_epoch * self.width, -1, dtype=np.int64)
             samples = self.samples if self.labels is None else self.samples[self._balanced(self.labels, epoch)]

@@ -21,7 +21,10 @@ from fedskew.models.base import Classifier, has_features
 
 @dataclass(frozen=True)
 class ModelState:
-    """The tensors of one model: trained parameters, and buffers such as BatchNorm's statistics."""
+    """The tensors of one model: trained parameters, and buffers such as BatchNorm's statistics.
+
+    In results and in stacks of clients, they have a leading axis of clients, with one model each.
+    """
 
     params: Tensors
     buffers: Tensors
