@@ -7,11 +7,16 @@ that it allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from fedskew.engine import RoundKey
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, differing_keys
+from fedskew.experiment.round.plan import local_training
+from fedskew.experiment.round.sampler import model_number
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
 from fedskew.flower.contract import Contract
@@ -221,17 +226,29 @@ def require_covered(
         refuse_unbounded(release.privacy, method, config.average, buffers)
 
 
-def require_planned_noise(local: Facts, config: Config) -> None:
-    """Refuse local training with other batches, or other noise on single samples, than the run's configuration has.
+def require_planned_training(facts: Facts, stage: Stage, config: Config) -> None:
+    """Refuse local training with other settings, or other random numbers, than the run's configuration plans.
 
-    Their number of epochs may differ. The ledger counts those that are requested.
+    With another learning rate or batch size, an update could reveal far more about single samples.
     """
-    for key in ("batches", "example_clip", "example_noise"):
-        if local.get(key) != getattr(config, key):
+    done = facts["key"]["round"]
+    planned = asdict(local_training(config, stage, done)) | asdict(
+        RoundKey(config.seed, model_number(stage.model), done)
+    )
+    asked = {**facts["local"], **facts["key"]}
+    for key in sorted(planned.keys() | asked.keys()):
+        if not _is_same(asked.get(key), planned.get(key)):
             raise UserError(
-                f"the server sets {key} to {one_line(repr(local.get(key)))} in this round; expected "
-                f"{getattr(config, key)!r}, as in the run's configuration"
+                f"the server sets {one_line(key)} to {one_line(repr(asked.get(key)))} in this round; expected "
+                f"{planned.get(key)!r}, as the run's configuration plans"
             )
+
+
+def _is_same(asked: object, planned: object) -> bool:
+    """Whether two settings are equal. Decayed learning rates may differ in the last bit between machines."""
+    if isinstance(asked, float) and isinstance(planned, float):
+        return math.isclose(asked, planned, rel_tol=1e-9)
+    return asked == planned
 
 
 def require_covered_survey(stage: str, policy: Policy) -> None:

@@ -60,9 +60,9 @@ from fedskew.flower.request_checks import (
     require_covered_survey,
     require_declared,
     require_own_name,
-    require_planned_noise,
     require_planned_round,
     require_planned_test,
+    require_planned_training,
 )
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
@@ -225,13 +225,13 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        require_planned_noise(facts["local"], run.config)
-        release = read_release(facts, run.method)
-        self._ledger.require_budget(release)  # before the training, which would be in vain
-        require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         planned = planned_rounds(run.method, run.config, facts["notes"])
         require_planned_round(facts["stage"], facts["key"]["round"] + 1, planned)
         stage = run.stage(facts)
+        require_planned_training(facts, stage, run.config)
+        release = read_release(facts, run.method)
+        self._ledger.require_budget(release)  # before the training, which would be in vain
+        require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
         kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)

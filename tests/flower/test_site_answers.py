@@ -242,6 +242,37 @@ def test_a_site_trains_only_the_rounds_that_the_run_plans(data: Path, split: Fed
     assert len(refused) == 3
 
 
+def test_a_site_trains_only_with_the_settings_that_the_run_plans(data: Path, split: Federation, tmp_path: Path) -> None:
+    """With another learning rate or batch size, an update could reveal far more about single samples."""
+    here = totals(tmp_path, data, split, lr_decay=0.9)
+    refused: dict[str, str] = {}
+    changes: dict[str, dict[str, Any]] = {
+        "lr": {"local": {"lr": 1000.0}},
+        "batch_size": {"local": {"batch_size": 1}},
+        "epochs": {"local": {"epochs": 100}},
+        "batches": {"local": {"batches": "balanced"}},
+        "seed": {"key": {"seed": 7}},
+        "model": {"key": {"model": 7}},
+    }
+
+    def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and asked["key"]["round"] == 1 and not refused:
+            for name, changed in changes.items():
+                request = asked | {part: {**asked[part], **values} for part, values in changed.items()}
+                with pytest.raises(UserError) as error:
+                    first_site(here).answer(request, to_bytes({}))
+                refused[name] = str(error.value)
+        return facts, payload
+
+    here.grid.meddle = attack
+    run_federation(here.grid, here.context)
+    assert refused.keys() == changes.keys()
+    assert all(message.startswith(f"the server sets {name} to") for name, message in refused.items())
+    assert refused["lr"] == (
+        "the server sets lr to 1000.0 in this round; expected 0.045000000000000005, as the run's configuration plans"
+    )
+
+
 def _other_contract(known: dict[str, Any]) -> dict[str, Any]:
     contract: dict[str, Any] = json.loads(json.dumps(known["contract"]))
     contract["mean"] = [0.25]

@@ -111,29 +111,10 @@ class RoundPlanner:
             downlink=collect(parts, "downlink", start.server_state),
             companions={name: m.model for name, m in state.models.items()},
             assignments=self._assignments(stage, parts, start, participants, state.clients),
-            local=self._local_training(stage, start),
+            local=local_training(self._config, stage, start.rounds),
             key=RoundKey(self._config.seed, model_number(stage.model), start.rounds),
         )
         return RoundPlan(state, stage, parts, start, participants, runtime, work)
-
-    def _local_training(self, stage: Stage, start: ServerModel) -> LocalTraining:
-        config = self._config
-        return LocalTraining(
-            epochs=1
-            if stage.local_batches
-            else config.local_epochs
-            if stage.local_epochs is None
-            else stage.local_epochs,
-            batch_size=config.batch_size,
-            lr=config.lr * config.lr_decay**start.rounds,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            clip_norm=config.clip_norm,
-            optimizer=config.optimizer,
-            batches=config.batches,
-            example_clip=config.example_clip,
-            example_noise=config.example_noise,
-        )
 
     def _assignments(
         self,
@@ -165,3 +146,20 @@ class RoundPlanner:
         """The models from which clients that train alone continue, on the host."""
         host = torch.device("cpu")
         return [model_from_state(state, self._initial, host) for state in states]
+
+
+def local_training(config: Config, stage: Stage, rounds: int) -> LocalTraining:
+    """The settings of local training in a stage, after this number of rounds of its model."""
+    epochs = config.local_epochs if stage.local_epochs is None else stage.local_epochs
+    return LocalTraining(
+        epochs=1 if stage.local_batches else epochs,
+        batch_size=config.batch_size,
+        lr=config.lr * config.lr_decay**rounds,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        clip_norm=config.clip_norm,
+        optimizer=config.optimizer,
+        batches=config.batches,
+        example_clip=config.example_clip,
+        example_noise=config.example_noise,
+    )
