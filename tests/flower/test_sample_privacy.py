@@ -168,9 +168,9 @@ def test_a_server_cannot_change_the_noise_or_the_method_of_a_round(tmp_path: Pat
     assert before["updates"] == 1
     for changed, reason in (
         ({"example_noise": 0.1}, "the server sets example_noise to 0.1 in this round; expected 4.0"),
-        ({"example_clip": None, "example_noise": None}, "the server sets example_clip to None"),
+        ({"example_clip": None, "example_noise": None}, "the server sets example_clip to None in this round"),
         ({"batches": "balanced"}, "the server sets batches to 'balanced' in this round; expected 'shuffled'"),
-        ({"epochs": 0.5}, "the server sets the local epochs to 0.5; expected a whole number"),
+        ({"epochs": 0.5}, "the server sets epochs to 0.5 in this round; expected 2"),
     ):
         assert reason in answer({**facts, "local": facts["local"] | changed}, payload)[0]["refused"]
     other = {**facts["terms"], "config": facts["terms"]["config"] | {"method": {"name": "fedlc"}}}

@@ -29,6 +29,9 @@ def test_every_method_meets_the_same_clients() -> None:
     *sampled, last = met.pop("ccvr")
     assert sampled == met["fedavg"][:-1]
     assert last == list(range(federation.clients))  # everyone takes part in a calibration
+    with_server_data = federation.give_server(0.3)  # some clients have no samples left
+    _, rows = trained(with_server_data, "fedavg", linear(), rounds=4, clients_per_round=2, local_epochs=1)
+    assert met.pop("fedlaw") == [row.clients for row in rows]
     assert all(clients == met["fedavg"] for clients in met.values())
     other = trained(federation, "fedavg", linear(), rounds=4, clients_per_round=2, local_epochs=1, seed=1)[1]
     assert [row.clients for row in other] != met["fedavg"]
