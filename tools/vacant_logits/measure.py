@@ -5,7 +5,7 @@ samples: in the model that a client receives, in the model that it has trained, 
 is the share of test samples that the global model takes for another class. Both are grouped by how often the two
 classes meet on a client (contact.py).
 
-    python tools/vacant_logits/measure.py                    # all runs: ten minutes on one core; repeat it to resume
+    python tools/vacant_logits/measure.py                    # all 180 runs, on a CPU; repeat it to resume
     python tools/vacant_logits/measure.py mnist-shards       # one federation
     python tools/vacant_logits/page.py                       # the table and the figure
 """
