@@ -26,9 +26,10 @@ Setting = str | Mapping[str, float] | None
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:
-    """Replace a path by the weights in that file, in the order of the classes. Raise `UserError` if a class has none.
+    """Return the weights of a mapping or a file, in the order of the classes.
 
-    `balanced` and `counts` are returned unchanged.
+    Raise `UserError` if a class has no weight, or if a weight belongs to no class. None, `balanced` and `counts` are
+    returned unchanged.
     """
     if setting is None or setting in ("balanced", "counts"):
         return setting

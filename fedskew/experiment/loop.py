@@ -1,6 +1,7 @@
 """The rounds of a run, one after another.
 
-This loop runs on a CPU. `overlap` has the loop for a GPU, and `flower.loop` the one for sites on other machines.
+This loop runs on a CPU and on MPS. `overlap` has the loop for CUDA, and `flower.loop` the one for sites on other
+machines.
 """
 
 from __future__ import annotations

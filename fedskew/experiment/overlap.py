@@ -1,4 +1,4 @@
-"""The rounds of a run on a GPU, arranged so that the device rarely waits for the host.
+"""The rounds of a run on CUDA, arranged so that the device rarely waits for the host.
 
 A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
 be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
@@ -59,7 +59,7 @@ class LaunchedRound:
     optimistic: OptimisticOutcome | None
     """None if the server rule raised an error. `_settle` calls it again."""
     evaluation: ReadEvaluation | None
-    """None if none is due, if it must wait for the training, or if it raised an error."""
+    """None if no evaluation is due, if it must wait for the training, or if it raised an error."""
     began: float
 
 

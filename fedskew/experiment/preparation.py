@@ -86,8 +86,9 @@ def prepare(
 ) -> Prepared:
     """Resolve the choices that `config` leaves open, and check them.
 
-    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. Only
-    the engine of a long run on a CPU stays `auto`: see `choose_engine`.
+    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. Some
+    values stay `auto`: the engine of a long run on a CPU (see `choose_engine`), a linear head, the single-label task,
+    and `compile`.
     """
     chosen = make_method(config.method if method is None else method, config.method_params)
     devices = choose_devices(config.device)
@@ -218,8 +219,8 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
     check_personal(method.personal, module)
     if method.server.needs_server_data and not method.personal.has_global_model:
         raise UserError(
-            f"method {method.name!r} tests the global model on the server's samples, but has none that can be used; "
-            "expected a personal part with a global model, such as ditto"
+            f"method {method.name!r} tests the global model on the server's samples, but has no global model; "
+            "expected a personal part with one, such as ditto"
         )
     try:
         method.server.check(shared_tensors(params, personal_names(method.personal, module)), classes)
@@ -278,7 +279,7 @@ def _name_of_part(part: Part, method: Method) -> str:
 
 
 def _trained_part(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return what clients train as a model, and its input for this sample. Refuse what needs the whole model."""
+    """Return the part that clients train, as a model, and its input for this sample. Refuse what does not fit."""
     if not has_features(module):
         raise UserError(
             f"train is {config.train!r}, but {type(module).__name__} has no separate encoder; expected 'all', or a "
@@ -359,7 +360,7 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
 
 
 def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
-    """Describe the split as a configuration. Its seed is left out if it equals the run's seed."""
+    """Describe the split as a configuration. Its seed is left out if it is the run's and `config` sets no other."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
     rule_sets_number = "clients" not in fed.partition and rule != "sites"  # for example a file of counts

@@ -98,7 +98,7 @@ class NotebookProgress(Callback):
             self.show()
 
     def on_notice(self, line: str) -> None:
-        if line not in self._notices:  # the runs of a comparison often give the same
+        if line not in self._notices:  # the runs of a comparison often give the same notices
             self._notices.append(line)
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002

@@ -52,8 +52,8 @@ def run(
     federation: the clients and their data, as `fedskew.federation` makes them.
     method: a name such as `fedvls` or `fedlmd+fedprox`, or an object such as `FedVLS(distill_weight=0.5)`. The default
         is the method of `config`, or `fedvls`.
-    model: a name such as `cnn`, `package.module:factory`, or a `torch.nn.Module`. The default, `auto`, chooses a small
-        model for the data.
+    model: a name such as `cnn`, `package.module:factory`, or a `torch.nn.Module`. The default is the model of
+        `config`, or `auto`, which chooses a small model for the data.
     config: a `Config`, whose values the settings override. Data and partition are always the federation's.
     out: a folder for the run. A repeated call resumes it there, or reads its result if it is finished.
     method_params: the parameters of a method that is given by name, such as `{"distill_weight": 0.5}`.
@@ -113,7 +113,7 @@ def _make_server(prepared: Prepared) -> Server:
 
 
 def _choose_loop(server: Server) -> RunRounds:
-    """Choose overlapping rounds on a GPU, and one round after another elsewhere."""
+    """Choose overlapping rounds on CUDA, and one round after another elsewhere."""
     return partial(run_overlapping_rounds if server.device.type == "cuda" else run_rounds, server)
 
 

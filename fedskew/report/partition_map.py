@@ -125,7 +125,7 @@ class _Grid:
                 yield Text(f"... and {number} more {'clients' if kind == 'client' else 'classes'}", style="dim")
 
     def _heading(self, columns: range, cell: int) -> list[Text]:
-        """Label the columns with names if there is room, otherwise with numbers, one digit per line if necessary."""
+        """Label the columns with names if there is room, otherwise with numbers, one digit per line."""
         if cell > 3:
             names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
             return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]

@@ -1,7 +1,8 @@
 """Results as a table for papers and spreadsheets: LaTeX, Markdown or CSV.
 
-In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent. The best
-value of each column is bold, but reference bounds never are. CSV has means and deviations in separate columns.
+In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent. If several
+federated methods are compared, the best value of each metric is bold. Reference bounds never are. CSV has means and
+deviations in separate columns.
 """
 
 from __future__ import annotations

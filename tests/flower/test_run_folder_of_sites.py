@@ -47,7 +47,7 @@ def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
     assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "They did not share their label counts" in page
-    assert "the folder has no about.json" not in page
+    assert "about.json is missing" not in page
 
 
 def test_it_is_compared_with_a_simulated_run(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

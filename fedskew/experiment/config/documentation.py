@@ -16,7 +16,7 @@ _SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "mode
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:
-    """Append all settings with their defaults to a function's docstring, from the fields of `Config`."""
+    """Append all settings except `excluded`, with their defaults from `Config`, to a function's docstring."""
 
     def document(function: Function) -> Function:
         lines = [_describe_key(name) for name in setting_names(*excluded)]

@@ -328,8 +328,9 @@ def parse_method(text: str) -> dict[str, Any]:
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a copy of a configuration with new values for some keys, such as `{"partition.beta": 0.05}`.
 
-    A new partition or method starts with its defaults, without the parameters of the previous one. Whole sections are
-    set before their parts, so the order of the values does not matter. `partition.column` alone also chooses its rule.
+    A new dataset, partition rule or method starts with its defaults, without the parameters of the previous one. A new
+    rule keeps `clients` and `seed`. Whole sections are set before their parts, so the order of the values does not
+    matter. If `partition.column` is set without a rule, the rule is `column`.
     """
     if "partition.column" in values and not {"partition", "partition.rule"} & values.keys():
         values = {"partition.rule": "column", **values}

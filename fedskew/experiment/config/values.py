@@ -70,7 +70,7 @@ Check = Callable[[str, Any], Any]
 """Takes a key and a raw value. Returns the typed value, or raises a UserError."""
 
 _LARGEST = 2**63 - 1
-"""The largest integer that numpy and torch can store."""
+"""The largest int64. numpy and torch store integers as int64 by default."""
 
 
 def invalid_value(key: str, value: object, expected: str, hint: str | None = None) -> UserError:
@@ -184,7 +184,7 @@ WEIGHT_FILES = (".csv", ".json", ".yaml", ".yml")
 
 
 def weights_by_class(what: str, value: Mapping[Any, Any]) -> dict[str, float]:
-    """Check weights by class: finite numbers of at least 0, one of them above 0."""
+    """Check weights by class: finite numbers of at least 0, and at least one above 0."""
     weights: dict[str, float] = {}
     for name, weight in value.items():
         if isinstance(name, bool) or not isinstance(name, str | int):

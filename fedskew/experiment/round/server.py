@@ -68,7 +68,7 @@ class Server:
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
 
     def close(self) -> None:
-        """Wait for the device, because the next run will use its memory, and end the engines' processes and threads."""
+        """Wait for the device, whose memory the next run will use, and then end the engines' processes and threads."""
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)

@@ -82,7 +82,7 @@ _PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
 
 
 def _rename(draft: Path, path: Path) -> None:
-    """Rename a file over another one. On Windows this fails while another process reads that one: try again then."""
+    """Rename a file over another one. On Windows, this is retried while another process reads that one."""
     for pause in _PAUSES if os.name == "nt" else ():
         try:
             os.replace(draft, path)

@@ -24,7 +24,8 @@ LINE_HEIGHT = 0.13
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """Add one legend below all panels if they show the same series, otherwise one per panel."""
+    """Add one legend below all panels if they show the same series. Otherwise, and for a single line chart, each panel
+    has its own."""
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]
     if not named:

@@ -17,7 +17,7 @@ def circumstances(comparison: Comparison) -> Section:
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
     paragraphs = [
         "The first table has the keys that the runs share. A key that may differ between them, such as the device, has "
-        "the value of the first run. To repeat a run, use fedskew run -c FOLDER/config.yaml."
+        "the value of the first run. The first line of a run's config.yaml says how to repeat it."
     ]
     return Section("circumstances", "What was run", paragraphs, tables=tables, missing=missing)
 
@@ -29,7 +29,7 @@ def _problems(run: Result) -> list[str]:
     elif not run.finished:
         problems.append(f"unfinished: it stopped after round {run.history[-1].round}; repeat its command to resume")
     if not run.about:
-        problems.append("about.json is missing, so command, versions and machine are unknown")
+        problems.append("about.json is missing or damaged, so command, versions and machine are unknown")
     return problems
 
 

@@ -27,7 +27,7 @@ def federation(comparison: Comparison) -> Section:
         return Section("federation", "The federation", [note])
     if counts is None:
         return Section("federation", "The federation", missing=[
-            "the clients' label counts: the folder has no about.json and the data were not found; "
+            "the clients' label counts: about.json is missing or damaged, and the data were not found; "
             "set FEDSKEW_DATA, or repeat the runs"])  # fmt: skip
     run = next(run for run in comparison.runs if run.label_counts is not None)
     groups = class_groups(counts)

@@ -81,7 +81,7 @@ def _caption(labels: Heat | None) -> str:
 
 def _explanation(labels: Heat | None, run: Result) -> str:
     if labels is None:
-        return f"The panels show what the global model predicts after each round (seed {run.seed})."
+        return f"The panels show what the global model predicts after the evaluated rounds (seed {run.seed})."
     return (
         "The first panel shows the labels of each round's clients, the others what the global model predicts after "
         f"the round (seed {run.seed}). If the predictions follow the labels of the round, the model forgets the other "

@@ -16,7 +16,10 @@ from fedskew.results import Comparison, MethodRuns
 
 MAX_ROWS = 200
 """With more rows, the table by class is left out. The heat map still shows the AUROC of each class."""
-MISSING = "probabilities were not scored: the run is unfinished, from an older version, or its sites report totals only"
+MISSING = (
+    "probabilities were not scored: the run is unfinished or from an older version, the method has no global model, "
+    "the sites report totals only, or memory was too small"
+)
 COLUMNS = {
     "AUROC": "auroc",
     "AUPRC": "auprc",
