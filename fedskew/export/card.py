@@ -10,6 +10,7 @@ from fedskew.export.card_disclosures import describe_disclosures, describe_learn
 from fedskew.export.card_metadata import metadata_header
 from fedskew.export.card_usage import describe_inputs, describe_use
 from fedskew.export.markdown import escape, percent, table
+from fedskew.methods import is_reference_bound
 from fedskew.methods.class_weights import describe_weights
 from fedskew.metrics.confusion import lost_classes
 from fedskew.models import parameter_count
@@ -30,7 +31,7 @@ def model_card(
         metadata_header(run, title, site, licence),
         f"# {title}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
         f"## Use\n\n{describe_use(run, onnx_difference is not None, with_words)}",
-        f"## Inputs and outputs\n\n{describe_inputs(run, with_words)}",
+        f"## Inputs and outputs\n\n{describe_inputs(run, onnx_difference is not None, with_words)}",
         f"## Accuracy\n\n{_accuracy(run) if site is None else _site_accuracy(run, site)}",
         f"## Label distribution\n\n{_coverage(run)}",
         f"## Training\n\n{_training(run)}",
@@ -48,8 +49,8 @@ def _title(run: Result, site: str | None) -> str:
 
 def _site_lead(run: Result, site: str) -> str:
     return (
-        f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), trained by "
-        f"federated learning on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}, whose personal "
+        f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_how(run)} "
+        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}, whose personal "
         "tensors never left it. It fits the data of that site, and may be worse elsewhere."
     )
 
@@ -73,11 +74,18 @@ def _lead(run: Result) -> str:
     in_encoders = f" in {encoders} concatenated encoders" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{in_encoders}"
     lead = (
-        f"A classifier for {len(run.classes)} classes ({size}), trained by federated learning on {_data(run)}: "
+        f"A classifier for {len(run.classes)} classes ({size}), {_how(run)} on {_data(run)}: "
         f"{_rounds(run)}, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
     return lead + (f" **It hardly recognises {', '.join(map(escape, lost))}.**" if lost else "")
+
+
+def _how(run: Result) -> str:
+    """Say how the model was trained. Reference bounds are not federated methods."""
+    if is_reference_bound(run.method):
+        return f"trained without federated learning, as the reference bound {run.method},"
+    return "trained by federated learning"
 
 
 def _rounds(run: Result) -> str:

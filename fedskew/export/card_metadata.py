@@ -13,6 +13,7 @@ import yaml
 
 from fedskew.data.catalogue import DATASETS
 from fedskew.export.card_disclosures import method_entries
+from fedskew.methods import is_reference_bound
 from fedskew.metrics.scores import Scores
 from fedskew.results import Result
 
@@ -42,7 +43,7 @@ def metadata_header(run: Result, title: str, site: str | None = None, licence: s
         **({"license": licence} if licence else {}),
         "library_name": "pytorch",
         "pipeline_tag": _TASKS[run.inputs["kind"]],
-        "tags": ["federated-learning", "label-skew", "fedskew", *(entry.name for entry in method_entries(run))],
+        "tags": _tags(run),
         **({"datasets": [dataset]} if dataset else {}),
     }
     if metrics:
@@ -50,6 +51,11 @@ def metadata_header(run: Result, title: str, site: str | None = None, licence: s
         result = {"task": {"type": metadata["pipeline_tag"]}, "dataset": _dataset(run, site), "metrics": metrics}
         metadata["model-index"] = [{"name": title, "results": [result]}]
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=1000)}---"
+
+
+def _tags(run: Result) -> list[str]:
+    federated = [] if is_reference_bound(run.method) else ["federated-learning"]
+    return [*federated, "label-skew", "fedskew", *(entry.name for entry in method_entries(run))]
 
 
 def _metrics(run: Result) -> list[dict[str, Any]]:

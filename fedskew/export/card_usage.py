@@ -95,28 +95,38 @@ def _array(run: Result) -> str:
     return f"{number}, [n, {', '.join(map(str, run.inputs['shape']))}]"
 
 
-def describe_inputs(run: Result, with_words: bool) -> str:
+def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
     """Describe the arrays that the model takes and the logits that it returns."""
-    inputs = run.inputs
+    inputs, is_built_in = run.inputs, run.config.model in MODELS
+    by_caller = " before you call the model. `model.onnx` does this itself." if onnx else " before you call the model."
     if inputs.get("fields"):
         listed = (f"`{name}` [n, {', '.join(map(str, shape))}]" for name, shape, _ in inputs["fields"])
         described = f"Several inputs by name: {', '.join(listed)}."
     elif inputs["kind"] == "image":
         pairs = zip(inputs["mean"], inputs["std"], strict=True)
+        scaling = (
+            "Scaling to [0, 1] and normalisation are part of the exported model."
+            if is_built_in
+            else f"Scale them to [0, 1] and normalise them{by_caller}"
+        )
         described = (
-            f"Images as bytes, {_array(run)}: channels, height, width. Scaling to [0, 1] and normalisation are part of "
-            f"the exported model. Mean and standard deviation per channel: "
-            f"{', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
+            f"Images as bytes, {_array(run)}: channels, height, width. {scaling} Mean and standard deviation per "
+            f"channel: {', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
         )
     elif inputs["kind"] == "table":
-        standardised = "The exported model standardises the columns; `model.json` has the statistics."
-        as_given = "fedskew did not standardise the columns: scale them as in training."
+        standardised = (
+            "The exported model standardises them; `model.json` has the statistics."
+            if is_built_in
+            else f"Standardise them with the statistics in `model.json`{by_caller}"
+        )
+        as_given = "fedskew did not standardise them: scale them as in training."
         columns = f": {', '.join(map(escape, inputs['columns']))}" if inputs.get("columns") else ""
         scaling = standardised if inputs.get("scaling") else as_given
         described = f"Rows of {inputs['shape'][0]} numbers, {_array(run)}{columns}. {scaling}"
         if inputs.get("encoding"):
+            made_by = "`rows()` makes these numbers" if is_built_in else "These numbers are made"
             encoded = (
-                "`rows()` makes these numbers from the table's columns. A column of numbers gives one, and a column of "
+                f"{made_by} from the table's columns. A column of numbers gives one, and a column of "
                 "categories gives one per category. Gaps in numbers become the mean."
             )
             described = f"{encoded}\n\n{_column_table(run)}\n\n{described}"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 class RawInputs(nn.Module):
     """Scales and normalises samples, then applies the model.
 
-    It takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × columns),
+    It takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × inputs),
     or word indices (int64, n × length). It returns logits (n × classes).
     """
 
@@ -37,7 +37,7 @@ class RawInputs(nn.Module):
 
 
 def _statistics(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation per channel of images in [0, 1], or per column of a table."""
+    """Mean and standard deviation per channel of images in [0, 1], or per input of a table. Texts do not use them."""
     if inputs["kind"] == "image":
         return torch.tensor(inputs["mean"]).view(-1, 1, 1), torch.tensor(inputs["std"]).view(-1, 1, 1)
     columns = torch.tensor(inputs.get("scaling") or [[0.0, 1.0]], dtype=torch.float64)

@@ -65,9 +65,10 @@ _IMPORTS_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfro
 def model_source(
     name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False, head: str = "auto"
 ) -> str:
-    """Return the text of the file for model `name`, if requested with code that encodes texts or rows.
+    """Return the text of the file for model `name`.
 
-    `encoders` is the number of encoders that the model concatenates, or 0. `head` is the run's setting.
+    `with_words` and `with_rows` add code that encodes texts or rows of a table. `encoders` is the number of encoders
+    that the model concatenates, or 0. `head` is the run's setting.
     """
     factory = MODELS[name].factory
     replaces_head = head in heads.HEADS

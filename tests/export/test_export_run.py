@@ -122,6 +122,14 @@ def test_a_lost_class_is_named_at_the_top() -> None:
     assert "**It hardly recognises a\\|b.**" in card.partition("## ")[0]
 
 
+@pytest.mark.parametrize("bound", ["centralised", "local-only"])
+def test_the_card_of_a_reference_bound_claims_no_federated_learning(bound: str) -> None:
+    card = model_card(finished("dnn", form("dnn"), method=bound), None, with_words=False)
+    assert f"trained without federated learning, as the reference bound {bound}, on digits: 7 rounds" in card
+    assert "- federated-learning" not in card
+    assert "- federated-learning" in model_card(finished("dnn", form("dnn")), None, with_words=False)
+
+
 def test_what_a_method_reveals_is_told() -> None:
     card = model_card(finished("dnn", form("dnn"), method="fedgr"), None, with_words=False)
     assert "Besides what updates can reveal, the server learns about its labels: label presence." in card
@@ -220,6 +228,9 @@ def test_a_model_of_the_user_s_own_is_given_as_an_object(tmp_path: Path) -> None
         export_run(tmp_path / "run", tmp_path / "model")
     exported = export_run(tmp_path / "run", tmp_path / "model", model=own)
     assert "model.py" not in exported.files
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Scale them to [0, 1] and normalise them before you call the model." in card
+    assert "part of the exported model" not in card
     tensors, _ = read_tensors(tmp_path / "model" / "model.safetensors")
     assert torch.equal(tensors["frozen.weight"], own.frozen.weight)
     assert torch.equal(tensors["head.weight"], result.model.get_parameter("head.weight"))
