@@ -125,7 +125,8 @@ def choose(
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
     config: a `Config`, whose values the settings override.
     out: the folder of the race. The same call continues an interrupted race there.
-    workers: the number of processes that run trials. Data that exist only as Python objects are raced in this process.
+    workers: the number of processes that run trials. Python objects are raced in this process, except
+        federations of datasets in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.

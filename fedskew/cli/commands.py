@@ -152,7 +152,7 @@ SPLIT = ("data", "data_dir", "partition", "beta", "shards", "labels_per_client",
 """The flags that define a federation."""
 
 Json = Annotated[
-    bool, typer.Option("--json", help="print the result as JSON and nothing else", rich_help_panel=CONFIGURATION)
+    bool, typer.Option("--json", help="print only the result on stdout, as JSON", rich_help_panel=CONFIGURATION)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="hide progress", rich_help_panel=CONFIGURATION)]
 Live = Annotated[

@@ -25,7 +25,7 @@ def backup(
 ) -> None:
     """Copy the server's database, app and run, also while a run is in progress.
 
-    The copy is checked, and names the round after which it resumes.
+    The command checks the copy, and prints after which round the copy would resume.
     """
     from fedskew.cli.terminal import stdout
     from fedskew.flower.backup import back_up

@@ -36,7 +36,7 @@ MetricsPort = Annotated[
 
 _PREFIX = re.compile(r"(warning|error): ")
 _ERRORS = ("failed: ", "stopped: ")
-"""How the ServerApp's lines begin that say why a run ended."""
+"""The first words of the ServerApp's lines that say why a run ended."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _FLOWER = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: *(.*)")
 _OURS = "fedskew: "

@@ -1,4 +1,4 @@
-"""Run one or several experiments with progress, a live report and logs, for `run`, `compare` and `demo`."""
+"""Run one or several experiments with progress, a live report and logs, for `run`, `compare`, `demo` and `pretrain`."""
 
 from __future__ import annotations
 

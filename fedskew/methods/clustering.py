@@ -66,8 +66,8 @@ def cluster_by_labels(
     """Cluster the clients by their label distributions and return the clients of each cluster.
 
     k-means runs from several k-means++ starts, and the best result is used. Clients without samples are in no cluster.
-    With `largest`, no cluster has more than `largest` times its even share of the clients. The clients farthest from
-    the centre of a full cluster then go to the nearest cluster with room.
+    With `largest`, a cluster has at most `largest` times an even share of the clients, or an even share rounded up if
+    that is more. The clients farthest from the centre of a full cluster then go to the nearest cluster with room.
     """
     populated = np.flatnonzero(label_counts.sum(axis=1))
     points = label_counts[populated] / label_counts[populated].sum(axis=1, keepdims=True)

@@ -10,7 +10,7 @@ features", IJCAI 2022.
 
 h are the features of the received model. Clients train the encoder and the head G. The server trains R, on M features
 F_c per class, which start at random and stay on the server. In D, the bias is one more row. The model predicts with R,
-so that is tested and exported. A class that no participant of a round has keeps its features.
+so R is tested and exported. A class that no participant of a round has keeps its features.
 
 The method chooses the model's head (`--head retrained`).
 

@@ -1,7 +1,7 @@
 """Heads in closed form: every client sends sums of its features once, and the server computes the head from them.
 
 The encoder does not change and nobody trains, so one round with all clients is enough. The sums of all clients are the
-sums of the whole data, whichever client has which sample. Sums are computed in float64.
+sums of the whole data, whichever client has which sample. Sums are computed in float64, if the device has it.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from fedskew.methods.parts import ServerRule, Tensors, Updates, weighted_mean
 from fedskew.randomness import permutation
 
 _HALVED_AFTER = 20
-"""The learning rate is halved after so many epochs, as in the authors' code."""
+"""The number of epochs after which the learning rate is halved, as in the authors' code."""
 
 
 @method("fedlaw", paper="Li et al., ICML 2023")

@@ -6,8 +6,8 @@ Lee et al., "FedSOL: stabilized orthogonal learning with proximal restrictions i
              λ = |v − w|, each tensor divided by its norms along the first axis; 1 if the radius is fixed
     server   the weighted mean
 
-The loss at v + ε changes little if the proximal loss does. So a step along its gradient is nearly orthogonal to that of
-the proximal loss, and forgets less of the received model w, whose logits are z^g.
+Lowering the loss at v + ε makes the loss insensitive to moves along the proximal gradient g. So local steps become
+nearly orthogonal to g, and forget less of the received model w, whose logits are z^g.
 
 Sent to the server: the model.
 Extra compute: one forward pass of the teacher, and one more forward and backward pass.

@@ -213,7 +213,7 @@ class Updates:
     lr: float
     """The clients' learning rate in this round."""
     participation: float
-    """The fraction of the federation's clients that took part."""
+    """The fraction of the federation's clients that took part, or of the stage's clients if the stage names them."""
     key: int = 0
     """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round only."""
     server_data: ServerData | None = None
@@ -249,7 +249,7 @@ def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
 
 
 def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
-    """Return each participant's ‖·‖² over all its tensors: [K], in float64."""
+    """Return each participant's ‖·‖² over all its tensors: [K], in float64 if the device has it."""
     rows = [t.to(ACCURATE[t.device.type]).reshape(len(t), t.shape[1:].numel()) for t in stacked.values()]
     return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
@@ -351,7 +351,10 @@ class Objective(Part):
         return {}
 
     def class_outputs(self, out: Outputs) -> Outputs:
-        """Return the outputs with logits [B, C], for regularisers, if a head of another kind has others in training."""
+        """Return the outputs with logits [B, C], which regularisers and class weights need.
+
+        Override this hook if the head returns other logits in training.
+        """
         return out
 
     def perturbed(self, features: Tensor, y: Tensor, client: Client, key: Tensor) -> Tensor:  # noqa: ARG002

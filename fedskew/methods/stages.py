@@ -32,7 +32,8 @@ class Survey:
     clients: tuple[int, ...] = ()
     """The numbers of the clients that answered, if the survey is a part."""
     key: int = 0
-    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round."""
+    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round. 0 if the survey is not a
+    part."""
 
     def to_record(self) -> dict[str, Any]:
         """Return the part of the survey that the run records: the mean probabilities, but no client's label counts."""
@@ -81,8 +82,8 @@ class Stage:
     """Replaces the method's server rule in this stage. In a stage with `local_epochs=0`, the method's solver and
     weighting take no part either."""
     survey: Literal["labels", "predictions"] | Part | None = None
-    """What every client reports at the end of the stage, for `Schedule.conclude`: its label counts, these and its mean
-    predictions, or what the hooks `opening` and `uplink` of a part return."""
+    """What every client reports at the end of the stage, for `Schedule.conclude`: its label counts (`labels`), its
+    label counts and mean predictions (`predictions`), or what the hooks `opening` and `uplink` of a part return."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
