@@ -129,7 +129,7 @@ def wait_and_measure(process: subprocess.Popen[bytes]) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds of a running process so far. 0 if the system does not report them, as only Linux does."""
+    """Return the CPU seconds of a running process so far. 0 if they are unknown, because only Linux reports them."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

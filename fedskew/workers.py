@@ -27,7 +27,7 @@ from fedskew.errors import UserError
 
 Message = dict[str, Any]
 Report = Callable[[Message], None]
-"""Sends progress to the pool. Reports in quick succession are dropped."""
+"""Sends progress to the pool. A report that follows another one too quickly is dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
 _SECONDS_FOR_OUTPUT = 5.0
@@ -75,8 +75,8 @@ class WorkerPool:
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
 
-        At `give_up_at`, in seconds since the epoch, processes are killed. Return the positions of requests without an
-        answer.
+        At `give_up_at`, in seconds since the epoch, busy processes are killed. Return the positions of the requests
+        that are unfinished then.
         """
         waiting = deque(range(len(requests)))
         while waiting or self._busy:

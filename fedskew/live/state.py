@@ -94,7 +94,7 @@ class LiveState:
 
 
 def _status(loaded: LoadedRuns, ended: bool) -> str:
-    """Say in one line what is finished, and in which round the other runs are or were interrupted."""
+    """Say in one line what is finished, and in which round the other runs are, or were interrupted."""
     runs, races = loaded.runs, loaded.races
     if not runs and not races:
         return "ended before the first round" if ended else "waiting"

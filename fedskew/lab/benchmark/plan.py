@@ -168,7 +168,7 @@ def _steps(plan: Plan, case: Case) -> Group:
 
 
 def _rounds(plan: Plan, case: Case) -> Group:
-    """Measure whole rounds of each method, and bare steps of FedAvg for comparison."""
+    """Measure whole rounds of each method and, for comparison, bare steps of FedAvg and rounds of the plain loop."""
     engine = plan.engines[0]
     contenders = [_bare(replace(case, augmented=False), engine, BARE, "rounds")]
     contenders += [_engine_rounds(replace(case, method=method), engine) for method in plan.methods]

@@ -130,7 +130,7 @@ class Results:
 
     @property
     def kind(self) -> str:
-        """The kind of device, cuda or cpu. Empty if the file does not name it."""
+        """The kind of device, such as cuda or cpu. Empty if the file does not name it."""
         return str(self.machine["device"])
 
     def to_json(self) -> dict[str, Any]:

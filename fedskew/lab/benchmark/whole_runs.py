@@ -1,6 +1,7 @@
 """Whole commands on a GPU, timed from the start of the process to its end, as a user waits for them.
 
-In each round, 10 of 100 clients train the CNN on 600 images of 28×28 each, for 5 local epochs in batches of 50.
+In each round, 10 of 100 clients train the CNN, each on its own 600 images of 28×28 pixels, for 5 local epochs in
+batches of 50.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ FIRST_ROUND = 8.0
 SECOND_TIME = 3.0
 """The most seconds that a run of one round may take after the imports, if the same command has run before."""
 WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
-"""The most seconds that a run in bf16 may take, and a comparison or a sweep."""
+"""The most seconds that a run in bf16 may take, and those that a comparison or a sweep may take."""
 
 
 @dataclass(frozen=True)

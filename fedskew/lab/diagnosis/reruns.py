@@ -29,7 +29,7 @@ from fedskew.results.naming import flat_config
 SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
 BASELINE = "fedavg"
 MAY_DIFFER = ("method", "precision", "eval_every")
-"""Keys in which runs of one comparison may differ, besides the seed and the other keys that `flat` leaves out."""
+"""Keys in which runs of one comparison may differ. They may also differ in the keys that `flat_config` leaves out."""
 COLUMNS = ("dataset", "rule", "params", "clients", "per_round", "protocol", "method", "accuracy", "fedavg", "best",
            "fedavg_best")  # fmt: skip
 
@@ -71,7 +71,7 @@ Runs = dict[int, tuple[float, float]]
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
     """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise the same.
 
-    Such runs differ only in the keys of `MAY_DIFFER`, in the seed, and in other keys that `flat` leaves out.
+    Such runs differ only in the keys of `MAY_DIFFER`, and in those that `flat_config` leaves out, such as the seed.
     """
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:

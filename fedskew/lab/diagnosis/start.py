@@ -54,7 +54,8 @@ def save_start(
 ) -> Config:
     """Write the configuration to start from.
 
-    If `given` does not describe the split (`has_split`), the counts are written to a file next to the configuration.
+    `has_split` says whether `given` describes the split. If not, the counts are written to a file next to the
+    configuration.
     """
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")

@@ -105,8 +105,8 @@ def _reason_for_gap(metric: RankingMetric) -> str:
     if metric.measure is not None:
         return "an earlier version of fedskew ran it; rank by accuracy"
     return (
-        "it is computed for a global model after a run's last round; this run was trained for more rounds, has no "
-        "global model, or is from an earlier version of fedskew; rank by macro-f1"
+        "it is computed for a global model after a run's last round; this run was trained for more rounds than "
+        "requested, has no global model, or is from an earlier version of fedskew; rank by macro-f1"
     )
 
 
