@@ -75,7 +75,7 @@ def is_alive(process: int) -> bool:
 
 
 def parent_of(process: int) -> int:
-    """Return the parent of a process. 0 if the system has no /proc."""
+    """Return the parent of a process. 0 if the process has ended, or if the system has no /proc."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:

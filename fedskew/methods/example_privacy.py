@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedskew.methods.composition import Method
 
 EXAMPLE_SENSITIVITY = 2.0
-"""How far the sum of the clipped gradients moves, in units of the clip, if a sample is replaced by any other."""
+"""How far the sum of the clipped gradients can move, in units of the clip, if a sample is replaced by any other."""
 
 
 def uncovered_use(part: type[Part]) -> str:

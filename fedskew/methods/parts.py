@@ -272,7 +272,7 @@ class Part:
     needs_sample_count: ClassVar[bool] = False
     """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
     sample_by_sample: ClassVar[bool] = True
-    """Whether what the part computes from the client's data is a mean over the samples, of terms that depend on one
+    """Whether what the part computes from the client's data is a mean of terms, each of which depends on a single
     sample, and not on `client.label_counts`. Example-level privacy needs it. False by default for objectives,
     regularisers and class weights."""
     multi_label: ClassVar[bool] = True

@@ -158,7 +158,7 @@ class Config:
     example_clip: float | None = _option(
         None,
         optional(real(above=0)),
-        "example-level privacy: clip the gradient of each sample to this norm, with example_noise",
+        "example-level privacy: clip the gradient of each sample to this norm; needs example_noise",
     )
     example_noise: float | None = _option(
         None,
@@ -231,12 +231,12 @@ class Config:
             )
 
     def _check_example_privacy(self) -> None:
-        """Refuse half of the settings of example-level privacy, and batches that use a sample twice."""
+        """Refuse one setting of example-level privacy without the other, and batches that may use a sample twice."""
         given, missing = "example_clip", "example_noise"
         if self.example_clip is None:
             given, missing = missing, given
         if (self.example_clip is None) != (self.example_noise is None):
-            raise UserError(f"{given} is set without {missing}; expected both for example-level privacy, or none")
+            raise UserError(f"{given} is set without {missing}; expected both for example-level privacy, or neither")
         if self.example_noise is not None and self.batches != "shuffled":
             raise invalid_value(
                 "batches", self.batches, "shuffled with example-level privacy: others depend on the labels"
