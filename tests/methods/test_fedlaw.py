@@ -110,7 +110,7 @@ def test_it_says_what_it_needs_and_where_it_does_not_fit() -> None:
     assert METHODS["fedlaw"].individual_updates_reason == "uses individual updates on the server"
     with pytest.raises(UserError, match="method 'fedlaw' needs samples at the server; expected server_data"):
         prepare(fs.Config(method="fedlaw", data="digits"))
-    with pytest.raises(UserError, match=r"tests the global model on the server's samples, but has none"):
+    with pytest.raises(UserError, match=r"tests the global model on the server's samples, but has no global model"):
         check_model(make_method("fedper+fedlaw"), linear_layers(), 4)
     with pytest.raises(UserError, match="server_epochs is -1; expected a whole number ≥ 0"):
         make_method("fedlaw", {"server_epochs": -1})
