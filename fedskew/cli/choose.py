@@ -12,7 +12,6 @@ from fedskew.cli.commands import (
     TRAINING,
     Json,
     Quiet,
-    RankBy,
     Settings,
     Workers,
     add_command,
@@ -44,7 +43,11 @@ def _command(
         str | None,
         option("--methods", "A,B,C", "methods to race; FedAvg always takes part (default: 14 methods)", TRAINING),
     ] = None,
-    rank_by: RankBy = None,
+    rank_by: Annotated[
+        str | None,
+        option("--rank-by", "METRIC", "metric that decides which method is best: accuracy, macro-f1, worst-class or "
+               "balanced-accuracy (default: accuracy)", CONFIGURATION),
+    ] = None,
     out: Annotated[
         str | None, option("--out", "FOLDER", "folder of the race (default: runs/choose-NAME)", CONFIGURATION)
     ] = None,

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.choose.trial import RACE_METRICS
 from fedskew.choose.trials import TRIALS
 from fedskew.cli import main
+from fedskew.results.ranking import METRICS
 
 TINY = ["choose", "--data", "synthetic", "--set", "data.samples=300", "--methods", "fedprox,fedlmd", "--clients", "4",
         "--beta", "0.3", "--rounds", "3", "--local-epochs", "1", "--device", "cpu", "--workers", "1"]  # fmt: skip
@@ -34,6 +36,15 @@ def test_a_race_is_shown_and_repeated_as_json(tmp_path: Path, capsys: pytest.Cap
     assert found["final"][found["chosen"]]["standing"]["method"] in ("fedavg", "fedprox", "fedlmd")
     assert main([*command, "--quiet"]) == 0
     assert "already finished" in capsys.readouterr().err
+
+
+def test_the_help_names_only_metrics_that_a_race_can_rank_by(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["choose", "--help"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "--rank-by" in line)
+    assert {name for name in METRICS if re.search(rf"(?<![\w-]){name}(?![\w-])", line)} == set(RACE_METRICS)
 
 
 @pytest.mark.parametrize(
