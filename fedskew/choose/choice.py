@@ -131,8 +131,9 @@ def choose(
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
 
-    Methods are compared on validation data, which are held out of the clients' training data. Every seed has another
-    split by the same rule. The race tries the learning rate, a third of it and three times it.
+    Methods are compared on validation data, which are held out of the clients' training data. Every seed has
+    other validation samples and, if the rule draws one, another split. The race tries the learning rate, a third of it
+    and three times it.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)

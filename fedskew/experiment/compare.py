@@ -1,4 +1,8 @@
-"""Run several methods. With equal settings and seeds, all get the same split, initial model, clients and batches."""
+"""Run several methods. With equal settings and seeds, all get the same split.
+
+They also get the same initial model, clients and batches, unless a method needs another head, or trains in stages with
+other clients or samples.
+"""
 
 from __future__ import annotations
 

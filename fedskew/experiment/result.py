@@ -268,7 +268,11 @@ class Result:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The final global model. It is loaded when it is first used."""
+        """The final global model. It is loaded when it is first used.
+
+        If clients train alone, it is the model of the client with the most samples. With a personal part that has no
+        global model, the tensors that stay on the clients have their initial values.
+        """
         return self.model_or_loader if isinstance(self.model_or_loader, nn.Module) else self.model_or_loader()
 
     def summary(self) -> dict[str, Any]:

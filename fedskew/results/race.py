@@ -30,7 +30,7 @@ class Standing:
     lr: float
     params: Mapping[str, Any]
     scores: Mapping[int, float]
-    """Validation score by seed. Each seed has another split."""
+    """Validation score by seed. Each seed has another split, if the rule draws one, and other validation samples."""
     kept: bool
     """Whether the candidate goes on to the next rung, or to the final after the last rung."""
 

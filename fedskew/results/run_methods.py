@@ -50,7 +50,7 @@ def compare(
         federation.
     partition: the rule that splits `data`. The default is the partition of `config`.
     same_split: whether all seeds use the federation's split, or that of seed 0. By default, each seed has another split
-        by the same rule.
+        by the same rule, unless the rule draws nothing, as a column does.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
@@ -61,7 +61,8 @@ def compare(
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
         True always, False never.
 
-    With the same seed, all methods get the same split, initial model, clients and batches.
+    With the same seed, all methods get the same split. They also get the same initial model, clients and batches,
+    unless a method needs another head, or trains in stages with other clients or samples.
     """
     metric = find_metric(rank_by)
     parsed = _parse_methods(methods)

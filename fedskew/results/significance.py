@@ -1,9 +1,9 @@
 """Significance of the difference between the best method and each other one, paired over seeds.
 
-With the same seed, both methods get the same split, clients and batches. So their results can be subtracted seed by
-seed, and different seeds give independent differences. The differences are tested with Student's t test, which assumes
-that they are roughly normal. A few seeds can neither show nor refute that. With fewer than three seeds nothing is
-tested. The comparisons with the best method are corrected together by Holm's method.
+With the same seed, both methods get the same split and, with few exceptions, the same clients and batches. So their
+results can be subtracted seed by seed, and different seeds give independent differences. The differences are tested
+with Student's t test, which assumes that they are roughly normal. A few seeds can neither show nor refute that. With
+fewer than three seeds nothing is tested. The comparisons with the best method are corrected together by Holm's method.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ _NAME_KEY = ("name",)
 
 @dataclass(frozen=True)
 class Config:
-    """Everything needed to repeat a run."""
+    """Everything needed to repeat a run, except data, models and methods that were passed as Python objects."""
 
     data: str = _option("digits", text, "dataset name, or path to your own data")
     data_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("data"))

@@ -1,11 +1,11 @@
 """The folder of a run, with its configuration, rows, checkpoints and result.
 
-    config.yaml         everything needed to repeat the run
+    config.yaml         everything needed to repeat the run, except Python objects that were passed to it
     about.json          for readers: the federation, the command, the versions, the machine
     label_counts.npy    the federation's label counts, if it has too many clients for about.json
     rounds.jsonl        one row per round, append-only
     checkpoint/         the last two checkpoints, from which the run can continue
-    clients/            the clients' states, for stateful methods
+    clients/            the clients' states, for methods whose clients keep any
     model.safetensors   the final model
     predictions.parquet its predictions on the test set, with `save_predictions`
     summary.json        the result, written last
