@@ -36,7 +36,7 @@ class RaceProgress(RaceWatcher):
         self._running: dict[str, int] = {}
         """The round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
-        """A trial of each candidate and the candidate's scores by seed, by the candidate's key."""
+        """One trial of each candidate, and its scores by seed. The keys are those of the candidates."""
 
     @property
     def seconds(self) -> float:
@@ -75,7 +75,7 @@ class RaceProgress(RaceWatcher):
     def describe(self) -> str:
         """Return the progress of the rung in one line."""
         rounds = ", ".join(map(str, list(self._running.values())))
-        running = f", others at round {rounds}" if rounds else ""
+        running = f", running trials at round {rounds}" if rounds else ""
         return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
 
     def show(self) -> None:

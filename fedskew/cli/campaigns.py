@@ -45,7 +45,7 @@ def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
     """Run the jobs that are not done, and show progress. Ctrl-C ends the program with one line."""
     done, todo = sum(map(campaign.is_done, jobs)), campaign.todo(jobs)
     if done and not quiet:
-        notice(f"{done} of {len(jobs)} runs are already done")
+        notice(f"{done} of {len(jobs)} runs {'is' if done == 1 else 'are'} already done")
     try:
         with _show_progress(todo, quiet, stderr()) as progress:
             campaign.run(todo, progress)

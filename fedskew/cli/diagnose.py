@@ -82,7 +82,7 @@ def _command(
 def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
     """Return the command that measures which method is best here.
 
-    If classes differ in size, it ranks by macro F1, because accuracy hides small classes.
+    If classes differ much in size, it ranks by macro F1, because accuracy hides small classes.
     """
     from shlex import quote
 

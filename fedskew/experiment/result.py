@@ -40,7 +40,7 @@ def describe_participation(site_rounds: Mapping[str, int], rounds: int) -> str:
     """Describe which sites contributed to a federation's model, and in how many rounds."""
     fewer = {name: number for name, number in site_rounds.items() if number < rounds}
     if not fewer:
-        return f"all {len(site_rounds)} sites in every round"
+        return f"{'the only site' if len(site_rounds) == 1 else f'all {len(site_rounds)} sites'} in every round"
     named = [f"{name} in {number or 'no'} round{'s' * (number != 1)}" for name, number in fewer.items()]
     complete = len(site_rounds) - len(fewer)
     return ", ".join([*([f"{complete} of {len(site_rounds)} sites in every round"] if complete else []), *named])

@@ -13,7 +13,7 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The catalogue entries of the method's parts and class weights. A user's own method has none."""
+    """The entries of the run's methods and class weights. Empty if a method, such as a user's object, is not found."""
     try:
         return entries_with_weights(run.config.method, run.config.class_weights)
     except UserError:

@@ -63,7 +63,7 @@ def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
     states = run.folder / "clients"
     if not states.exists():
         raise UserError(
-            f"{run.folder} has no states of clients, because a sweep deletes them after a run; expected a run of "
+            f"{run.folder} has no states of clients, which a sweep deletes after each run; expected a run of "
             "fedskew run or fedskew compare"
         )
     client = run.client_labels.index(site)

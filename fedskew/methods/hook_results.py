@@ -1,7 +1,7 @@
 """Errors for hooks that return the wrong thing. Each is one line that names the hook and what was expected.
 
-Engines check what hooks return in the first step of a round, or at its beginning and end. They call these functions
-only if something is wrong.
+What hooks return is checked when a run is prepared, in the first step of a round, or at its beginning and end. These
+functions are called only if something may be wrong.
 """
 
 from __future__ import annotations

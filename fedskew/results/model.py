@@ -49,7 +49,7 @@ def _make_model(config: Config, shape: DataShape, folder: Path) -> nn.Module:
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copy the tensors into the module. Parameters that the user froze are not in the file and keep their values."""
+    """Copy the tensors into the module. Frozen parameters that are not in the file keep their values."""
     targets = dict(module.named_parameters()) | dict(module.named_buffers())
     frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
     for name in sorted((targets.keys() - frozen) | tensors.keys()):

@@ -53,7 +53,7 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """The default parameters of a method. Empty for a method that is not in the catalogue."""
+    """The default parameters of a method. Empty if the method is not found, such as a user's own object."""
     try:
         return make_method(method).params
     except UserError:

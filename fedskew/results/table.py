@@ -33,8 +33,8 @@ def check_format(format: str) -> None:
 def table_text(comparisons: Sequence[Comparison], format: str) -> str:
     """Write the comparisons of one or several settings as a table in this format."""
     check_format(format)
-    if not all(comparison.ranking for comparison in comparisons):
-        raise UserError("no run has been evaluated yet; expected finished runs for a table")
+    if (empty := next((comparison for comparison in comparisons if not comparison.ranking), None)) is not None:
+        raise UserError(f"no run of {empty.label!r} has been evaluated yet; expected finished runs for a table")
     return FORMATS[format](comparisons)
 
 

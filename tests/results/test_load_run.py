@@ -11,6 +11,7 @@ import torch
 
 import fedskew as fs
 from fedskew.errors import UserError
+from fedskew.experiment.result import describe_participation
 from fedskew.results import Result, compare_runs, comparisons, load_run, load_runs
 from fedskew.results.checks import require_comparable, setting_differences
 
@@ -24,6 +25,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Result]:
         for method in ("fedavg", "pkd")
         for fed in feds
     ]
+
+
+def test_the_participation_of_one_site_is_singular() -> None:
+    assert describe_participation({"north": 2}, 2) == "the only site in every round"
+    assert describe_participation({"north": 2, "south": 1}, 2) == "1 of 2 sites in every round, south in 1 round"
 
 
 def test_a_run_on_disk_is_the_run_that_ended(runs: list[Result]) -> None:

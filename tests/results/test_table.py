@@ -74,5 +74,8 @@ def test_mistakes_are_one_line(setting: Comparison) -> None:
     with pytest.raises(UserError, match="unknown format 'latx'; did you mean 'latex'"):
         setting.table("latx")
     empty = compare_runs([replace(made_up("fedavg", 0, [0.5]), history=[])])
-    with pytest.raises(UserError, match="no run has been evaluated yet"):
+    with pytest.raises(UserError, match=f"no run of '{empty.label}' has been evaluated yet"):
         empty.table()
+    unfinished = replace(empty, label="another")
+    with pytest.raises(UserError, match="no run of 'another' has been evaluated yet"):
+        table_text([setting, unfinished], "csv")

@@ -392,7 +392,7 @@ _LONGEST_SETTINGS = 60
 
 
 def changed_method_params(config: Config) -> dict[str, Any]:
-    """The method's parameters that differ from its defaults. Empty if the catalogue does not have the method."""
+    """The method's parameters that differ from its defaults. Empty if the method is not found."""
     if not config.method_params:
         return {}
     from fedskew.methods import make_method  # imports torch, which `--help` does without

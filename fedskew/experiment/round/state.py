@@ -35,7 +35,7 @@ class ClientStates(Protocol):
         ...
 
     def read(self, model: str, clients: Sequence[int]) -> list[Tensors]:
-        """Read what each client keeps for this model, on the host. It is empty for a client that never took part."""
+        """Read what each client keeps for this model, on the host. It is empty for a client that keeps nothing yet."""
         ...
 
     def write(self, model: str, round: int, states: Mapping[int, Tensors]) -> ClientStates:

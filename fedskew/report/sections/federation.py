@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.errors import plural
 from fedskew.report.charts.chart import Bars, BarSeries, Figure, Heat
 from fedskew.report.charts.table import Table, number
 from fedskew.report.sections.section import Section
@@ -32,9 +33,9 @@ def federation(comparison: Comparison) -> Section:
     run = next(run for run in comparison.runs if run.label_counts is not None)
     groups = class_groups(counts)
     paragraphs = [
-        f"{len(counts)} clients, {counts.shape[1]} classes, {int(counts.sum())} samples; split of seed {run.seed}. "
-        "A class is vacant on a client that has no samples of it. Otherwise it is a majority class if it has more than "
-        "an even share of the client's samples, and a minority class if not.",
+        f"{plural(len(counts), 'client')}, {counts.shape[1]} classes, {plural(int(counts.sum()), 'sample')}; split of "
+        f"seed {run.seed}. A class is vacant on a client that has no samples of it. Otherwise it is a majority class "
+        "if it has more than an even share of the client's samples, and a minority class if not.",
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]

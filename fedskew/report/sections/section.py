@@ -52,7 +52,7 @@ def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) ->
 def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
     """Draw one line per method: the mean of its finished runs, or of all runs if none is finished.
 
-    If only some runs are finished, each unfinished run gets another line.
+    If only some runs are finished, each unfinished run gets a line of its own.
     """
     found: list[Line | None] = []
     for method in methods:
