@@ -24,12 +24,14 @@ COUNTS = np.array([[40, 0, 1], [0, 50, 21]])
 @pytest.fixture(scope="module")
 def tools() -> Iterator[dict[str, ModuleType]]:
     folder = str(Path(__file__).parents[1] / "tools" / "vacant_logits")
-    sys.path.insert(0, folder)
     names = ("contact", "measure")
+    others = {name: sys.modules.pop(name) for name in names if name in sys.modules}  # benchmarks/peers has a `measure`
+    sys.path.insert(0, folder)
     yield {name: importlib.import_module(name) for name in names}
     sys.path.remove(folder)
     for name in names:
         del sys.modules[name]
+    sys.modules.update(others)
 
 
 def test_contact_is_the_share_of_the_smaller_class_that_meets_the_other(tools: dict[str, ModuleType]) -> None:

@@ -135,6 +135,8 @@ def test_methods_that_count_steps_of_sgd_refuse_another_optimiser() -> None:
         needs_sgd = any(member.needs_sgd for part in make_method(method).parts for member in part.members)
         assert needs_sgd == (method in ("scaffold", "fednova", "mofedsam", "fedcm", "fedgf")), method
         config = with_values(Config(), {"method": method, "optimizer": "adam", "model": "resnet8"})
+        if make_method(method).server.needs_server_data:
+            config = with_values(config, {"server_data": 0.1})
         if needs_sgd:
             expected = f"method '{method}' requires local SGD, but optimizer is 'adam'; expected sgd or nes"
             with pytest.raises(UserError, match=expected):

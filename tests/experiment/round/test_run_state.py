@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 import torch
 from method_cases import only
-from toy_runs import advance, everything, finished, image_federation, norm_and_dropout, same_bits, server, timeless
+from toy_runs import (
+    advance,
+    everything,
+    finished,
+    image_federation,
+    norm_and_dropout,
+    same_bits,
+    server,
+    timeless,
+    with_fitting_head,
+)
 
 from fedskew.experiment.round.state import ClientStates, RunState
 from fedskew.experiment.storage.checkpoints import ClientFiles
 from fedskew.experiment.storage.files import read_tensors, write_tensors
-from fedskew.methods import METHODS, make_method
+from fedskew.methods import METHODS, Method, make_method
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -34,6 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedacg": {},
     "fedlesam": {},
     "fedsmoo": {},
+    "creff": {"features_per_class": 5, "match_steps": 5, "head_epochs": 5},
     "logit-adjustment": {},
     "fedgf": {"threshold": 0.0, "window": 2},
     "moon+scaffold": {"mu": 1.0},
@@ -67,12 +78,11 @@ CPU = torch.device("cpu")
 
 
 def test_every_method_that_keeps_something_is_among_them() -> None:
-    params = dict(norm_and_dropout().named_parameters())
-    keeping = {
-        name
-        for name in METHODS
-        if any(part.client_state(params) or part.server_state(params) for part in make_method(name).parts)
-    }
+    def keeps_something(method: Method) -> bool:
+        params = dict(with_fitting_head(norm_and_dropout(), method).named_parameters())
+        return any(part.client_state(params) or part.server_state(params) for part in method.parts)
+
+    keeping = {name for name in METHODS if keeps_something(make_method(name))}
     assert {"scaffold", "moon", "fpl"} <= keeping <= {name for joined in RUNS for name in joined.split("+")}
 
 
