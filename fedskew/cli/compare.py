@@ -75,8 +75,8 @@ def _command(
 ) -> None:  # fmt: skip
     """Run several methods on the same federations and compare them. Finished runs are not repeated.
 
-    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares one method
-    with two settings. --set method.NAME=VALUE applies to every method with
+    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares FedAvg and
+    FedVLS, the latter with two settings. --set method.NAME=VALUE applies to every method with
     that parameter, --set method.fedvls.NAME=VALUE to FedVLS only. The YAML
     file may also list `methods` and `seeds`, and set `rank_by`.
     """
@@ -162,7 +162,7 @@ def _read_methods(methods: object) -> Sequence[Any]:
     if isinstance(methods, str):
         methods = split_names(methods)
     if not isinstance(methods, list) or not methods:
-        raise UserError(f"methods is {methods!r}; expected names such as fedavg,fedvls or all")
+        raise UserError(f"methods is {methods!r}; expected names of methods, such as fedavg,fedvls, or the word all")
     return [parse_method(method) if isinstance(method, str) else method for method in methods]
 
 
@@ -170,7 +170,9 @@ def _refuse_duplicates(methods: list[Config]) -> list[Config]:
     """Return the methods. Refuse one that is listed twice with the same settings, because its rows would look alike."""
     from fedskew.methods import make_method
 
-    complete = [make_method(config.method, config.method_params) for config in methods]  # with default parameters
+    complete = [
+        make_method(config.method, config.method_params) for config in methods
+    ]  # defaults filled in for parameters that are not set
     for i, method in enumerate(complete):
         if any((other.name, other.params) == (method.name, method.params) for other in complete[:i]):
             raise UserError(

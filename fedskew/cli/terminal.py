@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 _SIMILAR = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
-"""ASCII characters that resemble the other characters that the program prints most. The rest become `?`."""
+"""ASCII characters that resemble the non-ASCII characters that the program prints most. All others become `?`."""
 
 
 def allow_any_encoding() -> None:

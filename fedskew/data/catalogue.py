@@ -48,7 +48,8 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
-    """The number of test samples. If it is 0, `train` counts all samples, because the user makes the test part."""
+    """The number of test samples. 0 if users make the split, with their publisher's script. `train` then counts all
+    samples."""
     sources: tuple[str, ...]
     licence: str
     citation: str
@@ -57,7 +58,7 @@ class DatasetEntry:
     published: Published | None = None
     """The dataset's files; None if it is generated, ships with an installed package or consists of other datasets."""
     components: tuple[str, ...] = ()
-    """The datasets that it consists of. `loader` then gets `load` instead of files."""
+    """The datasets that it consists of. `loader` then gets a function that loads one by name, instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:

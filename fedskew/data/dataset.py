@@ -73,8 +73,8 @@ class Dataset:
     domains: tuple[str, ...] = ()
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
-    """Mean and standard deviation by which each input of a table was standardised: (0, 1) for one that was not,
-    and empty if none was."""
+    """Mean and standard deviation by which each input of a table was standardised. An input that was not
+    standardised has (0, 1). Empty if there is no such input."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
@@ -83,7 +83,7 @@ class Dataset:
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     raw_train: RawTable | None = None
-    """The training part of a table before it was encoded. None unless its encoding is a draft."""
+    """The training part of a table before it was encoded. None unless `encoding` is a `DraftEncoding`."""
     sites: tuple[str, ...] = ()
     """Names of the sites that the samples come from, for example hospitals."""
     site_column: str = ""
@@ -93,8 +93,8 @@ class Dataset:
     in_memory: Mapping[str, object] = field(default_factory=dict)
     """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
     source: Mapping[str, object] = field(default_factory=dict)
-    """The name or path from which the data were loaded, as `name`, and the options, for the configuration of a run. It
-    is empty for other data."""
+    """What the configuration of a run says about the data: `name`, which is their name or path, and the options. Empty
+    for data that were not loaded from a name or path."""
 
     @property
     def described(self) -> dict[str, object]:
@@ -147,10 +147,10 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
     return replace(dataset, classes=classes, train=parts[0], test=parts[1])
 
 
-def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int], str] = "row {}".format) -> None:
+def check_samples(samples: Samples, classes: int, where: str) -> None:
     """Raise a `UserError` if a row is bad, if there are no samples, or if inputs and labels differ in number.
 
-    The message names the first bad row. `row` describes it by its index, except in a matrix of labels.
+    The message names the first bad row.
     """
     x, y = samples.x, samples.y
     if y.ndim == 2:
@@ -162,15 +162,13 @@ def check_samples(samples: Samples, classes: int, where: str, row: Callable[[int
         raise UserError(f"{where}: no samples")
     outside = np.flatnonzero((y < 0) | (y >= classes))
     if len(outside):
-        raise UserError(f"{where}: label {y[outside[0]]} in {row(int(outside[0]))}; expected 0 to {classes - 1}")
+        raise UserError(f"{where}: label {y[outside[0]]} in row {outside[0]}; expected 0 to {classes - 1}")
     if np.issubdtype(x.dtype, np.floating):
         first = 0
         for block in row_blocks(x):
             bad = np.flatnonzero(~np.isfinite(block.reshape(len(block), -1)).all(axis=1))
             if len(bad):
-                raise UserError(
-                    f"{where}: NaN or infinite value in {row(first + int(bad[0]))}; expected finite numbers"
-                )
+                raise UserError(f"{where}: NaN or infinite value in row {first + bad[0]}; expected finite numbers")
             first += len(block)
 
 

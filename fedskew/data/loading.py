@@ -33,7 +33,8 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     cache. If they are missing, they are downloaded into the cache, unless they can only be made with their publisher's
     scripts.
 
-    `keep` leaves only these classes, numbered in this order. It is not for Python objects.
+    `keep` is a list of classes. Only their samples are kept, and the classes are numbered in the order of the list. It
+    is not for Python objects.
 
     Some named datasets have `options`, which `fedskew datasets` lists. These are the options of your own data:
         test=None: a test part of the same form; for a table file or a folder of images, its path
@@ -59,7 +60,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         raise in_memory_error(options)
     if isinstance(data, Dataset):
         if options:
-            raise UserError(f"option {next(iter(options))!r} was given with a loaded Dataset; load the data with it")
+            raise UserError(f"option {next(iter(options))!r} does not apply to a Dataset that is already loaded")
         return data
     if not isinstance(data, str | PathLike):
         return load_object(data, options)

@@ -25,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""How often the checkpoints are listed again, if a run removes all of them while they are copied."""
+"""How many times the checkpoints are listed again, if a run removes all of them while they are copied."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,10 @@ FORK_SERVER = "FEDSKEW_FORK_SERVER"
 
 
 def socket_path(site: str | Path, superexec: int) -> Path:
-    """The socket of a site's worker. The path is short, because the system limits its length."""
+    """The socket of a site's worker. The path is short, because the system limits its length.
+
+    `superexec` is the process ID of the site's SuperExec.
+    """
     digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
     return _private_folder() / f"{digest}-{superexec}.sock"
 

@@ -1,4 +1,4 @@
-"""The web server of the live page. It is read-only, listens on loopback only, and refuses other pages' requests."""
+"""The web server of the live page. It is read-only, listens on loopback only, and lets no other page read it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LiveServer:
         self.ended = threading.Event()
         """Set when the runs have ended. The browser then fetches the state once more and stops."""
         self._browser_waits = threading.Event()
-        """Set while a browser shows the page and has not fetched the last state."""
+        """Set when a browser fetches the state, and cleared when one has fetched the last state."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -61,7 +61,7 @@ class LiveServer:
         return state
 
     def finish(self) -> None:
-        """Mark the runs as ended, and wait until the browser, if one is open, has fetched the last state."""
+        """Mark the runs as ended. If a browser has shown the page, wait a moment for it to fetch the last state."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
         while self._browser_waits.is_set() and time.monotonic() < deadline:

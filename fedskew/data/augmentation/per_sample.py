@@ -20,7 +20,7 @@ def integers_below(limit: int, uniforms: Tensor) -> Tensor:
 
 
 def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Take pixel (y, x) of image n from row `rows[n, y, x]` and column `columns[n, y, x]` of the same image.
+    """Return images whose pixel (y, x) comes from row `rows[n, y, x]` and column `columns[n, y, x]` of image n.
 
     The pixel is 0 if that position is outside the image.
     """

@@ -24,7 +24,7 @@ StaticStep = Callable[[Memory], None]
 """A step that reads and writes static memory only."""
 
 _WARM_UPS = 2
-"""How often a step runs before it is captured."""
+"""How many times a step runs before it is captured."""
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
@@ -54,8 +54,8 @@ def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "tra
 def compiled(step: StaticStep, memory: Memory, longest_expression: int | None = None) -> StaticStep:
     """Compile the step, forward and backward, as one program.
 
-    The step is first recorded as tensor operations, so that no user's Python code is compiled. A value that takes more
-    than `longest_expression` operations is stored in memory, not computed again for each use.
+    The step is first recorded as tensor operations, so that none of the user's Python code is compiled. A value that
+    takes more than `longest_expression` operations is stored in memory, not computed again for each use.
     """
     leaves, structure = tree_flatten(memory)
 

@@ -16,7 +16,7 @@ Row = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts. The first columns have names, the others have numbers."""
+    """A table of strings. The first `name_columns` columns are aligned left, the others right."""
 
     title: str
     headings: Row
@@ -116,7 +116,7 @@ def _contenders(results: Results) -> Table:
 
 
 def _rounds(results: Results) -> Table:
-    """List the whole rounds of every contender, and bare steps.
+    """List the measurements of whole rounds, and of the bare steps that they are compared with.
 
     Rows of fedskew's FedAvg also have its speed relative to bare steps and to the loop. Rows of its other methods have
     their time per sample relative to FedAvg.
@@ -126,7 +126,7 @@ def _rounds(results: Results) -> Table:
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
         ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
-        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # one call of bare steps is no round
+        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # a call of bare steps is not a round
         texts = (_format_ratio(ratio) for ratio in ratios)
         rows.append(
             (_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), time, *texts, _bytes(m.memory))

@@ -10,7 +10,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 20
 """With more classes than this, a heat map replaces the bars."""
 MAX_PANELS = 12
-"""The most methods with a panel over the rounds."""
+"""The largest number of methods that get a panel of accuracies over the rounds."""
 
 
 def classes(comparison: Comparison) -> Section:
@@ -18,7 +18,7 @@ def classes(comparison: Comparison) -> Section:
     methods = [method for method in comparison.methods if method.counted]
     if not methods:
         return Section("classes", "Classes", missing=["no run has been evaluated yet"])
-    figures = [Figure("by-class", _caption(methods), [_last_round(comparison, methods)])]
+    figures = [Figure("by-class", _caption(comparison, methods), [_last_round(comparison, methods)])]
     baseline = comparison.baseline
     if baseline is not None and baseline in methods and len(methods) > 1:
         gains = _gains(comparison, baseline, [method for method in methods if method is not baseline])
@@ -42,9 +42,10 @@ def _last_round(comparison: Comparison, methods: list[MethodRuns]) -> Chart:
     )
 
 
-def _caption(methods: list[MethodRuns]) -> str:
+def _caption(comparison: Comparison, methods: list[MethodRuns]) -> str:
     caption = "Accuracy by class after the last round, mean over the seeds"
-    return f"{caption}, ± sample standard deviation" if any(len(method.counted) > 1 for method in methods) else caption
+    shows_deviation = len(comparison.classes) <= MAX_BARS and any(len(method.counted) > 1 for method in methods)
+    return f"{caption}, ± sample standard deviation" if shows_deviation else caption
 
 
 def _mean(method: MethodRuns) -> list[float | None]:

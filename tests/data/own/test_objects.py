@@ -304,7 +304,7 @@ def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.Monke
         (hugging_face().to_iterable_dataset(), {}, "IterableDataset has no length, so it is a stream"),
         ("x" * 5000, {}, "unknown dataset or path"),
         ((csr_array(TABLE), Y), {}, "x: a sparse csr_array; expected a dense array: call toarray() first"),
-        (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' was given with a loaded Dataset; load the data with it"),
+        (fs.load((TABLE, Y)), {"label": "y"}, "option 'label' does not apply to a Dataset that is already loaded"),
     ],
 )  # fmt: skip
 def test_mistakes_get_one_line(data: Any, options: dict[str, Any], line: str) -> None:
