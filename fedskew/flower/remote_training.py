@@ -117,7 +117,7 @@ class SiteTraining:
 
         quorum = Quorum(self._settings.required_sites - len(known), frozenset(participants.keys() - known.keys()))
         timeout = self._settings.round_timeout
-        repeats = self._settings.privacy != "local"  # each update of a site with noise costs privacy
+        repeats = not self._settings.sites_add_noise  # each update of a site with noise costs privacy
         answers = self._sites.request("train", asked, payload, timeout, name, quorum, keep=keep, repeats=repeats)
         return dict(sorted({**answers, **known}.items()))
 

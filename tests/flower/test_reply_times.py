@@ -15,6 +15,7 @@ from in_process import Case, case, small_data
 
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.result import Result
 from fedskew.flower import sites
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.server_app import run_federation
@@ -119,14 +120,16 @@ def test_a_site_whose_greeting_was_lost_is_greeted_again(
     assert 1000 + 60 < clock.now < 1000 + 60 + 5
 
 
-def test_a_site_that_started_again_gets_its_request_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first request was lost with its SuperNode; the round need not wait for its time-out."""
+def lose_a_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], **own: Any
+) -> tuple[Result, list[str], Clock]:
+    """Run one round of two sites. The SuperNode of the second one starts again and loses its request."""
     clock = Clock()
     monkeypatch.setattr(sites, "time", clock)
     data = small_data(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
-    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
-    here = case(tmp_path, split, data, config)
+    values = {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu", **changed}
+    here = case(tmp_path, split, data, with_values(Config(), values), **own)
     deliver, nodes, started = here.grid._deliver, here.grid.get_nodes, {1000: "first", 1001: "first"}
 
     def lose_the_first_one(message: Message) -> str:
@@ -143,10 +146,29 @@ def test_a_site_that_started_again_gets_its_request_again(tmp_path: Path, monkey
 
     here.grid._deliver, here.grid.get_nodes = lose_the_first_one, get_nodes  # type: ignore[method-assign]
     result = run_federation(here.grid, here.context)
+    return result, [message.site for message in here.grid.sent if message.kind == "train"], clock
+
+
+def test_a_site_that_started_again_gets_its_request_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first request was lost with its SuperNode; the round need not wait for its time-out."""
+    result, trained, clock = lose_a_request(tmp_path, monkeypatch, {})
     assert result.history[1].failed == {}
-    trained = [message.site for message in here.grid.sent if message.kind == "train"]
     assert trained == ["site-0", "site-1"]
     assert clock.now < 1000 + 10
+
+
+@pytest.mark.parametrize(
+    ("privacy", "changed"),
+    [("local", {"average": "uniform"}), ("example", {"method": "fedavg", "example_clip": 1.0, "example_noise": 4.0})],
+)
+def test_a_site_that_adds_noise_trains_a_round_once(
+    privacy: str, changed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have sent its update before it started again, and a second one would cost privacy."""
+    own = {"privacy": privacy, "share_loss": False, "attempts": 1, "minimum": 1}
+    result, trained, _ = lose_a_request(tmp_path, monkeypatch, changed, **own)
+    assert list(result.history[1].failed) == ["site-1"]
+    assert trained == ["site-0"]
 
 
 def test_a_run_that_resumes_knows_the_usual_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
