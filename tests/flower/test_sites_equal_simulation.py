@@ -61,7 +61,7 @@ TESTED_BY_SITES: dict[str, object] = {"evaluation": "sites", "site_metrics": "cl
 
 @pytest.mark.parametrize("method", by_kind(name for name in METHODS if name not in SIMULATED))
 def test_sites_come_to_the_simulated_model(method: str, data: Path, split: Federation, tmp_path: Path) -> None:
-    config = settings(method)
+    config = settings(method, **({"model": "resnet8"} if method == "fedbn" else {}))
     personal = make_method(method).personal
     tests = {} if personal is None or personal.has_global_model else TESTED_BY_SITES
     here = case(tmp_path, split, data, config, **tests)
