@@ -11,6 +11,8 @@ import math
 
 DELTA = 1e-5
 """The δ of a reported ε, unless another one is set."""
+_LARGEST_MU = 1e100
+"""ε is above μ²/2, which no float can hold for much larger μ. Here it counts as infinite."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -23,8 +25,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     Several mechanisms are together as private as one whose μ² is the sum of theirs.
     """
-    if mu == 0 or math.isinf(mu):
-        return mu
+    if mu == 0 or mu > _LARGEST_MU:
+        return 0.0 if mu == 0 else math.inf
     low, high = 0.0, 1.0
     while _delta(high, mu) > delta:
         low, high = high, 2 * high

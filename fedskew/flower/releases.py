@@ -18,6 +18,7 @@ samples does not protect the whole site. In that account, it counts as no noise.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ class Release:
         """The sum of the squares of μ, in one of the accounts. Infinite if this update has no noise that counts."""
         if self.noise is None or (account.is_whole_site and self.privacy == "example"):
             return math.inf
-        return self.releases * (SENSITIVITY[self.privacy] / self.noise) ** 2
+        mu = SENSITIVITY[self.privacy] / self.noise
+        return self.releases * mu * mu  # infinite for tiny noise, where mu ** 2 would raise an error
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,10 @@ def read_release(facts: Facts, method: Method) -> Release:
     """Describe the update that a request would make leave the site. Refuse a clip or noise that is not positive."""
     local = facts["local"]
     kinds = {"local": facts["noise"], "central": facts.get("central_noise"), "example": _example_noise(local)}
-    privacy = next((kind for kind, noise in kinds.items() if noise is not None), "none")
+    given = [kind for kind, noise in kinds.items() if noise is not None]
+    if len(given) > 1:
+        raise UserError(f"the server sets {' and '.join(given)} noise; expected one kind, which the ledger can count")
+    privacy = given[0] if given else "none"
     multiplier = None
     if privacy != "none":
         values: Any = kinds[privacy]
@@ -116,4 +121,4 @@ def run_epsilon(settings: FederationSettings, config: Config, rounds: int) -> fl
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max

@@ -19,7 +19,7 @@ from fedskew.experiment.round.plan import local_training
 from fedskew.experiment.round.sampler import model_number
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.approved_apps import read_approvals
-from fedskew.flower.contract import Contract
+from fedskew.flower.contract import Contract, Scaling
 from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS, EvaluationRules, Policy
 from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.releases import Release
@@ -218,7 +218,12 @@ def require_own_name(name: str, run: str) -> None:
 def require_covered(
     facts: Facts, release: Release, method: Method, config: Config, buffers: Tensors, policy: Policy
 ) -> None:
-    """Refuse updates with parts that noise does not cover, for a site that demands noise."""
+    """Refuse updates with parts that noise does not cover, for a site that demands noise.
+
+    With example-level privacy, no site sends losses, because ε would not be that of the run.
+    """
+    if release.privacy == "example" and facts["share_loss"]:
+        raise UserError("training losses have no noise; expected federation.share_loss = false with example privacy")
     if not policy.demands_noise:
         return
     policy.require_noise_on_all(release.privacy, facts["share_loss"])
@@ -232,12 +237,13 @@ def require_planned_training(facts: Facts, stage: Stage, config: Config) -> None
     With another learning rate or batch size, an update could reveal far more about single samples.
     """
     done = facts["key"]["round"]
-    planned = asdict(local_training(config, stage, done)) | asdict(
-        RoundKey(config.seed, model_number(stage.model), done)
-    )
-    asked = {**facts["local"], **facts["key"]}
+    _require_same(facts["local"], asdict(local_training(config, stage, done)))
+    _require_same(facts["key"], asdict(RoundKey(config.seed, model_number(stage.model), done)))
+
+
+def _require_same(asked: Facts, planned: Facts) -> None:
     for key in sorted(planned.keys() | asked.keys()):
-        if not _is_same(asked.get(key), planned.get(key)):
+        if key not in asked or not _is_same(asked[key], planned.get(key)):
             raise UserError(
                 f"the server sets {one_line(key)} to {one_line(repr(asked.get(key)))} in this round; expected "
                 f"{planned.get(key)!r}, as the run's configuration plans"
@@ -248,7 +254,28 @@ def _is_same(asked: object, planned: object) -> bool:
     """Whether two settings are equal. Decayed learning rates may differ in the last bit between machines."""
     if isinstance(asked, float) and isinstance(planned, float):
         return math.isclose(asked, planned, rel_tol=1e-9)
-    return asked == planned
+    return type(asked) is type(planned) and asked == planned
+
+
+def require_own_number(client: int, stage: Stage, config: Config, site: str) -> None:
+    """Refuse to train as another client, or in a stage in which this one does not take part."""
+    names = list(config.partition.params.get("names", ()))
+    if site not in names or client != names.index(site):
+        raise UserError(f"the server sets client to {client}, which is not the number of this site, {site}")
+    if stage.clients is not None and client not in stage.clients:
+        raise UserError(f"the server requests stage {one_line(stage.name)!r}, in which this site does not take part")
+
+
+def require_shared_scaling(scaling: Scaling, contract: Contract) -> None:
+    """Refuse numbers that were scaled with the site's own means, for example-level privacy.
+
+    The means depend on every sample. If one is replaced by an extreme one, rounding changes all others.
+    """
+    if scaling and sorted(scaling) != sorted(contract.scaling):
+        raise UserError(
+            "this site's numbers are scaled with its own means, which example-level privacy does not cover; expected "
+            "a CSV or Parquet file, which is scaled as the contract says"
+        )
 
 
 def require_covered_survey(stage: str, policy: Policy) -> None:

@@ -60,10 +60,12 @@ from fedskew.flower.request_checks import (
     require_covered_survey,
     require_declared,
     require_own_name,
+    require_own_number,
     require_planned_round,
     require_planned_test,
     require_planned_training,
 )
+from fedskew.flower.request_form import require_training_form
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger
@@ -130,6 +132,8 @@ class Site:
             )
         if "versions" in facts and (problem := version_problem(read_versions(facts["versions"]).get("fedskew"))):
             raise UserError(f"the server does not fit this site: {problem}")
+        if facts["kind"] == "train":
+            require_training_form(facts)
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
@@ -228,21 +232,20 @@ class Site:
         planned = planned_rounds(run.method, run.config, facts["notes"])
         require_planned_round(facts["stage"], facts["key"]["round"] + 1, planned)
         stage = run.stage(facts)
+        require_own_number(facts["client"], stage, run.config, self.config.name)
         require_planned_training(facts, stage, run.config)
         release = read_release(facts, run.method)
         self._ledger.require_budget(release)  # before the training, which would be in vain
         require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
+        run.require_model(stage, tensors)
         kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)
         tests = facts.get("tests")
         test_results = None if tests is None else self._test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
         result = train_clients(run.runtime(stage.concatenates, tensors).engine, work)
         model_round, loss = work.key.round, float(result.loss[0])
-        if result.states:
-            state = {name: t[0].cpu() for name, t in result.states.items()}
-            states.write(stage.model, model_round + 1, state, facts["kept"], facts["oldest"])
         reply: Facts = {
             "round": model_round,
             "start": digest(payload),
@@ -264,8 +267,12 @@ class Site:
             trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
             private = private_change(trained, start, clip, multiplier * clip)
             reply_tensors |= pack("trained:params", private)
-        self._ledger.charge(release)  # last, so that nothing can leave without it
-        return reply, to_bytes(reply_tensors)
+        answer = reply, to_bytes(reply_tensors)
+        self._ledger.charge(release)  # before anything leaves, and before the state that the next update depends on
+        if result.states:
+            state = {name: t[0].cpu() for name, t in result.states.items()}
+            states.write(stage.model, model_round + 1, state, facts["kept"], facts["oldest"])
+        return answer
 
     def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         tensors = run.on_device(from_bytes(payload))

@@ -22,13 +22,13 @@ from fedskew.experiment.round.sampler import draw_samples
 from fedskew.experiment.round.state import initial_state
 from fedskew.experiment.trained_part import make_part
 from fedskew.flower.contract import Contract
-from fedskew.flower.model_message import read_model
-from fedskew.flower.request_checks import require_known_code
+from fedskew.flower.model_message import model_tensors, read_model
+from fedskew.flower.request_checks import require_known_code, require_shared_scaling
 from fedskew.flower.secret_noise import draw_normals
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.start_weights import load_start, needs_start
-from fedskew.flower.tensors import to_bytes
-from fedskew.flower.wire import Facts, digest
+from fedskew.flower.tensors import require_like, to_bytes
+from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Stage, Tensors, make_method, unpack
 from fedskew.methods.personal import personal_names, shared_tensors
 from fedskew.metrics.score_histograms import ScoreHistograms
@@ -64,6 +64,7 @@ class SiteRun:
         method = make_method(self.config.method, self.config.method_params)
         self.method = with_class_weights(method, self.config.class_weights, dataset)
         if config.example_noise is not None:
+            require_shared_scaling(federation.dataset.scaling, contract)
             require_example_privacy(self.method, model, model_input(dataset, model))
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
@@ -121,6 +122,15 @@ class SiteRun:
             return sent
         initial = self._runtime.network.state()
         return ModelState({**initial.params, **sent.params}, {**initial.buffers, **sent.buffers})
+
+    def require_model(self, stage: Stage, tensors: Tensors) -> None:
+        """Refuse a model whose tensors have other names, shapes or types than those of the run's model."""
+        own = self.runtime(stage.concatenates, tensors).network.state()
+        shared = (shared_tensors(part, self._stays) for part in (own.params, own.buffers))
+        try:
+            require_like(model_tensors("sent", read_model("sent", tensors)), model_tensors("sent", ModelState(*shared)))
+        except Garbled as problem:
+            raise UserError(f"the server's model is not that of the run: {problem}") from problem
 
     def tested_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
         """The model that the site tests: the global one, or the site's own if there is none."""

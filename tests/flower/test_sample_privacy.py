@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.planning import resolve_config
 from fedskew.flower.policy import Policy
 from fedskew.flower.releases import Release, planned_release, read_release, run_epsilon
+from fedskew.flower.request_checks import require_covered, require_shared_scaling
 from fedskew.flower.run_monitoring import RunMonitor
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings, require_example_settings
@@ -224,3 +226,50 @@ def test_it_combines_with_secure_aggregation(tmp_path: Path) -> None:
     result = run_federation(here.grid, here.context)
     assert result.privacy == {"kind": "example", "epsilon": one_sample(1), "delta": 1e-5}
     assert SiteLedger(tmp_path / "site-0" / "state", Policy()).spent()["example_epsilon"] == one_sample(1)
+
+
+@pytest.mark.parametrize("kind", ["local", "example"])
+@pytest.mark.parametrize("noise", [1e-200, 1e-320, sys.float_info.max])
+def test_any_noise_has_an_epsilon(tmp_path: Path, kind: str, noise: float) -> None:
+    """A site without a budget accepts any noise. Its ledger must stay readable."""
+    ledger = SiteLedger(tmp_path, Policy())
+    ledger.charge(Release("a", 1, kind, noise, 3))
+    assert ledger.spent()["example_epsilon"] == (None if noise < 1 else 0.0)
+
+
+def test_two_kinds_of_noise_are_refused() -> None:
+    """The ledger would count only one of them, and the server could choose which."""
+    local = {"example_clip": 1.0, "example_noise": 2.0, "epochs": 1}
+    facts = {"run": "a", "key": {"round": 0}, "local": local, "noise": None, "central_noise": [1.0, 1e9]}
+    with pytest.raises(UserError, match="the server sets central and example noise; expected one kind"):
+        read_release(facts, make_method("fedavg"))
+
+
+def test_a_state_is_kept_only_after_its_update_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later updates depend on the state. If the site fails before it counts the update, the state must not exist."""
+    here = private_case(tmp_path, changed={"rounds": 1, "method": "scaffold"}, minimum=1)
+    charge = SiteLedger.charge
+
+    def fail_once(ledger: SiteLedger, release: Release) -> None:
+        monkeypatch.setattr(SiteLedger, "charge", charge)
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(SiteLedger, "charge", fail_once)
+    result = run_federation(here.grid, here.context)
+    assert list(result.history[1].failed) == ["site-0"]
+    kept = {site: list((tmp_path / site / "state").rglob("*.safetensors")) for site in here.names}
+    assert [len(kept[site]) for site in here.names] == [0, 1, 1]
+
+
+def test_a_site_sends_no_loss_and_needs_the_scaling_of_the_contract(tmp_path: Path) -> None:
+    """Means of the site's own data depend on every sample. An extreme one would change all others by rounding."""
+    held, _ = split(tmp_path)
+    facts = {"share_loss": True}
+    method = make_method("fedavg")
+    with pytest.raises(UserError, match="training losses have no noise"):
+        require_covered(facts, example(), method, config(), {}, Policy(reveals=("losses",)))
+    require_covered({"share_loss": False}, example(), method, config(), {}, Policy())
+    contract = Contract.from_dataset(held.dataset)
+    require_shared_scaling(held.dataset.scaling, contract)
+    with pytest.raises(UserError, match="scaled with its own means"):
+        require_shared_scaling(((0.5, 2.0),), contract)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -253,6 +254,10 @@ def test_a_site_trains_only_with_the_settings_that_the_run_plans(data: Path, spl
         "batches": {"local": {"batches": "balanced"}},
         "seed": {"key": {"seed": 7}},
         "model": {"key": {"model": 7}},
+        "momentum": {"key": {"momentum": 0.0}},
+        "weight_decay": {"local": {"weight_decay": False}},
+        "clip_norm": {"local": {"clip_norm": 10**400}},
+        "optimizer": {"local": {"optimizer": math.nan}},
     }
 
     def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
@@ -271,6 +276,65 @@ def test_a_site_trains_only_with_the_settings_that_the_run_plans(data: Path, spl
     assert refused["lr"] == (
         "the server sets lr to 1000.0 in this round; expected 0.045000000000000005, as the run's configuration plans"
     )
+
+
+def test_a_request_of_another_form_is_refused_in_one_line(data: Path, split: Federation, tmp_path: Path) -> None:
+    """A server that is broken or dishonest may send anything. The site says what is wrong, without a traceback."""
+    here = totals(tmp_path, data, split, rounds=1)
+    refused: list[str] = []
+    wrong: dict[str, tuple[Any, ...]] = {
+        "run": (None, 7),
+        "client": (-1, 1, True, "0", 10**400),
+        "stage": (0.0, None),
+        "notes": (None, []),
+        "companions": (None, [1], "teacher"),
+        "local": (None, [], {}),
+        "key": (None, {}, {"round": None}, {"round": 0.5}, {"round": 10**400}),
+        "kept": ("../x", 1.5, -1),
+        "oldest": (None, "0"),
+        "share_loss": (None, 1),
+        "noise": (1.0, [1.0], ["1", "2"], [1.0, 10**400], [math.nan, 1.0]),
+        "central_noise": ({}, [0, 1]),
+        "tests": ([], {}, {"detail": []}),
+        "local_tests": ("yes",),
+    }
+
+    def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and not refused:
+            requests = [asked | {key: value} for key, values in wrong.items() for value in values]
+            requests += [{k: v for k, v in asked.items() if k != key} for key in asked.keys() & wrong.keys()]
+            for request in requests:
+                with pytest.raises(UserError) as error:
+                    first_site(here).answer(request, to_bytes({}))
+                refused.append(str(error.value))
+        return facts, payload
+
+    here.grid.meddle = attack
+    run_federation(here.grid, here.context)
+    assert len(refused) > 40
+    assert all(message.startswith("the server") and "\n" not in message for message in refused)
+
+
+def test_a_site_trains_only_the_model_of_the_run(data: Path, split: Federation, tmp_path: Path) -> None:
+    """With another shape, a layer could hold single samples."""
+    here = totals(tmp_path, data, split, rounds=1)
+    refused: list[str] = []
+
+    def attack(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
+        if asked["kind"] == "train" and not refused:
+            network = make_model(server_config(here).model, data_shape(split.dataset), 0)
+            sent = {f"sent:params/{name}": p.detach() for name, p in network.named_parameters()}
+            name = max(sent, key=lambda each: sent[each].numel())
+            for changed in ({name: torch.cat([sent[name]] * 2)}, {"sent:params/more": torch.zeros(3)}):
+                with pytest.raises(UserError) as error:
+                    first_site(here).answer(asked, to_bytes(sent | changed))
+                refused.append(str(error.value))
+        return facts, payload
+
+    here.grid.meddle = attack
+    run_federation(here.grid, here.context)
+    assert len(refused) == 2
+    assert all(message.startswith("the server's model is not that of the run: ") for message in refused)
 
 
 def _other_contract(known: dict[str, Any]) -> dict[str, Any]:

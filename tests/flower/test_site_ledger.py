@@ -156,10 +156,10 @@ def test_a_site_that_demands_noise_reports_nothing_without_noise(policy: str, tm
     def ask(site: str, asked: dict[str, Any], facts: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
         if (site, asked["kind"]) == ("site-0", "train") and not replies:
             sent = to_bytes({name.replace("trained", "sent"): t for name, t in from_bytes(payload).items()})
-            for handler in (strict, lenient):
-                replies.append(handler.answer(asked | {"share_loss": True}, sent)[0])
+            for client, handler in ((1, strict), (2, lenient)):
+                replies.append(handler.answer(asked | {"client": client, "share_loss": True}, sent)[0])
                 replies.append(handler.answer({"kind": "evaluate", "terms": asked["terms"], **test}, sent)[0])
-            replies.append(strict.answer(asked | {"tests": test}, sent)[0]["tests"])
+            replies.append(strict.answer(asked | {"client": 1, "tests": test}, sent)[0]["tests"])
         return facts, payload
 
     here.grid.meddle = ask
