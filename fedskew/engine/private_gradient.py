@@ -63,8 +63,9 @@ class PrivateGradient:
         self._gradients += 1
         if self._gradients > self._work.solver.gradients():
             raise UserError(
-                f"direction() of {type(self._work.solver).__name__} computes more gradients than its gradients() "
-                "says, so example-level privacy would not count them all"
+                f"a step of {type(self._work.solver.members[0]).__name__} computes more gradients than its gradients() "
+                "says, so example-level privacy would not count them all; with FedPer, expected a solver that computes "
+                "the gradient at the current parameters, such as fedprox"
             )
         sums = self._clipped_sums(at, part)
         clip, multiplier = self._work.local.example_privacy

@@ -235,7 +235,7 @@ class Insatiable(Solver):
 
 def test_a_gradient_that_is_not_accounted_for_is_not_computed() -> None:
     this, work = work_on(image_federation(), Insatiable(), linear())
-    with pytest.raises(UserError, match=r"direction\(\) of Insatiable computes more gradients than its gradients"):
+    with pytest.raises(UserError, match="a step of Insatiable computes more gradients than its gradients"):
         this.engine.train(work)
 
 
@@ -369,3 +369,12 @@ def test_a_loss_of_a_user_must_declare_that_it_is_a_mean_over_samples() -> None:
     with pytest.raises(UserError, match=r"does not cover \(Mine\)"):
         require_example_privacy(make_method(Mine()), linear(), torch.rand(1, 1, 8, 8))
     require_example_privacy(make_method(Declared()), linear(), torch.rand(1, 1, 8, 8))
+
+
+@pytest.mark.parametrize("solver", ["fedacg", "fedlesam", "fedsol", "perfedavg"])
+def test_a_personal_head_that_needs_one_more_gradient_is_refused(solver: str) -> None:
+    """The head steps along the plain gradient, which these solvers do not compute."""
+    held = fs.federation("digits", fs.Dirichlet(clients=2))
+    values = {"rounds": 1, "local_epochs": 1, "batch_size": 800, "engine": "plain", "device": "cpu"}
+    with pytest.raises(UserError, match=r"computes more gradients than its .* with FedPer, expected a solver"):
+        fs.run(held, f"{solver}+fedper", **values, example_clip=1.0, example_noise=4.0)
