@@ -45,7 +45,8 @@ class ReceivedReplies:
         head, _, payload = content.partition(b"\n")
         try:
             known = json.loads(head)
-            return Reply(known["facts"], payload) if known["request"] == request else None
+            is_reply = known["request"] == request and isinstance(known["facts"], dict)
+            return Reply(known["facts"], payload) if is_reply else None
         except (ValueError, KeyError, TypeError):
             return None
 
