@@ -57,7 +57,7 @@ def test_three_are_accepted_if_every_two_are() -> None:
 
 NEED_HEADS, KEEP_HEADS = {"creff", "fedgc", "fedgr", "fedgr-server"}, {"fedbabu", "fedper", "fedrep"}
 """The server rules of CReFF, FedGR and FedGC need the clients' heads, which the others do not send."""
-LINEAR_HEADS, TWO_HEADS = {"ccvr", "fedmr-inter", "fpl"}, {"creff", "fedrod"}
+LINEAR_HEADS, TWO_HEADS = {"ccvr", "fedgr-server", "fedmr-inter", "fpl"}, {"creff", "fedrod"}
 """The first use the rows of a linear head, and the second have two heads."""
 
 PAIRS = [pair for pair in itertools.combinations(METHODS, 2) if not clash(KINDS[pair[0]], KINDS[pair[1]])]
