@@ -25,7 +25,7 @@ no two programs share. As many steps of the run's own size make it 1e-6."""
 
 JOINED = ("fedlmd+scaffold", "fedvls+fedprox+fedavgm", "fpl+fedvls", "moon+fedcurv")
 
-KEEP_MOVES = ("scaffold", "fedcm", "fedadagrad", "fedyogi", "fedadam")
+KEEP_MOVES = ("scaffold", "fedcm", "fedadagrad", "fedyogi", "fedadam", "fedsmoo")
 """Methods whose state is a move, or a move over lr: the smaller lr, the larger is rounding beside it."""
 
 KINDS = {
@@ -51,6 +51,7 @@ KINDS = {
     "stages that concatenate encoders": "fedconcat",
     "one round without training, and an opening pass for the server rule": "afl",
     "a head of its own": "fedetf",
+    "a head that has other logits in training": "fedrod",
     "a head that the server computes from a closing pass": "fednh",
     "pooled data": "centralised",
     "models that stay with their clients": "local-only",

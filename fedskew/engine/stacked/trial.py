@@ -114,16 +114,20 @@ class Trial:
         """Return whether the loss, its gradient and the sums of data passes are the same with and without padding."""
         work, device, samples = self._work, self._data.y.device, len(few.samples)
         rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
+        x, buffers = self._data.inputs(rows), {name: t.clone() for name, t in work.sent.buffers.items()}
+        key = torch.zeros((), dtype=torch.int64, device=device)
         with torch.no_grad():
-            out = self._network.forward(work.sent.params, work.sent.buffers, self._data.inputs(rows)).tensors()
+            # In training, a head may have other logits than in the data passes.
+            trained = self._network.forward(work.sent.params, buffers, x, "train", key).tensors()
+            out = self._network.forward(work.sent.params, work.sent.buffers, x).tensors()
         y = padded_targets(self._data.y[rows], torch.arange(len(rows), device=device) < samples)
         state = {name: t.to(device) for name, t in few.state.items()}
         client = work.client(torch.tensor(few.label_counts, device=device), state)
 
         def results(count: int) -> Tensors:
-            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in out.items()}
+            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in trained.items()}
             # The frozen models' outputs must differ from the student's.
-            others = {kind: t[:count].roll(1, dims=-1) for kind, t in out.items()}
+            others = {kind: t[:count].roll(1, dims=-1) for kind, t in trained.items()}
             frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
             loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)

@@ -245,7 +245,8 @@ def test_no_method_makes_tensors_from_numbers_on_the_host(
 ) -> None:
     """The methods' share of a step; the layers' share is in what is compiled above."""
     model = linear() if make_method(method).personal is None else linear_layers()
-    finished(stacked(method, rounds=3 if method == "pkd" else 1, model=model))
+    rounds = {"pkd": 3, "ccvr": 2}.get(method, 1)  # the last round of CCVR trains nothing
+    finished(stacked(method, rounds=rounds, model=model))
     assert_no_tensors_from_the_host(recorded_steps)
 
 
