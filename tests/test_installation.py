@@ -177,3 +177,8 @@ def test_the_lock_file_pins_every_requirement_within_its_bounds() -> None:
     for requirement in map(Requirement, lines):
         for version in locked.get(name(requirement.name), []):
             assert requirement.specifier.contains(version), f"{requirement}, but the lock file has {version}"
+
+
+def test_the_lock_file_has_the_torch_of_the_makefile() -> None:
+    assert TORCH in LOCK.read_text(encoding="utf-8").splitlines()
+    assert f"-P {TORCH} " in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")  # in the command that writes it
