@@ -85,6 +85,8 @@ def _group(run: Result) -> list[int]:
     assert run.last is not None
     counts = run.last.confusion.astype(np.float64)
     groups = weak_groups(counts / np.maximum(1, counts.sum(axis=1, keepdims=True)), _DEFAULT_THRESHOLD)
+    if not groups:
+        raise UserError(f"{run.name}: the data have {len(counts)} class; this figure needs at least two")
     return list(groups[0])
 
 

@@ -118,6 +118,11 @@ def test_local_figures_leave_bounds_out(name: str, comparison: Path) -> None:
         find_figure(name).draw(comparisons([bound]))
 
 
+def test_the_figure_of_confusable_classes_wants_two_classes() -> None:
+    with pytest.raises(UserError, match="the data have 1 class; this figure needs at least two"):
+        find_figure("pkd/5").draw(comparisons([made_up("fedavg", 0, [1.0])]))
+
+
 def test_sweep_figures_want_a_sweep() -> None:
     with pytest.raises(UserError, match="expected runs of a sweep"):
         find_figure("fedgr/4").draw(comparisons([made_up("fedgr", 0, [0.5, 0.5])]))
