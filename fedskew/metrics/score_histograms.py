@@ -1,8 +1,9 @@
 """Scores from histograms. Sites of a federation send these instead of the probabilities of their samples.
 
 Each class has two histograms, one of its samples and one of all other samples, by the log-odds of the class's
-probability. A probability of 0.5 is the edge of a bin, so sensitivity and specificity at 0.5 are exact. AUROC and AUPRC
-are not exact, because the order of samples within a bin is unknown. Their error bounds follow from the counts.
+probability. A probability of 0.5 is the edge of a bin and belongs to the bin below, because it does not predict the
+class. So sensitivity and specificity at 0.5 are exact. AUROC and AUPRC are not exact, because the order of samples
+within a bin is unknown. Their error bounds follow from the counts.
 
 - AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half, so the
   error is at most half the share of such pairs.
@@ -67,7 +68,7 @@ class ScoreHistograms:
         classes = probabilities.shape[1]
         with np.errstate(divide="ignore"):
             log_odds = np.log(probabilities) - np.log1p(-probabilities)
-        middle, above = SCORE_BINS // 2, probabilities >= 0.5
+        middle, above = SCORE_BINS // 2, probabilities > 0.5
         bins = np.clip(np.floor(log_odds / WIDTH), -middle, middle - 1).astype(np.int64)
         bins = middle + np.where(above, np.maximum(bins, 0), np.minimum(bins, -1))  # exact at 0.5, despite rounding
         own, others = np.zeros((2, classes, SCORE_BINS), np.int64)

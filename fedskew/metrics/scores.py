@@ -35,9 +35,9 @@ class ClassScores:
     auprc: float | None = None
     """Area under the precision-recall curve, as average precision."""
     sensitivity: float | None = None
-    """Share of the class's samples with a probability of at least 0.5."""
+    """Share of the class's samples with a probability above 0.5."""
     specificity: float | None = None
-    """Share of the other samples with a probability below 0.5."""
+    """Share of the other samples with a probability of at most 0.5."""
     threshold: float | None = None
     """The lowest threshold with at least the target specificity. Samples with at least this probability count as the
     class. None if only a threshold above all probabilities reaches that specificity."""
@@ -184,7 +184,7 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
     true_rate, false_rate = hits / samples, others_above / others
     precision = hits[1:] / (hits[1:] + others_above[1:])
     chosen = int(np.flatnonzero(false_rate <= 1 - specificity + 1e-12)[-1])
-    above = column >= 0.5
+    above = column > 0.5
     return ClassScores(
         samples=samples,
         auroc=float((np.diff(false_rate) * (true_rate[1:] + true_rate[:-1]) / 2).sum()),

@@ -76,7 +76,7 @@ def score_site_histograms(histograms: ScoreHistograms, positive: int | None = No
     classes = len(histograms.own)
     positive = None if histograms.multi_label else positive_of_two(classes, positive)
     counts = [(histograms.own[c], histograms.others[c]) for c in _scored_classes(classes, positive)]
-    accuracy = _accuracy(histograms, counts)
+    accuracy = _accuracy(histograms)
     counts = [(own, others) for own, others in counts if own.any() and others.any()]
     areas = [auroc_from_counts(own, others)[0] for own, others in counts]
     deviations = [_deviation(own, others) for own, others in counts]
@@ -89,18 +89,20 @@ def score_site_histograms(histograms: ScoreHistograms, positive: int | None = No
     return SiteScore(samples, accuracy, auroc, low, high, histograms.brier / samples, error)
 
 
-def _accuracy(histograms: ScoreHistograms, counts: Sequence[tuple[Ints, Ints]]) -> float:
+def _accuracy(histograms: ScoreHistograms) -> float:
     """Return the share of samples predicted correctly. With several labels per sample, every label is a decision.
 
-    `counts` has two histograms per scored class: of its samples and of all others. With more than two classes, the
-    predicted class may have a probability below 0.5. The reliability diagram then gives the number of correct
-    predictions.
+    The second of two classes is predicted if its probability is above 0.5, whichever class is the positive one. With
+    more than two, the predicted class may have a lower probability. The reliability diagram then gives the number of
+    correct predictions.
     """
-    if len(counts) > 1 and not histograms.multi_label:
+    classes = len(histograms.own)
+    if classes != 2 and not histograms.multi_label:
         return float(histograms.reliability[2].sum()) / histograms.samples
-    middle = SCORE_BINS // 2  # the first bin with probabilities of at least 0.5
-    correct = sum(int(own[middle:].sum() + others[:middle].sum()) for own, others in counts)
-    return correct / (histograms.samples * len(counts))
+    decided = range(classes) if histograms.multi_label else [1]
+    middle = SCORE_BINS // 2  # the first bin with probabilities above 0.5
+    correct = sum(int(histograms.own[c, middle:].sum() + histograms.others[c, :middle].sum()) for c in decided)
+    return correct / (histograms.samples * len(decided))
 
 
 def _scored_classes(classes: int, positive: int | None) -> Sequence[int]:

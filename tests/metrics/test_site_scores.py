@@ -6,12 +6,14 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from fedskew.metrics.score_histograms import ScoreHistograms
 from fedskew.metrics.site_scores import SiteScore, _auroc, fairness, interval, score_site, score_site_histograms
+from fedskew.task import TASKS
 
 
 def binary(seed: int, samples: int, digits: int = 12) -> tuple[np.ndarray, np.ndarray]:
@@ -100,9 +102,29 @@ def test_with_several_labels_per_sample_every_label_counts(labels: int) -> None:
     true = (rng.uniform(size=(80, labels)) < shares).astype(np.int64)
     found = score_site_histograms(ScoreHistograms.from_probabilities(shares, true))
     assert found.samples == 80
-    assert found.accuracy == pytest.approx(((shares >= 0.5) == true).mean())
+    assert found.accuracy == pytest.approx(((shares > 0.5) == true).mean())
     assert found.auroc == pytest.approx(roc_auc_score(true, shares, average="macro"), abs=5e-3)
     assert found.brier == pytest.approx(((shares - true) ** 2).mean())
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_a_probability_of_one_half_predicts_the_first_of_two_classes_everywhere(positive: int) -> None:
+    shares, true = np.array([[0.5, 0.5]] * 4 + [[0.1, 0.9]]), np.array([0, 0, 0, 1, 1])
+    histograms = ScoreHistograms.from_probabilities(shares, true, positive)
+    assert score_site(shares, true, positive).accuracy == 0.8
+    assert score_site_histograms(histograms, positive).accuracy == 0.8
+    second = histograms.scores(positive=positive).classes[1]
+    assert (second.sensitivity, second.specificity) == (0.5, 1.0)
+
+
+def test_a_probability_of_one_half_predicts_no_label_everywhere() -> None:
+    shares, true = np.array([[0.5, 0.5], [0.5, 0.9]]), np.array([[0, 1], [0, 1]])
+    counts = torch.zeros(8, dtype=torch.int64)
+    TASKS["multi-label"].count(counts, torch.tensor(shares).logit(), torch.tensor(true))
+    assert counts.tolist() == [2, 0, 0, 0, 0, 0, 1, 1]
+    histograms = ScoreHistograms.from_probabilities(shares, true)
+    assert score_site(shares, true).accuracy == score_site_histograms(histograms).accuracy == 0.75
+    assert histograms.scores().classes[1].samples == 2
 
 
 def test_fairness_is_over_sites() -> None:
