@@ -64,8 +64,8 @@ class PrivateGradient:
         if self._gradients > self._work.solver.gradients():
             raise UserError(
                 f"a step of {type(self._work.solver.members[0]).__name__} computes more gradients than its gradients() "
-                "says, so example-level privacy would not count them all; with FedPer, expected a solver that computes "
-                "the gradient at the current parameters, such as fedprox"
+                "says, so example-level privacy would not count them all; with personal layers, expected "
+                "plain_gradient = False for a solver that does not compute the gradient at the current parameters"
             )
         sums = self._clipped_sums(at, part)
         clip, multiplier = self._work.local.example_privacy

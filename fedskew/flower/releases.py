@@ -29,7 +29,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.wire import Facts, one_line
 from fedskew.gaussian_privacy import gaussian_epsilon
 from fedskew.methods import Method, make_method
-from fedskew.methods.example_privacy import gradients_per_sample
+from fedskew.methods.example_privacy import gradients_per_sample, require_private_gradients
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,10 @@ def _gradients(method: Method, epochs: Any) -> int:
 
 
 def planned_release(settings: FederationSettings, config: Config) -> Release:
-    """Describe one update of a run that has not begun."""
+    """Describe one update of a run that has not begun. Refuse a method that example-level privacy does not cover."""
     if settings.privacy == "example":
         method = make_method(config.method, config.method_params)
+        require_private_gradients(method)
         return Release("", 0, "example", config.example_noise, _gradients(method, config.local_epochs))
     return Release("", 0, settings.privacy, None if settings.privacy == "none" else settings.noise)
 

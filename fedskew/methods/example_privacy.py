@@ -2,8 +2,8 @@
 
 In a local step, example-level privacy clips the gradient of each sample and adds noise to their sum (DP-SGD: Abadi et
 al., "Deep learning with differential privacy", CCS 2016). Everything that a client computes from such gradients, and
-everything that the server does, is then as private as the gradients themselves. So a method works with it if it uses
-the client's data in no other way.
+everything that the server does, is then as private as the gradients themselves. So a method works with example-level
+privacy if it uses the client's data in no other way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXAMPLE_SENSITIVITY = 2.0
 
 
 def uncovered_use(part: type[Part]) -> str:
-    """Return how a part uses the client's data besides the gradients of single samples. Empty if it does not."""
+    """Return how a part uses the client's data, other than by gradients of single samples. Empty if in no other way."""
     if issubclass(part, Schedule | Calibration):
         return "trains in stages"
     if part.reveals != "nothing":
@@ -39,7 +39,7 @@ def uncovered_use(part: type[Part]) -> str:
 
 
 def is_sample_by_sample(part: type[Part]) -> bool:
-    """Return what the part declares. A class that overrides a loss of another one must declare it again."""
+    """Return whether the part declares `sample_by_sample`. A class that overrides a loss must declare it again."""
     for kind in part.__mro__:
         if "sample_by_sample" in vars(kind):
             return bool(kind.sample_by_sample)  # type: ignore[attr-defined]
@@ -53,7 +53,7 @@ _LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
 
 
 def require_private_gradients(method: Method) -> None:
-    """Refuse a method that uses the clients' data besides the gradients of single samples."""
+    """Refuse a method that uses the clients' data besides the gradients of single samples that it declares."""
     for part in method.members:
         if use := uncovered_use(type(part)):
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
@@ -61,6 +61,20 @@ def require_private_gradients(method: Method) -> None:
                 f"{setting} {use}, which example-level privacy does not cover ({type(part).__name__}); expected "
                 "another one: docs/federation.md lists them"
             )
+    if _needs_another_gradient(method):
+        raise UserError(
+            f"method {method.name!r} needs one more gradient per step for its personal layers, because "
+            f"{type(method.solver).__name__} does not compute the plain one, and example-level privacy would not count "
+            "it; expected another solver, such as fedprox"
+        )
+
+
+def _needs_another_gradient(method: Method) -> bool:
+    """Whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
+    personal = method.personal
+    if personal is None or method.solver.plain_gradient:
+        return False
+    return bool(personal.keeps()) and any(phase.trains == "all" for phase in personal.phases())
 
 
 def gradients_per_sample(solver: Solver, personal: Personal | None, local_epochs: int) -> int:

@@ -6,7 +6,7 @@ Kim et al., "Communication-efficient federated learning with accelerated client 
     server   m ← λ·m + Σ a_k·(u_k − s),  w ← w + m, with m = 0 before the first round
 
 The clients here compute with v = u − λ·m. So v starts from the received w, the direction is ∇CE(v + λ·m) + μ·(v − w),
-and the server's m moves by the mean of v_k − w. The models are the same as in the formulas above, and the server tests
+and the server adds the mean of v_k − w to λ·m. The models are the same as in the formulas above, and the server tests
 and keeps w instead of s. Weight decay acts on v instead of u.
 
 Sent to the server: the model.
@@ -30,6 +30,8 @@ class AcceleratedGradient(Solver):
 
     mu: float = 0.002
     """μ; the authors' code has 0.001·‖u − s‖², which is μ = 0.002."""
+
+    plain_gradient = False
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")
@@ -69,5 +71,5 @@ register(
     "fedacg",
     parts=(AcceleratedGradient, LookaheadMomentum),
     paper="Kim et al., CVPR 2024",
-    summary="Server momentum that clients look ahead along, with a pull towards the point ahead.",
+    summary="Clients start from where the server's momentum leads, and are pulled towards that point.",
 )

@@ -32,6 +32,8 @@ class FedLESAM(Solver):
     rho: float = 0.1
     """ρ; the default in the authors' code."""
 
+    plain_gradient = False
+
     def __post_init__(self) -> None:
         expect(self.rho >= 0, "rho", self.rho, "a number ≥ 0")
 

@@ -3,7 +3,7 @@
 Lee et al., "FedSOL: stabilized orthogonal learning with proximal restrictions in federated learning", CVPR 2024.
 
     client   g = ∇KL(σ(z^g/τ) ‖ σ(z/τ)),  ε = ρ·λ∘g/‖g‖,  direction = ∇CE(v + ε)
-             λ = |v − w|, each tensor divided by its norms along the first axis; 1 if the radius is fixed
+             λ = |v − w|, each tensor divided by its norms along the first axis; 1 without `adaptive`
     server   the weighted mean
 
 Lowering the loss at v + ε makes the loss insensitive to moves along the proximal gradient g. So local steps become
@@ -61,6 +61,7 @@ class OrthogonalSteps(Solver):
     """Whether parameters that have moved more are perturbed more."""
 
     extra_compute = "1 forward and backward"
+    plain_gradient = False
 
     def __post_init__(self) -> None:
         expect(self.rho >= 0, "rho", self.rho, "a number ≥ 0")

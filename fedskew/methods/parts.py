@@ -195,9 +195,9 @@ class ServerData(Protocol):
     def __len__(self) -> int: ...
 
     def loss(self, params: Tensors, samples: Tensor) -> Tensor:
-        """Return the mean loss of the model with these parameters on some samples. Gradients pass through it.
+        """Return the mean loss of the model with these parameters on the samples with these numbers.
 
-        The model is in eval mode, with the mean of the participants' buffers.
+        Gradients pass through it. The model is in eval mode, with the mean of the participants' buffers.
         """
 
 
@@ -259,7 +259,7 @@ class Part:
     """The declarations and hooks that all parts share. Every hook has a default that does nothing."""
 
     reveals: ClassVar[Reveals] = "nothing"
-    """What the server learns about a client's labels, besides the model and the number of samples."""
+    """What the server can learn about a client's labels and features from what the part sends."""
     sends: ClassVar[str] = ""
     """What the client sends besides the model, in words. If no part of a method declares anything, a Flower site
     refuses to send more than the model."""
@@ -272,9 +272,9 @@ class Part:
     needs_sample_count: ClassVar[bool] = False
     """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
     sample_by_sample: ClassVar[bool] = True
-    """Whether what the part computes from the client's data is a mean of terms, each of which depends on a single
-    sample, and not on `client.label_counts`. Example-level privacy needs it. False by default for objectives,
-    regularisers and class weights."""
+    """Whether the part uses the client's data only in means over samples, in which each term depends on one sample and
+    none on `client.label_counts`. Example-level privacy needs this. False by default for objectives, regularisers and
+    class weights."""
     multi_label: ClassVar[bool] = True
     """Whether the maths also holds for several labels per sample, where there is no softmax over the classes. The
     hooks then get labels [B, L] of 0 and 1. False by default for objectives, regularisers and schedules."""
@@ -339,7 +339,7 @@ class Objective(Part):
         raise NotImplementedError
 
     def proximal(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
-        """Return a second loss, of which a solver computes the gradient with `gradient(params, "proximal")`."""
+        """Return a second loss. A solver computes its gradient with `gradient(params, "proximal")`."""
         raise UserError(f"{type(self).__name__} has no proximal(), but the solver needs it")
 
     def companions(self) -> dict[str, Mode]:
@@ -377,8 +377,12 @@ class Objective(Part):
 class Solver(Part):
     """The direction of a local step. The engine clips it if the run sets `clip_norm`.
 
-    Then the local optimiser adds weight decay and steps.
+    After that, the local optimiser adds weight decay and steps.
     """
+
+    plain_gradient: ClassVar[bool] = True
+    """Whether `direction` calls `gradient(params)`, with its own `params` and the whole loss. If it does not, personal
+    layers that are trained together with shared ones cost one more gradient per step."""
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.

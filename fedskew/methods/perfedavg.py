@@ -41,6 +41,7 @@ class PerFedAvg(Solver):
     """δ, the step of the finite difference that replaces the Hessian."""
 
     extra_compute = "1 forward and backward"
+    plain_gradient = False
 
     def __post_init__(self) -> None:
         expect(self.alpha >= 0, "alpha", self.alpha, "a number ≥ 0")

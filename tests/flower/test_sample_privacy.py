@@ -137,7 +137,7 @@ def test_the_two_accounts_are_kept_apart(tmp_path: Path) -> None:
     mu = math.sqrt((2 / 10) ** 2 + 2 * (2 / NOISE) ** 2)
     assert spent["epsilon"] is None
     assert spent["example_epsilon"] == pytest.approx(epsilon(1, 1 / mu, 1e-5))
-    with pytest.raises(BudgetExceeded, match="1 earlier update left it without noise on the whole update"):
+    with pytest.raises(BudgetExceeded, match="1 earlier update left the site without noise on the whole update"):
         SiteLedger(tmp_path, site_level).charge(local)
     SiteLedger(tmp_path, sample_level).charge(local)
     with pytest.raises(BudgetExceeded, match=r"have no noise; expected federation.privacy = 'example'"):
@@ -205,6 +205,9 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         resolve_config(config(method="fedvls"), Contract.from_dataset(held.dataset), ("a", "b"))
     assert run_epsilon(settings, config(), 3) == one_sample(3)
     assert planned_release(settings, config()) == Release("", 0, "example", NOISE, 2)
+    for method, reason in (("fedvls", "a loss that depends on label counts"), ("fedsol+fedper", "one more gradient")):
+        with pytest.raises(UserError, match=reason):  # `federate site --check` asks for the planned release
+            planned_release(settings, config(method=method))
 
 
 def test_a_site_that_demands_noise_accepts_noise_on_samples_only_if_its_budget_is_of_samples(tmp_path: Path) -> None:

@@ -9,12 +9,14 @@ import torch
 from method_cases import only
 from toy_runs import finished, image_federation, linear_layers, server
 
+from fedskew.errors import UserError
 from fedskew.gaussian_privacy import epsilon
-from fedskew.methods import METHODS, Objective, Regulariser, make_method
+from fedskew.methods import METHODS, Objective, Regulariser, Solver, make_method
 from fedskew.methods.example_privacy import (
     EXAMPLE_SENSITIVITY,
     gradients_per_sample,
     is_sample_by_sample,
+    require_private_gradients,
     uncovered_use,
 )
 from fedskew.methods.parts import Client, Outputs, Part, Tensors, collect
@@ -91,6 +93,26 @@ def test_a_covered_method_trains_and_computes_no_gradient_that_does_not_count(me
     assert all(tensor.isfinite().all() for tensor in state.model.params.values())
     assert rows[-1].privacy is not None
     assert rows[-1].privacy["epsilon"] > rows[-2].privacy["epsilon"] > 0  # type: ignore[index]
+
+
+SOLVERS = [name for name in COVERED if any(issubclass(part, Solver) for part in METHODS[name].parts)]
+
+
+@pytest.mark.parametrize("solver", only(["fedprox", "pfedme", "fedsmoo", "fedlesam", "fedsol"], SOLVERS))
+def test_a_solver_declares_whether_it_computes_the_plain_gradient(solver: str) -> None:
+    """Personal layers step along it. If it must be computed for them alone, the engine refuses the step."""
+    private = {"example_clip": 0.5, "example_noise": 1.0, "rounds": 1, "local_epochs": 1}
+    this = server(image_federation(), f"{solver}+fedper", linear_layers(), **private)
+    if make_method(solver).solver.plain_gradient:
+        require_private_gradients(make_method(f"{solver}+fedper"))
+        finished(this)
+        return
+    for combined in (f"{solver}+fedrep", f"{solver}+ditto"):  # the personal layers have phases of their own
+        require_private_gradients(make_method(combined))
+    with pytest.raises(UserError, match="one more gradient per step for its personal layers"):
+        require_private_gradients(make_method(f"{solver}+fedper"))
+    with pytest.raises(UserError, match="computes more gradients than its"):
+        finished(this)
 
 
 @pytest.mark.parametrize(
