@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from fedskew.errors import UserError
+from fedskew.gpu_sharing import GpuSharing, start_gpu_sharing
 
 Message = dict[str, Any]
 Report = Callable[[Message], None]
@@ -39,11 +40,9 @@ GPU_WORKERS = 4
 
 def default_workers(device: str, requests: int) -> int:
     """Return the default number of processes for this many requests: one per core, or `GPU_WORKERS` per GPU."""
-    import torch
-
     from fedskew.platforms import usable_cores
 
-    gpus = 0 if device == "cpu" or not torch.cuda.is_available() else torch.cuda.device_count()
+    gpus = 0 if device == "cpu" else _gpus()
     return max(1, min(requests, GPU_WORKERS * gpus if gpus else usable_cores()))
 
 
@@ -71,6 +70,7 @@ class WorkerPool:
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, int] = {}
         """The position of each busy worker's request, by the worker's slot."""
+        self._gpu_sharing: GpuSharing | None = None
 
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
@@ -95,6 +95,9 @@ class WorkerPool:
         self._kill_busy()
         for slot in list(self._workers):
             self._workers.pop(slot).dismiss()
+        if self._gpu_sharing is not None:
+            self._gpu_sharing.stop()
+            self._gpu_sharing = None
 
     def __enter__(self) -> Self:
         return self
@@ -103,9 +106,12 @@ class WorkerPool:
         self.close()
 
     def _worker(self, slot: int) -> WorkerProcess:
+        if not self._workers and self._gpu_sharing is None and self._size > 1 and _gpus() == 1:
+            self._gpu_sharing = start_gpu_sharing()
         if slot not in self._workers:
             log = self._logs / f"worker-{slot}.log"
-            environment = _environment(slot, self._size)
+            sharing = self._gpu_sharing.variables if self._gpu_sharing else {}
+            environment = _environment(slot, self._size) | sharing
             self._workers[slot] = WorkerProcess(self._function, log, environment, self._received)
         return self._workers[slot]
 
@@ -138,16 +144,21 @@ class WorkerPool:
 
 def _environment(slot: int, workers: int) -> dict[str, str]:
     """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
-    import torch
-
     from fedskew.platforms import usable_cores
 
     cores = str(max(1, usable_cores() // workers))
     shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = _gpus()
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         shares["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
     return {"OMP_WAIT_POLICY": "PASSIVE", **shares}
+
+
+def _gpus() -> int:
+    """Return the number of NVIDIA GPUs."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 class WorkerProcess:
