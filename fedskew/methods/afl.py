@@ -1,4 +1,4 @@
-"""AFL: clients solve a least-squares head on their features, and the server joins the heads exactly.
+"""AFL: clients fit a least-squares head to their features, and the server joins the heads exactly.
 
 He et al., "AFL: a single-round analytic approach for federated learning with pre-trained models", CVPR 2025.
 

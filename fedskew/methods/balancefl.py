@@ -1,4 +1,4 @@
-"""BalanceFL's feature augmentation adds noise to the features of rare classes, with the features' covariance.
+"""BalanceFL's feature augmentation adds noise, with the covariance of the features, to the features of rare classes.
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 

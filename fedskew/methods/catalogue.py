@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def revealed(self) -> str:
-        """The same in words for tables. It is never simply nothing, because updates can always reveal something."""
+        """What `reveals` says, in words for tables. Never just "nothing", because updates can reveal something."""
         return "nothing besides updates" if self.reveals == "nothing" else self.reveals
 
     @property
@@ -70,7 +70,7 @@ class Entry:
 
     @property
     def individual_updates_reason(self) -> str:
-        """Return why the server needs individual updates. Empty if their mean is enough, as in secure aggregation."""
+        """Why the server needs individual updates. Empty if their mean is enough, as in secure aggregation."""
         if self.stands_alone:
             return "is not a federated method"
         return next(filter(None, map(individual_updates_reason, self.parts)), "")
@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """Return how the method uses a client's data besides the gradients of single samples. Empty if it does not."""
+        """How the method uses a client's data, other than by gradients of single samples. Empty if in no other way."""
         return next(filter(None, map(uncovered_use, self.parts)), "")
 
     @property
@@ -116,7 +116,7 @@ def is_reference_bound(name: str) -> bool:
 def register(
     name: str, *aliases: str, parts: tuple[type[Part], ...], paper: str, summary: str, document: str | None = None
 ) -> Entry:
-    """Add a method to the catalogue. Without `document`, its documentation is the docstring of the parts' module."""
+    """Add a method to the catalogue. `document` defaults to the docstring of the first part's module."""
     for part in parts:
         check_named_part(part)
     for n in (name, *aliases):

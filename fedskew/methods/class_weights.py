@@ -11,8 +11,8 @@
 
 With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
 
-The mean is over the samples, not over the weights. So the mean of the clients' losses, weighted by their samples, is
-the weighted loss on all data. See `task.weigh`.
+The loss is divided by the number of samples, not by the sum of their weights. So the mean of the clients' losses,
+weighted by their samples, is the weighted loss on all data. See `task.weigh`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ FEDERATION_COUNTS = Entry(
 
 
 def entries_with_weights(method: str, class_weights: object) -> list[Entry]:
-    """Return the entries of the methods that + joins and, if the class weights send anything, their entry."""
+    """Return the entries of the methods joined by + in `method`. With `counts`, add the entry of the class weights."""
     entries = [find(part.strip()) for part in method.split("+")]
     return [*entries, FEDERATION_COUNTS] if class_weights == "counts" else entries
 
@@ -148,7 +148,7 @@ def sent_by_clients(entries: Sequence[Entry]) -> str:
     """Return what a client sends under the methods and settings with these entries."""
     words = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     shares = [part.shares for entry in entries for part in entry.parts if issubclass(part, Personal)]
-    if shares and "model" not in shares:  # only a part of the model leaves, whatever the other methods send alone
+    if shares and "model" not in shares:  # the other methods send the whole model only if they are alone
         words.pop("model", None)
     return ", ".join(words)
 

@@ -1,7 +1,7 @@
 """The tables of docs/combinations.md, which show which methods can be combined.
 
-Whether two methods combine depends on the parts that they set. So the tables list kinds of methods, by these parts,
-instead of all pairs. A few pairs are refused only later, when the model is known.
+Whether two methods combine depends on the parts that they set. So the tables group the methods by these parts, instead
+of listing all pairs. A few pairs are refused only later, when the model is known.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def _slots(kind: str) -> set[str]:
 
 
 def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
-    """Sort kinds by the number of parts that they set, then heads in closed form, and bounds last."""
+    """Order kinds by the number of parts that they set, with heads in closed form and bounds at the end."""
     return kind == BOUND, kind == CLOSED_FORM, kind.count(" and "), _ORDER.index(kind) if kind in _ORDER else -1, kind
 
 
 def markdown_tables() -> str:
-    """Return two tables: the methods of each kind, with what they work with, and which kinds combine."""
+    """Return two tables: the methods of each kind and which of them can be private, and which kinds combine."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)
@@ -73,7 +73,7 @@ def _listed(methods: list[str]) -> str:
 
 
 def _some(chosen: list[str], methods: list[str]) -> str:
-    """List some of the methods, or the others if these are fewer."""
+    """List the chosen methods, or write `all but` and list the others if they are fewer."""
     others = [method for method in methods if method not in chosen]
     if not others:
         return "all"

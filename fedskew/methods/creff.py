@@ -1,4 +1,4 @@
-"""CReFF: the server makes federated features with the gradients of real ones, and trains a second head on them.
+"""CReFF: the server makes features whose gradients match those of real features, and trains a second head on them.
 
 Shang et al., "Federated learning on heterogeneous and long-tailed data via classifier re-training with federated
 features", IJCAI 2022.
@@ -8,9 +8,9 @@ features", IJCAI 2022.
              F ← F − η_F·∇_F Σ_c D(∇_R CE(R F_c, c), g_c), for some steps;  D = Σ_rows (1 − cos)
              R ← SGD on CE(R F_c, c) over the features of all classes, from random values
 
-h are the features of the received model. Clients train the encoder and the head G. The server trains R, on M features
-F_c per class, which start at random and stay on the server. In D, the bias is one more row. The model predicts with R,
-so R is tested and exported. A class that no participant of a round has keeps its features.
+h are the features of the received model. Clients train the encoder and the head G. The server trains R, on M federated
+features F_c per class, which start at random and stay on the server. In D, the bias is one more row. The model predicts
+with R, so R is tested and exported. A class that no participant of a round has keeps its features.
 
 The method chooses the model's head (`--head retrained`).
 

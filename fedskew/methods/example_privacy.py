@@ -53,7 +53,7 @@ _LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
 
 
 def require_private_gradients(method: Method) -> None:
-    """Refuse a method that uses the clients' data besides the gradients of single samples that it declares."""
+    """Refuse a method that uses the clients' data other than by the gradients that `Solver.gradients` counts."""
     for part in method.members:
         if use := uncovered_use(type(part)):
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
@@ -70,7 +70,7 @@ def require_private_gradients(method: Method) -> None:
 
 
 def _needs_another_gradient(method: Method) -> bool:
-    """Whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
+    """Return whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
     personal = method.personal
     if personal is None or method.solver.plain_gradient:
         return False

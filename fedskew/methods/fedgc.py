@@ -40,7 +40,7 @@ class OwnLabels(Objective):
 
 @dataclass(frozen=True)
 class GradientCorrection(Gravitation):
-    """Repel rows of different labels, then average each row over the participants that have its label."""
+    """Repels rows of different labels, then averages each row over the participants that have its label."""
 
     attracts = False
 

@@ -51,12 +51,12 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """FedGF's server: the mean of the models. It also keeps a perturbed copy, and which recent rounds drifted far."""
+    """FedGF's server: the mean of the models. It also keeps a perturbed copy, and counts rounds of far drift."""
 
     global_rho: float = 0.1
     """ρ_g."""
     threshold: float | None = None
-    """T_D (c_o in the FedVLS paper): a round with a larger mean drift counts for c. Default: 3.75 × lr × the mean
+    """T_D (c_o in the authors' script): a round with a larger mean drift counts for c. Default: 3.75 × lr × the mean
     number of steps."""
     window: int = 30
     """W, in rounds."""

@@ -46,8 +46,8 @@ class UnbalancedSoftmax(Objective):
     """FedGR's client only: cross entropy over the client's labels, with larger factors for the logits of rarer ones."""
 
     gamma: GammaMode = "normalised"
-    """`normalised`: γ_c = n_min/n_c, at most 1, as in the published code. `paper`: n/n_c, with which training
-    diverges (docs/fidelity.md)."""
+    """`normalised`: γ_c = n_min/n_c, at most 1, as in the published code. `paper`: n/n_c, which makes
+    training diverge (docs/fidelity.md)."""
     vacant: VacantMode = "exclude"
     """Whether vacant classes are excluded from the softmax, or kept with a small γ as in the published code."""
 

@@ -5,8 +5,8 @@ Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 
     FedLMD     L = CE + β·τ²·KL( σ(z^g/τ) over minority∖{y} ‖ σ(z/τ) over all classes ≠ y )
     FedLMD-Tf  the same with the uniform distribution over minority∖{y} as the teacher
 
-A class is a majority class of the client if it has more than n/C of the client's n samples. With
-`majority_rule=paper`, C is the number of classes that the client has, and n/C samples are enough.
+C is the number of classes. A class is a majority class of the client if it has more than n/C of the client's n samples.
+With `majority_rule=paper`, C is the number of classes that the client has, and n/C samples are enough.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher; none for Tf.
@@ -39,7 +39,7 @@ _PAPER = "Lu et al., ACM MM 2023"
 class FedLMD(FedKD):
     """Cross entropy and distillation over the minority labels.
 
-    The paper uses beta 2 and temperature 3 for CIFAR-10 at Dirichlet 0.05 and for CIFAR-100 with 10 shards.
+    The paper uses beta 2 and temperature 3 for CIFAR-10 at Dirichlet 0.05 and for CIFAR-100 with 10 shards per client.
     """
 
     majority_rule: MajorityRule = "code"

@@ -42,8 +42,8 @@ from fedskew.methods.parts import (
 )
 
 
-def _prototypes(params: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the head's rows: its directions, or the weight of a linear head.
+def _prototypes_name(params: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the tensor with the prototypes: the head's directions, or the weight of a linear head.
 
     None if the head is not among these parameters, because it stays on the clients.
     """
@@ -69,7 +69,7 @@ class FixedPrototypes(Solver):
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         found = gradient(params)
-        name = _prototypes(found)
+        name = _prototypes_name(found)
         return found if name is None else {**found, name: torch.zeros_like(found[name])}
 
 
@@ -98,7 +98,7 @@ class SmoothedPrototypes(ServerRule):
         return {"class_directions": means, "class_counts": client.label_counts}
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
-        name = _prototypes(sent)
+        name = _prototypes_name(sent)
         if name is None:
             return updates.mean(), state
         counts = updates.uplink["class_counts"].to(sent[name]).unsqueeze(-1)

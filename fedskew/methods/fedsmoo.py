@@ -4,7 +4,7 @@ Sun et al., "Dynamic regularized sharpness aware minimization in federated learn
 smooth landscape", ICML 2023.
 
     client   e = ρ·(g − μ_k − s)/‖g − μ_k − s‖,  g = ∇L(v);  μ_k ← μ_k + e − s, in every step
-             direction = ∇L(v + e) − h_k + λ·(v − w);  h_k ← h_k − λ·(w_k − w), at the end of the round
+             direction = ∇L(v + e) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w), at the end of the round
     server   s ← ρ·m/‖m‖,  m = the mean of the participants' μ_k;  the model as in FedDyn
 
 The perturbations of all clients are drawn to a common one, s, by the dual variables μ_k.

@@ -36,6 +36,7 @@ class FedVLS(Objective):
     suppress_weight: float = 0.005
     """w."""
     suppress_variant: SuppressVariant = "lade"
+    """`lade`: the last term of the published code, from the method LADE. `paper`: Eqs. 4–5."""
     teacher_mode: Mode = "train"
     """With `train`, the teacher's BatchNorm uses the batch's statistics, as in the published code. With `eval`, it uses
     its running statistics."""

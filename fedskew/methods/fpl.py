@@ -3,7 +3,7 @@
 Huang et al., "Rethinking federated learning with domain shift: a prototype view", CVPR 2023.
 
     client   L = base − log( Σ_{p∈P_y} e^{cos(f, p)/τ} / Σ_{p∈P} e^{cos(f, p)/τ} ) + mean_i (f_i − m_{y,i})²
-    server   P_c: the participants' mean features of class c, clustered by FINCH; the mean of each cluster
+    server   P_c: the participants' mean features of class c, clustered by FINCH and averaged in each cluster
              m_c: the mean of P_c
 
 The base is cross entropy, or the loss of the objective that FPL is combined with. The other terms are 0 in the first

@@ -144,7 +144,7 @@ def check_personal(part: Personal, model: nn.Module) -> None:
 
 
 def shared_tensors(tensors: Mapping[str, Tensor], personal: frozenset[str]) -> Tensors:
-    """Leave out personal tensors, including those of a state in which `pack` has prefixed their names."""
+    """Leave out personal tensors, also if `pack` has prefixed their names."""
     return {key: t for key, t in tensors.items() if not {key, key.partition("/")[2]} & personal}
 
 

@@ -9,8 +9,9 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
     3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
                    label and wrong prediction lie in one group
 
-Sent to the server: the model, and once the client's class-to-class mean probabilities and label counts, unless the
-groups are given. A client that trains an expert reveals that it has a label of the expert's group.
+Sent to the server: the model and, unless the groups are given, once the client's label counts and class-to-class mean
+probabilities: for each true class, the mean predicted probability of every class. A client that trains an expert
+reveals that it has a label of the expert's group.
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 
@@ -98,7 +99,7 @@ class PKD(Schedule):
     """λ; the paper's value for CIFAR-10 is 0.5."""
     temperature: float = 3.0
     warmup_rounds: int = 10
-    """Rounds before the experts; at most half of the run's rounds."""
+    """Rounds before the experts; at most half of the run's rounds, but at least one."""
     expert_rounds: int = 25
     """Rounds per expert, at most as many as the run has. They come on top of the run's rounds."""
     expert_epochs: int | None = None
@@ -106,7 +107,7 @@ class PKD(Schedule):
     groups: Groups = ()
     """Groups of weak classes, such as [[0, 6], [2, 4, 6]]; default: found after the warm-up."""
     group_threshold: float = 2.0
-    """Two classes are confused if their mutual probability is this many standard deviations above the mean pair's."""
+    """Two classes are confused if their mutual probability is this many standard deviations above all pairs' mean."""
     max_groups: int = 10
     """The maximum number of groups. The most confused ones are kept."""
     temperature_squared: bool = False

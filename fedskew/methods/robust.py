@@ -1,9 +1,9 @@
-"""Robust server rules: median, trimmed mean and norm clipping. A few outlying clients cannot move their result far.
+"""Robust server rules: median, trimmed mean and norm clipping. A few outlying clients cannot move the result far.
 
 Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018 (median and trimmed
 mean); Sun et al., "Can you really backdoor federated learning?", 2019 (clipping, here without their noise).
 
-    median         w ← median_k w_k for each coordinate; for an even number, the mean of the middle two
+    median         w ← median_k w_k for each coordinate; for an even number of models, the mean of the middle two
     trimmed-mean   w ← the mean for each coordinate, without the ⌊β·M⌋ smallest and largest of its M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 

@@ -106,11 +106,11 @@ class Schedule(Part):
     takes_class_weights: ClassVar[bool] = False
     """As in `Objective`, for the objectives of all stages."""
     stands_alone: ClassVar[bool] = False
-    """Whether no solver, server rule or regulariser can be combined with it."""
+    """Whether it is a reference bound, which cannot be combined with anything."""
     trains_clients: ClassVar[bool] = True
     """Whether clients train. If they only send sums of their data, the method cannot be combined with another."""
     trains_encoders: ClassVar[bool] = False
-    """Whether the method needs a trained encoder, so that it makes no sense to train only the head."""
+    """Whether the method must train encoders. Then a run that trains only the head is refused."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
         """Return the stages known so far. Called again after each stage, with all conclusions in `notes`."""
@@ -157,7 +157,7 @@ def survey_stage(stage: Stage) -> Stage:
 
 
 def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
-    """Refuse a stage that sends or reveals something that no part of the method declares.
+    """Refuse a stage that reveals what no part of the method declares, or sends something if no part declares `sends`.
 
     Sites decide by these declarations whether they take part, before the first stage begins.
     """
