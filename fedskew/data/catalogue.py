@@ -48,7 +48,7 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
-    """The number of test samples. 0 if users make the split, with their publisher's script. `train` then counts all
+    """The number of test samples. If users make the split with the publisher's script, it is 0, and `train` counts all
     samples."""
     sources: tuple[str, ...]
     licence: str
@@ -58,7 +58,8 @@ class DatasetEntry:
     published: Published | None = None
     """The dataset's files; None if it is generated, ships with an installed package or consists of other datasets."""
     components: tuple[str, ...] = ()
-    """The datasets that it consists of. `loader` then gets a function that loads one by name, instead of files."""
+    """The names of the datasets that this one combines. If there are any, `loader` gets a function that loads a dataset
+    by name, instead of files."""
 
     @property
     def options(self) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ fewer than `smallest_group` rows are hidden:
 - in a column with repeated values, every value that enters the sums belongs to enough rows. Rarer values are replaced
   by the median of their neighbours, or by the nearest frequent value if there are too few of them
 
-The sums are those of the changed column, so a group that is hidden cannot be computed from the others' sums. If no
-value has enough rows and most values differ, as measured values do, nothing is replaced and the sums are exact. A value
-that is far larger than all others then shows in the sum of squares. Two answers before and after a row was added would
-differ by that row, so a site answers only once (see `flower/site_answers.py`).
+The sums are those of the changed column, so subtracting the other rows does not reveal a hidden group. If no value has
+enough rows and most values differ, as measured values do, nothing is replaced and the sums are exact. A value that is
+far larger than all others then shows in the sum of squares. Two answers before and after a row was added would differ
+by that row, so a site answers only once (see `flower/site_answers.py`).
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983), which loses no digits if the mean is
 large compared with the deviation.
@@ -35,7 +35,7 @@ from fedskew.errors import UserError, plural
 SMALLEST_GROUP = 5
 """By default, a site reports nothing about fewer rows than this."""
 _FAR = 5.0
-"""A site's column gives a warning if its mean is more than this many standard deviations from the other sites'."""
+"""A site's column gives a warning if its mean is more than this many standard deviations from the other sites' mean."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def fit_encoding_to_sums(sites: Sequence[Sequence[ColumnSums]]) -> TableEncoding
 
 
 def find_other_units(sites: Mapping[str, Sequence[ColumnSums]]) -> list[str]:
-    """Return one line for each column of a site whose mean is so far from the others' that its units may differ."""
+    """Return a warning for each column of a site that may be in other units: its mean is far from the others' mean."""
     found = []
     for name, sums in sites.items():
         for position, column in enumerate(sums):
@@ -183,7 +183,10 @@ def _fit_column(sums: Sequence[ColumnSums]) -> ColumnEncoding:
 
 
 def _add_moments(name: str, sums: Sequence[NumberSums]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of all sites' values. The arithmetic is exact until the end."""
+    """Return the mean and the standard deviation of the sites' values together. A deviation of 0 becomes 1.
+
+    The arithmetic is exact until the end.
+    """
     count = sum(one.count for one in sums)
     if not count:
         return 0.0, 1.0

@@ -74,7 +74,7 @@ class Dataset:
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
     """Mean and standard deviation by which each input of a table was standardised. An input that was not
-    standardised has (0, 1). Empty if there is no such input."""
+    standardised has (0, 1). Empty if no input was standardised."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()

@@ -38,7 +38,7 @@ class Federation:
     held_out: Sequence[IntArray] = ()
     """The indices of each client's own test samples, which it does not train on; empty if clients hold out none."""
     server_samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
-    """The indices of the training samples that the server holds, and no client."""
+    """The indices of the training samples that only the server holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "indices", ClientIndices.join(self.indices))
@@ -178,7 +178,7 @@ class Federation:
     def give_server(self, fraction: float) -> Federation:
         """Move a share of the clients' samples to the server, equally many of each class.
 
-        A class with fewer samples gives all but one of them. With several labels per sample, the groups of
+        A class with too few samples gives all but one of them. With several labels per sample, the groups of
         `Task.groups` take the place of the classes.
         """
         labels, names = self.dataset.groups

@@ -1,4 +1,4 @@
-"""Decode images to one uint8 array (n, channels, height, width), and compute each channel's mean and deviation."""
+"""Decode images into one uint8 array (n, channels, height, width), and compute each channel's mean and deviation."""
 
 from __future__ import annotations
 

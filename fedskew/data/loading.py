@@ -48,7 +48,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         categorical=None: columns of categories that look like numbers, or have more than 100 values
         missing=None: further values that stand for a gap, such as -999
         site=None: the column that says where a row is from. It is not an input
-        encoding=None: a file that says how columns become inputs. By default, this is fitted on the training part
+        encoding=None: how columns become inputs, in a file. By default, the encoding is fitted on the training part
         rename=None: old and new names of columns
         delimiter=None, decimal=".": the character between the cells of a CSV file, and the decimal mark
         text=None: the text column, if there are several columns

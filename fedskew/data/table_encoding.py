@@ -123,7 +123,7 @@ class TableEncoding:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether each column is one standardised number, so that names, means and deviations are enough."""
+        """Whether each column is one standardised number, so names, means and deviations describe the encoding."""
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:

@@ -145,7 +145,7 @@ def _encoding_notes(
         marked = sum(column.marks_gaps for column in encoding.columns)
         how = "the mean replaces missing numbers"
         if marked:
-            how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} where they are missing"
+            how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} the gaps"
         notes.append(f"{name}: gaps in {_shortened(found)}; {how}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]

@@ -196,8 +196,8 @@ class ColumnReader:
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
         """Return the column as numbers, or None if it holds categories.
 
-        Raise `UserError` if some cells, but fewer than half, are not numbers. If numbers are `expected`, raise it as
-        soon as some cells are numbers and others are not.
+        Raise `UserError` if some cells, but fewer than half, are not numbers. If `expected` is "number", raise it
+        whenever some cells are numbers and others are not.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:

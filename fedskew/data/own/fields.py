@@ -19,7 +19,7 @@ from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError, plural
 
 _LARGEST_EXACT = 1 << 24
-"""If one input is floating-point, all inputs are stored as float32. This is exact for whole numbers up to this one."""
+"""If one input is floating-point, all inputs are stored as float32, which is exact for whole numbers up to this."""
 
 Fields = Mapping[str, npt.NDArray[Any]]
 

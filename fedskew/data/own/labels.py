@@ -14,8 +14,8 @@ from fedskew.errors import UserError
 
 MANY_NUMBERS = 20
 FEW_SAMPLES = 5
-"""Labels with more than `MANY_NUMBERS` different whole numbers, and fewer samples than `FEW_SAMPLES` for each on
-average, are refused as a regression target, unless the classes are listed."""
+"""Labels with more than `MANY_NUMBERS` different whole numbers, and on average fewer than `FEW_SAMPLES` samples of
+each, are refused as a regression target, unless the classes are listed."""
 _TOO_LARGE = 2.0**63
 """The smallest float that does not fit into int64."""
 _BOOLEANS = ("False", "True")
@@ -37,7 +37,7 @@ class Labels:
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
     """Read whole numbers (of any dtype), strings, booleans, or a matrix of 0 and 1 with a column per label.
 
-    Raise `UserError` for anything else. If only some rows are wrong, it names the first of them.
+    Raise `UserError` for anything else. If only some rows are wrong, the message names the first of them.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]

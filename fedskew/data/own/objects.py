@@ -39,16 +39,16 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         data, options = _unpack_bunch(data, options)
     train, test = _parts(data, options.get("test"))
     parts = [train] if test is None else [train, test]
-    pairs = _is_pair(train)
-    kind = type(train[0]).__name__ if pairs else type(train).__name__
-    name = options.get("name", "arrays" if pairs else kind.lower())
+    is_pair = _is_pair(train)
+    kind = type(train[0]).__name__ if is_pair else type(train).__name__
+    name = options.get("name", "arrays" if is_pair else kind.lower())
     if not isinstance(name, str) or not name.strip():
         raise UserError(f"name is {name!r}; expected text")
     rest = {key: value for key, value in options.items() if key not in _COMMON_OPTIONS}
     sources = (kind, f"test {kind}")
     loader: Callable[..., Dataset]
     content: list[Any]
-    if pairs and is_frame(train[0]):
+    if is_pair and is_frame(train[0]):
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
         frames = zip(parts, sources, strict=False)
@@ -56,9 +56,9 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         rest["label"] = next(reversed(content[0].columns))
     elif is_frame(train) or _is_hugging_face(train):
         loader, content = load_tables, [_table(part, source) for part, source in zip(parts, sources, strict=False)]
-    elif pairs and isinstance(train[0], Mapping):
+    elif is_pair and isinstance(train[0], Mapping):
         loader, content = load_fields, parts
-    elif pairs:
+    elif is_pair:
         loader, content = load_arrays, parts
     else:
         loader, content = load_samples, list(zip(parts, sources, strict=False))
@@ -187,7 +187,7 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """Read the rows of a Hugging Face Dataset. `[:]` reads only the selected rows of the table that it stores."""
+    """Read the rows of a Hugging Face Dataset. `[:]` skips rows of its stored table that it does not select."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 

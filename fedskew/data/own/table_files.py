@@ -67,7 +67,7 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
     """Read the header and the cells of each column with pyarrow.
 
-    Return None if pyarrow is not installed or does not find the same columns in every row.
+    Return None if pyarrow is not installed, cannot read the file, or finds other columns than those of the header.
     """
     try:
         from pyarrow import ArrowException, csv, string

@@ -137,4 +137,4 @@ def _mapping_notes(
     if not left_out:
         return []
     listed = ", ".join(left_out[:10]) + (f" and {len(left_out) - 10} more" if len(left_out) > 10 else "")
-    return [f"{path} has no column for {listed}: left out of {dataset.name}"]
+    return [f"{path} has no column for {listed}; classes without a column are left out"]

@@ -163,7 +163,7 @@ class Partition(ABC):
         return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
 
     def _join(self, drawn: Sequence[IntArray]) -> ClientIndices:
-        """Join what `draw` returned. A rule of the user may return anything."""
+        """Join what `draw` returned. A user's rule may return anything."""
         try:
             return ClientIndices.join(drawn)
         except (TypeError, ValueError) as error:

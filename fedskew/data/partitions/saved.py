@@ -85,7 +85,7 @@ def _parse_indices(clients: object) -> list[IntArray] | None:
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split in a file that `Federation.save_split` wrote. The split does not depend on the seed."""
+    """The split in a file, whatever the seed. `fedskew partition --save` and `Federation.save_split` write the file."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False

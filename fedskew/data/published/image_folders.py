@@ -96,7 +96,7 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """Return each WordNet id's first English name in `words`. An id without a name of its own keeps the id."""
+    """Return each WordNet id's first English name in `words`. A class without a name of its own keeps its id."""
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

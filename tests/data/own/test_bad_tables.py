@@ -146,7 +146,7 @@ FILES = [
         "gaps",
         csv(x=cells("1", "", "NA", "nan", "NULL", "?", "n/a", "2")),
         columns=("age", "x", "x missing"),
-        note="gaps in x (23); the mean replaces missing numbers, and 1 more input marks where they are missing",
+        note="gaps in x (23); the mean replaces missing numbers, and 1 more input marks the gaps",
     ),
     Case("gaps among categories", csv(x=cells("a", "", "b")), columns=("age", "x=a", "x=b", "x missing")),
     Case(

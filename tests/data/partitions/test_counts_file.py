@@ -104,7 +104,7 @@ def test_fewer_classes_by_name_leave_the_others_out_of_the_data(tmp_path: Path) 
     assert fed.label_counts.tolist() == [[4, 3], [0, 5]]
     assert sorted(np.unique(fed.dataset.test.y)) == [0, 1]
     assert set(fed.dataset.test.x[fed.dataset.test.y == 1, 0]) == set(range(20, 30)), "owls are still owls"
-    assert "no column for dog: left out of pets" in fed.notes[0]
+    assert "no column for dog; classes without a column are left out" in fed.notes[0]
     assert fed.client_names == ()
 
 
