@@ -1,7 +1,7 @@
 """The ε of Gaussian mechanisms, alone and composed.
 
-A mechanism that adds normal noise of deviation σ to a result of sensitivity Δ has the parameter μ = Δ/σ. Several of
-them, even if each depends on the results of those before it, are together as private as one whose μ² is the sum of
+A mechanism that adds normal noise of deviation σ to a result of sensitivity Δ has the parameter μ = Δ/σ. Several
+mechanisms, even if each depends on earlier results, are together as private as a single one, and its μ² is the sum of
 theirs. ε follows from μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022).
 """
 
@@ -12,7 +12,7 @@ import math
 DELTA = 1e-5
 """The δ of a reported ε, unless another one is set."""
 _LARGEST_MU = 1e100
-"""ε is above μ²/2, which no float can hold for much larger μ. Here it counts as infinite."""
+"""For a larger μ, ε counts as infinite. It is above μ²/2, which no float can hold if μ is much larger."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -21,10 +21,7 @@ def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: f
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Compute the smallest ε for which a Gaussian mechanism with parameter μ is (ε, δ)-private.
-
-    Several mechanisms are together as private as one whose μ² is the sum of theirs.
-    """
+    """Compute the smallest ε for which a Gaussian mechanism with parameter μ is (ε, δ)-private."""
     if mu == 0 or mu > _LARGEST_MU:
         return 0.0 if mu == 0 else math.inf
     low, high = 0.0, 1.0
@@ -39,7 +36,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _delta(epsilon: float, mu: float) -> float:
     """Compute the δ of a Gaussian mechanism with parameter μ at this ε."""
     exponent = epsilon + _log_normal(-mu / 2 - epsilon / mu)
-    return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # it is above 0 only by rounding
+    return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # the exponent is above 0 only by rounding
 
 
 def _normal(x: float) -> float:

@@ -49,7 +49,7 @@ def fork() -> int:
 
 
 def kill(process: int) -> None:
-    """End a process at once. Windows has no signals, and its SIGTERM ends a process in the same way."""
+    """End a process at once. Windows has no SIGKILL, but SIGTERM has the same effect there."""
     os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
@@ -84,7 +84,7 @@ def parent_of(process: int) -> int:
 
 
 def wait_for_end(*processes: int) -> None:
-    """Wait until one of these processes of this machine has ended, even if its parent has not noticed that yet."""
+    """Wait until one of these processes of this machine has ended. On Linux, a zombie has ended."""
     watched = [process for process in processes if process > 1]
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):

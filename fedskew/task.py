@@ -65,7 +65,7 @@ class Task(ABC):
 
     @abstractmethod
     def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:
-        """Return the labels after class or label c gets the number `numbers[c]`. There are then `classes` of them."""
+        """Give class or label c the number `numbers[c]`. `classes` is the number of classes or labels afterwards."""
 
     @abstractmethod
     def example_labels(self, classes: int) -> IntArray:
@@ -183,7 +183,7 @@ def class_index(targets: Tensor) -> Tensor:
 
 
 def batch_mean(per_sample: Tensor, targets: Tensor | None) -> Tensor:
-    """Average over the rows that are not padding. Without `targets`, no row is."""
+    """Average over the rows that are not padding. Without `targets`, all rows count."""
     if targets is None:
         return per_sample.mean()
     real = real_rows(targets)

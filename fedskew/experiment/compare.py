@@ -21,7 +21,7 @@ def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[
     """Prepare every method with every seed, so that errors show before any run starts.
 
     The data and the split come from `base`. Everything else, such as the method and its settings, comes from
-    `methods`, which has one configuration per method. They must name the same data and split as `base`.
+    `methods`, which has one configuration per method. Each must name the same data and split as `base`.
     """
     runs = []
     for seed in seeds:

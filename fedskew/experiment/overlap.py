@@ -27,8 +27,8 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT_ROUND_SECONDS = 1.0
-"""If the previous round took no longer than this, the next round is planned while this one trains, and this one is
-recorded while the next one trains. Otherwise it is recorded at once, so that the user need not wait for its row."""
+"""If the previous round took no longer, the next round is planned while the current one trains, and the current one is
+recorded while the next one trains. Otherwise the current round is recorded at once, and the user sees its row."""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that may still be running on the device, and returns it."""
@@ -137,7 +137,7 @@ class OverlappingRounds:
         report = PendingReport(result, plan.start.model, update)
         evaluation = None
         if optimistic is not None and optimistic.after is not None:
-            with contextlib.suppress(Exception):  # non-finite numbers; `_settle` repeats the evaluation
+            with contextlib.suppress(Exception):  # it may fail on non-finite numbers; `_settle` repeats it
                 evaluation = self._begin_evaluation(plan, optimistic.model)
         return LaunchedRound(plan, result, report, optimistic, evaluation, began)
 
@@ -161,7 +161,7 @@ class OverlappingRounds:
         stage = None if after is None else self._server.next_stage(after)
         if after is None or stage is None:
             return
-        with contextlib.suppress(Exception):  # non-finite numbers, or an error that the round will raise again
+        with contextlib.suppress(Exception):  # it may fail on non-finite numbers; `_take_plan` repeats it
             planned = self._server.plan(stage, after)
             planned.runtime.engine.prefetch(planned.work)
             self._planned = planned

@@ -226,7 +226,7 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
         method.server.check(shared_tensors(params, personal_names(method.personal, module)), classes)
     except UserError as error:
         raise UserError(
-            f"method {method.name!r} keeps tensors on the clients that its server rule needs: {error}"
+            f"the server rule of method {method.name!r} needs tensors that stay on the clients: {error}"
         ) from error
 
 

@@ -27,10 +27,10 @@ MAX_CURVES = 24
 
 @contextmanager
 def showing_progress(progress: bool | None, runs: int = 1) -> Iterator[list[Callback]]:
-    """Yield a callback that shows the progress of this many runs, or none.
+    """Yield a list with a callback that shows the progress of `runs` runs, or an empty list.
 
-    By default (None), it is shown in a notebook, or if standard error is a terminal. True always shows it, and False
-    never.
+    By default (None), progress is shown in a notebook, or if standard error is a terminal. True always shows it, and
+    False never.
     """
     if progress is not None and not isinstance(progress, bool):
         raise UserError(f"progress is {progress!r}; expected True, False or None")

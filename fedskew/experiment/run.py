@@ -206,7 +206,7 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse a folder with another model. The configuration does not show this, because it has only the class name."""
+    """Refuse a folder with another model. Of a model object, the configuration has only the class name."""
     if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "

@@ -61,12 +61,12 @@ _MAX_RECENT = 8
 
 
 def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
-    place = f"{key} {config.data_dir}"
-    if place not in _recent:
+    recent_key = f"{key} {config.data_dir}"
+    if recent_key not in _recent:
         while len(_recent) >= _MAX_RECENT:
             del _recent[next(iter(_recent))]
-        _recent[place] = _read_or_draw(key, dataset, config)
-    return _recent[place]
+        _recent[recent_key] = _read_or_draw(key, dataset, config)
+    return _recent[recent_key]
 
 
 def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:

@@ -1,7 +1,7 @@
 """Train only a part of the model: the head (`train: head`) or low-rank adapters (`train: lora`).
 
-Server and clients work with the part as if it were the whole model, so only the part travels. With adapters, that is
-all that is trained: the adapters, the normalisation layers and the head. The final model is whole again. Adapters are
+Server and clients work with the part as if it were the whole model, so only the part travels. With `train: lora`, the
+part has the adapters, the normalisation layers and the head. The final model is the whole model, with the adapters
 added to its weights.
 """
 

@@ -50,8 +50,8 @@ def _title(run: Result, site: str | None) -> str:
 def _site_lead(run: Result, site: str) -> str:
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_how(run)} "
-        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}, whose personal "
-        "tensors never left it. It fits the data of that site, and may be worse elsewhere."
+        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}. Its personal tensors never left that "
+        "site. It fits the data of that site, and may be worse elsewhere."
     )
 
 

@@ -23,7 +23,7 @@ def method_entries(run: Result) -> list[Entry]:
 def describe_learned_labels(run: Result) -> str:
     """Say what the server learned about the labels of the sites."""
     learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
-    sentences = [f"The method needs {learned} of each site, so the server learned that."] if learned else []
+    sentences = [f"With this method, the server learned for each site: {learned}."] if learned else []
     if _tests_by_class(run):
         sentences.append(
             "The sites reported their test results by class, which reveal the label counts of their test parts."
@@ -45,7 +45,7 @@ def describe_disclosures(run: Result) -> str:
         )
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
-        f"Besides what updates can reveal, the server learns about its labels: {revealed or 'nothing'}. "
+        f"Besides what updates can reveal, the server learns about the client's labels: {revealed or 'nothing'}. "
         f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     )
 

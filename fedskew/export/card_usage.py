@@ -124,9 +124,9 @@ def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
         scaling = standardised if inputs.get("scaling") else as_given
         described = f"Rows of {inputs['shape'][0]} numbers, {_array(run)}{columns}. {scaling}"
         if inputs.get("encoding"):
-            made_by = "`rows()` makes these numbers" if is_built_in else "These numbers are made"
+            made_by = "`rows()` makes the inputs" if is_built_in else "The inputs are made"
             encoded = (
-                f"{made_by} from the table's columns. A column of numbers gives one, and a column of "
+                f"{made_by} from the table's columns. A column of numbers gives one input, and a column of "
                 "categories gives one per category. Gaps in numbers become the mean."
             )
             described = f"{encoded}\n\n{_column_table(run)}\n\n{described}"

@@ -56,7 +56,7 @@ def _require_own_models(run: Result, method: Method) -> None:
 def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
     if run.sites:
         raise UserError(
-            f"a part of the model of {site!r} never left it; run this command at the site, with the path of its "
+            f"a part of the model of {site!r} never left that site; run this command there, with the path of its "
             "site.yaml as --site"
         )
     assert run.folder is not None
@@ -69,5 +69,5 @@ def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
     client = run.client_labels.index(site)
     kept = ClientFiles(states).read_newest("global", client, config_hash(run.config))
     if kept is None:
-        raise UserError(f"client {site!r} took part in no round, so it has no model; expected another one")
+        raise UserError(f"client {site!r} took part in no round, so it has no model; expected another client")
     return kept

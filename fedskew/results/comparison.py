@@ -38,7 +38,7 @@ class MethodRuns:
     label: str
     runs: tuple[Result, ...]
     index: int = 0
-    """Position among the methods of the comparison. Charts take the colour, the line style and their key from it."""
+    """Position among the methods of the comparison. Charts derive the colour, the line style and their ids from it."""
 
     @property
     def method(self) -> str:

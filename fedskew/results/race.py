@@ -1,6 +1,7 @@
 """The record of a race of methods. `fedskew choose` saves it in `race.json`, and the report reads it.
 
-In a race, candidates are trained for more and more rounds, and after each rung only the best ones continue.
+A race has several rungs. In each rung, the candidates are trained up to a later round than before, and only the best
+ones go on. After the last rung, they meet in a final.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A method in the final, which compares methods with tuned FedAvg on splits that the race did not use."""
+    """A method in the final, which compares methods with tuned FedAvg on splits that no rung used."""
 
     standing: Standing
     overall: float
-    """Mean score over all splits on which the candidate was trained to the end, including those of the race."""
+    """Mean score over all splits on which the candidate was trained to the end, including those of the last rung."""
     difference: Difference | None
     """This method minus tuned FedAvg, corrected by Holm's method. None for FedAvg itself."""
     compute: float

@@ -46,11 +46,11 @@ def compare(
 
     data: a federation, or anything that `load` takes, which `partition` then splits.
     methods: a list of names such as `fedvls`, names with settings such as `fedvls:distill_weight=0.5`, or objects.
-    seeds: a list of seeds, or their number. They then count from the federation's seed, or from 0 if `data` is not a
+    seeds: a list of seeds, or their number. With a number, the first is the federation's seed, or 0 if `data` is not a
         federation.
     partition: the rule that splits `data`. The default is the partition of `config`.
-    same_split: whether all seeds use the federation's split, or that of seed 0. By default, each seed has another split
-        by the same rule, unless the rule draws nothing, as a column does.
+    same_split: whether all seeds use one split: the federation's, or that of seed 0 if `data` is not a federation. By
+        default, each seed has another split by the same rule, unless the rule is not random, such as `column`.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.

@@ -97,7 +97,7 @@ def test_the_card_tells_what_the_run_s_folder_knows(run: Result, exported: Path)
         assert f"| {label} | {label} | {100 * accuracy:.1f} % | {tested[label]} | {held} |" in card
     assert "fedlmd, Lu et al., ACM MM 2023" in card
     assert "fedprox, Li et al., MLSys 2020" in card
-    assert "Besides what updates can reveal, the server learns about its labels: nothing" in card
+    assert "Besides what updates can reveal, the server learns about the client's labels: nothing" in card
     assert "The run was simulated" in card
 
 
@@ -132,7 +132,7 @@ def test_the_card_of_a_reference_bound_claims_no_federated_learning(bound: str) 
 
 def test_what_a_method_reveals_is_told() -> None:
     card = model_card(finished("dnn", form("dnn"), method="fedgr"), None, with_words=False)
-    assert "Besides what updates can reveal, the server learns about its labels: label presence." in card
+    assert "Besides what updates can reveal, the server learns about the client's labels: label presence." in card
 
 
 def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:

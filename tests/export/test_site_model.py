@@ -111,4 +111,4 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
     assert not torch.equal(found["head.weight"], shared["head.weight"])
     capsys.readouterr()
     assert main(["export", str(run.folder), "-o", str(tmp_path / "other"), "--site", "site-1"]) == 2
-    assert "never left it; run this command at the site, with the path of its site.yaml" in capsys.readouterr().err
+    assert "never left that site; run this command there, with the path of its site.yaml" in capsys.readouterr().err

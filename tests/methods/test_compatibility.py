@@ -82,7 +82,7 @@ def run_with_each(first: str, others: list[str]) -> None:
     for second in others:
         method = make_method(f"{first}+{second}")
         if NEED_HEADS & {first, second} and KEEP_HEADS & {first, second}:
-            with pytest.raises(UserError, match="keeps tensors on the clients that its server rule needs"):
+            with pytest.raises(UserError, match="needs tensors that stay on the clients"):
                 check_model(method, with_fitting_head(layered_model(), method), 4)
             continue
         if "fedlaw" in (first, second) and {"fedper", "fedrep"} & {first, second}:

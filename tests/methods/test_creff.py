@@ -159,7 +159,7 @@ def test_what_it_reveals_and_where_it_does_not_fit() -> None:
         make_method("creff", {"match_steps": -1})
     with pytest.raises(UserError, match="head is 'retrained', but method 'fedavg' trains one head; expected auto"):
         prepare(fs.Config(method="fedavg", head="retrained", data="digits"))
-    with pytest.raises(UserError, match="keeps tensors on the clients that its server rule needs: CReFF needs"):
+    with pytest.raises(UserError, match="needs tensors that stay on the clients: CReFF needs"):
         prepare(fs.Config(method="creff+fedper", data="digits"))
     fed = fs.federation("digits", fs.IID(clients=2))
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))

@@ -12,7 +12,8 @@ from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys that are not keyword arguments, because the functions have named parameters for them, such as `federation`."""
+"""Keys that are not among the `**settings`, because the functions have other parameters for them, such as
+`federation`."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:
@@ -36,7 +37,7 @@ def document_config() -> None:
 
 
 def setting_names(*excluded: str) -> list[str]:
-    """Return the keys of a configuration that are passed as keyword arguments."""
+    """Return the keys of a configuration that are passed as `**settings`."""
     return [spec.name for spec in fields(Config) if spec.name not in (*_SEPARATE, *excluded)]
 
 

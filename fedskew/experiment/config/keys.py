@@ -168,8 +168,8 @@ class Config:
     class_weights: str | Mapping[str, float] | None = _option(
         None,
         optional(weights_setting),
-        "class weights in the loss: balanced (each client's own classes), counts (the federation's, which the server "
-        "then learns), or a CSV, JSON or YAML file with a weight per class",
+        "class weights in the loss: balanced (from each client's label counts), counts (from the federation's label "
+        "counts, which the server then learns), or a CSV, JSON or YAML file with a weight per class",
     )
     batches: str = _option(
         "shuffled",
@@ -231,7 +231,7 @@ class Config:
             )
 
     def _check_example_privacy(self) -> None:
-        """Refuse one setting of example-level privacy without the other, and batches that may use a sample twice."""
+        """Refuse one setting of example-level privacy without the other, and balanced batches."""
         given, missing = "example_clip", "example_noise"
         if self.example_clip is None:
             given, missing = missing, given
@@ -347,8 +347,8 @@ _CHOICES = ("data.name", "partition.rule", "method.name")
 def config_hash(config: Config) -> str:
     """Twelve hex digits that identify a run: a hash of all keys that may not change when it is resumed.
 
-    The engine and the device are among these keys: results of different ones agree only to float tolerance, and a
-    resumed run must end with the same bits as an uninterrupted one.
+    The engine and the device are among these keys: results of two engines or devices agree only to float tolerance, and
+    a resumed run must end with the same bits as an uninterrupted one.
     """
     text = json.dumps(_identity(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

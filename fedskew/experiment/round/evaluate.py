@@ -162,7 +162,7 @@ class TestSet:
 
         `restore` turns a client's state into its model. The confusion matrices are summed, so every accuracy is the
         mean over clients. Only models that have changed are evaluated again. Models that were never trained (version 0)
-        are equal, so one of them is enough.
+        are equal, so only one of them is evaluated.
         """
         versions = states.versions.get(model, {})
         for client in clients:

@@ -37,6 +37,7 @@ class PersonalTests:
     config: Config
     initial: ModelState
     stays: frozenset[str]
+    """Names of the tensors that stay on the clients."""
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
         """Evaluate the round's models and return the fields for the round's row."""

@@ -80,7 +80,7 @@ class RoundPlanner:
         return (*stage.objective.members, *(member for part in others for member in part.members))
 
     def _method_in(self, stage: Stage) -> Method:
-        """The method with the stage's server rule, if it has one, and without a solver if nobody trains."""
+        """The method with the parts that the stage uses (`Method.for_stage`)."""
         is_usual = stage.server is None and stage.local_epochs != 0
         return self._method if is_usual else self._method.for_stage(stage)
 
@@ -90,7 +90,7 @@ class RoundPlanner:
         return ServerModel(model, server_state=shared_tensors(kept, self._stays) if self._stays else kept)
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
-        """Plan the round after `state`. `stage` is the stage that it belongs to."""
+        """Plan the round after `state`. `stage` is the round's stage."""
         parts = self.parts(stage)
         method = self._method_in(stage)
         start = state.models.get(stage.model) or self.new_model(state.model)
@@ -130,7 +130,7 @@ class RoundPlanner:
         states = client_states.read(stage.model, clients) if fresh or train_alone else [{}] * len(clients)
         counted = sample_counts(parts, participants.sizes)
         own_models = self._own_models(states) if train_alone else [None] * len(clients)
-        # If a client trains alone, the state that it kept is its model, and its parts start afresh.
+        # If a client trains alone, the state that it kept is its model, and the states of the parts start afresh.
         return [
             Assignment(client, samples, counts[client], {**(fresh if model else {**fresh, **state}), **count}, model)
             for client, samples, state, model, count in zip(

@@ -86,8 +86,8 @@ class RoundRow:
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
-    """With noise: kind, ε and δ of the differential privacy so far. The kind is central or local, which are on Flower
-    and for a whole site, or example, which is for one training sample."""
+    """With noise: kind, ε and δ of the differential privacy so far. On Flower, the kinds `central` and `local` protect
+    a whole site. The kind `example` protects one training sample."""
     seconds: float = 0.0
     """Duration of the round."""
 
@@ -194,7 +194,7 @@ class RoundRecord:
 
 
 def example_privacy(work: RoundWork, rounds: int, delta: float = DELTA) -> dict[str, Any]:
-    """Return the ε of one sample of a client that took part in this many rounds like this one."""
+    """Return ε and δ for one sample of a client that took part in `rounds` rounds like `work`."""
     gradients = rounds * gradients_per_sample(work.solver, work.personal, work.local.epochs)
     spent = epsilon(gradients, work.local.example_privacy[1], delta, EXAMPLE_SENSITIVITY)
     return {"kind": "example", "epsilon": spent, "delta": delta}

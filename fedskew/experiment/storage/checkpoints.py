@@ -36,7 +36,8 @@ from fedskew.methods.parts import Tensors
 
 _KEPT_CHECKPOINTS = 2
 _FORMAT = 2
-"""The version of the checkpoint's format. A file of another version stops the run, so that it does not start over."""
+"""The version of the checkpoint's format. A file of another version is an error. If it were skipped, the run would
+start over."""
 _NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 

@@ -5,8 +5,8 @@ or stays as it is. The temporary name is fixed, so that the next attempt overwri
 other writers out of a folder.
 
 Tensors are stored in safetensors files with a digest of their content, which detects damage. The safetensors library
-reads the files, but this module writes them. The library's writer uses a memory map, and on a full disk that ends the
-process with a signal instead of an error.
+reads the files, but this module writes them. The library's writer uses a memory map, which on a full disk ends the
+process with a signal instead of raising an error.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ _PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
 
 
 def _rename(draft: Path, path: Path) -> None:
-    """Rename a file over another one. On Windows, this is retried while another process reads that one."""
+    """Rename `draft` to `path`, over the old file. On Windows, retry while another process reads the old file."""
     for pause in _PAUSES if os.name == "nt" else ():
         try:
             os.replace(draft, path)

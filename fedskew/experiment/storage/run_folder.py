@@ -50,8 +50,9 @@ from fedskew.experiment.storage.files import (
 )
 
 FORMAT = 1
-"""The version of the folder's format, in about.json. New keys and files keep it. It grows if an older fedskew would
-misread the folder. Folders of fedskew 0.1.0 have format 1 and do not record it. Checkpoints have their own format."""
+"""The version of the folder's format, in about.json. It stays the same for new keys and files, and grows if an older
+fedskew would misread the folder. Folders of fedskew 0.1.0 have format 1 and do not record it. Checkpoints have their
+own format."""
 
 _SYNC_SECONDS = 1.0
 """Rows are forced to disk at most this often, because that takes longer than a short round."""
