@@ -90,7 +90,7 @@ def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
 
 @contextlib.contextmanager
 def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
-    """Set GPU arithmetic within a `with` block: TF32 for `tf32` and the float32 part of `bf16`, else full float32.
+    """Let a GPU compute float32 products in TF32 within a `with` block, if the precision is `tf32` or `bf16`.
 
     Deterministic convolutions let a resumed run end with the same bits as an uninterrupted one. Without them, cuDNN
     chooses the fastest algorithms by trial.

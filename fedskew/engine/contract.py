@@ -60,7 +60,7 @@ class LocalTraining:
 
     @property
     def is_private(self) -> bool:
-        """Whether gradients are clipped sample by sample, and have noise."""
+        """Whether gradients are clipped sample by sample and get noise."""
         return self.example_noise is not None
 
     @property
@@ -108,7 +108,7 @@ class RoundWork:
     key: RoundKey
     weighting: Weighting | None = None
     personal: Personal | None = None
-    """The method's personal part. `train_clients` splits such work into phases, which have None here."""
+    """The method's personal part. `train_clients` splits work with a personal part into phases without one."""
     stays: frozenset[str] = frozenset()
     """Names of the tensors that stay on the clients. The method's other parts do not see them."""
     noise: Noise = keyed_noise

@@ -142,28 +142,28 @@ def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, pl
     data_pass, device = DataPass(work, "opening"), data.y.device
     opened: list[Assignment] = []
     for first in range(0, len(plans), _CLIENTS_AT_A_TIME):
-        some = work.assignments[first : first + _CLIENTS_AT_A_TIME]
-        model = _start_models(work, some, device)
-        counts = torch.from_numpy(np.stack([a.label_counts for a in some])).to(device)
-        state = {name: torch.stack([a.state[name].to(device) for a in some]) for name in some[0].state}
+        group = work.assignments[first : first + _CLIENTS_AT_A_TIME]
+        model = _start_models(work, group, device)
+        counts = torch.from_numpy(np.stack([a.label_counts for a in group])).to(device)
+        state = {name: torch.stack([a.state[name].to(device) for a in group]) for name in group[0].state}
         stack = ClientStack(plans[first : first + _CLIENTS_AT_A_TIME], model.params, model.buffers, counts, state)
         sums = stacked_sums(network, data, data_pass, stack)
-        for row, assignment in enumerate(some):
+        for row, assignment in enumerate(group):
             own = pack(OPENING, {name: t[row] for name, t in sums.items()})
             opened.append(replace(assignment, state={**assignment.state, **own}))
     return replace(work, assignments=opened)
 
 
-def _start_models(work: RoundWork, some: Sequence[Assignment], device: torch.device) -> ModelState:
+def _start_models(work: RoundWork, group: Sequence[Assignment], device: torch.device) -> ModelState:
     """Stack the models that these clients start from."""
-    starts = [a.start for a in some if a.start is not None]
+    starts = [a.start for a in group if a.start is not None]
     if not starts:
         own = {
-            n: torch.stack([a.state[f"{PERSONAL}/{n}"].to(device) for a in some])
-            for n in unpack(PERSONAL, some[0].state)
+            n: torch.stack([a.state[f"{PERSONAL}/{n}"].to(device) for a in group])
+            for n in unpack(PERSONAL, group[0].state)
         }
         params, buffers = (
-            {name: own.get(name, t.expand(len(some), *t.shape)) for name, t in part.items()}
+            {name: own.get(name, t.expand(len(group), *t.shape)) for name, t in part.items()}
             for part in (work.sent.params, work.sent.buffers)
         )
         return ModelState(params, buffers)
@@ -173,11 +173,11 @@ def _start_models(work: RoundWork, some: Sequence[Assignment], device: torch.dev
     )
 
 
-def _padded(plans: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+def _padded(client_batches: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
     """Stack the clients' batches: [batches, clients, width], with −1 where a client has no more samples."""
-    width = max(batches.shape[1] for batches in plans)
-    rows = np.full((max(map(len, plans)), len(plans), width), -1, dtype=np.int64)
-    for client, batches in enumerate(plans):
+    width = max(batches.shape[1] for batches in client_batches)
+    rows = np.full((max(map(len, client_batches)), len(client_batches), width), -1, dtype=np.int64)
+    for client, batches in enumerate(client_batches):
         rows[: len(batches), client, : batches.shape[1]] = batches
     return rows
 

@@ -144,7 +144,7 @@ def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Evaluates the next `size` samples, from static memory to static memory."""
+    """Evaluates the next `size` samples. It reads and writes static memory only."""
 
     network: Network
     data: DeviceSamples

@@ -166,7 +166,7 @@ class _ClientTraining:
         self.tally = {name: value + self.tally.get(name, 0) for name, value in tally.items()}
 
     def _gradient(self, x: Tensor, y: Tensor, key: Tensor) -> BatchGradient | PrivateGradient:
-        """Return the gradient of a batch, or with example-level privacy its private gradient, as a function."""
+        """Return a function that computes gradients of this batch. With example-level privacy, they are private."""
         work, names = self._work, self._work.objective.companions()
         companions = {name: (work.companion(name, self._state), mode) for name, mode in names.items()}
         batch = self._network, work, self._client, companions, self.buffers
@@ -198,7 +198,7 @@ class _ClientTraining:
 
 
 class BatchGradient:
-    """Computes gradients of the loss on one batch, and records the loss of the first."""
+    """Computes gradients of the loss on one batch. The first call also records the loss and the tally."""
 
     def __init__(
         self,

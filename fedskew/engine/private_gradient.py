@@ -3,9 +3,9 @@
     g = (Σ_i clip(∇ℓ_i, C) + z·C·N(0, 1)) / B
 
 ℓ_i is the loss of sample i alone, and B is the size of the client's full batches, which is known in advance. If one
-sample is replaced, the sum moves by at most 2·C, and the sums of all other batches of the epoch do not change at the
-same parameters. An epoch is therefore one Gaussian mechanism with μ = 2/z for each sample, and for a solver with
-several gradients per step, it is as many of them.
+sample is replaced, the sum moves by at most 2·C. At the same parameters, the sums of the epoch's other batches do not
+change. An epoch is therefore one Gaussian mechanism with μ = 2/z for each sample. If a solver computes several
+gradients per step, an epoch is one such mechanism for each of them.
 
 Abadi et al., "Deep learning with differential privacy", CCS 2016. Their amplification by sampling is not used: batches
 are not drawn independently, but cut from a shuffled list.
@@ -79,7 +79,7 @@ class PrivateGradient:
         }
 
     def _planned_samples(self, part: LossPart | None) -> int:
-        """Return how many samples of a full batch this part of the loss has."""
+        """Return how many samples of a full batch this part of the loss uses."""
         halves = {"first": -(-self._full_batch // 2), "second": self._full_batch // 2}
         return halves.get(part or "", 0) or self._full_batch
 
@@ -131,10 +131,10 @@ class PrivateGradient:
 
 
 def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor) -> Tensors:
-    """Return Σ_i clip(g_i, C) over the samples that are `included`, in accurate numbers.
+    """Return Σ_i clip(g_i, C) over the samples that are `included`, in the device's most accurate format.
 
-    A gradient with a number that is not finite counts as zero. It has no norm to clip by, and the server, which chooses
-    the model, can cause it.
+    A gradient with a number that is not finite counts as zero. Such a gradient has no norm to clip by, and the server
+    can cause one, because it chooses the model.
     """
     accurate = ACCURATE[included.device.type]
     rows = {name: g.flatten(1) for name, g in gradients.items()}
@@ -147,7 +147,7 @@ def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor)
 
 
 def require_sample_gradients(model: nn.Module, sample: Tensor) -> None:
-    """Refuse a model whose samples do not have gradients of their own. `sample` is one of its inputs."""
+    """Refuse a model that has no gradients of single samples. `sample` is a batch of one input."""
     layer = next((type(m).__name__ for m in model.modules() if isinstance(m, _BatchNorm)), None)
     if layer is not None:
         raise UserError(

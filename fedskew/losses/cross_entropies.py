@@ -170,7 +170,7 @@ def logit_suppression(
     """Σ_c p(c)·ℓ_c, which lowers the logits of present classes on samples of other classes (FedVLS Eqs. 4–5).
 
     In the variant `paper`, ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. A class
-    without negatives in the batch (samples of other classes) is skipped.
+    without negatives (samples of other classes) in the batch is skipped.
 
     `lade` is the variant of the published code, which took it from the LADE regulariser. The logits are shifted by
     −log p(c) + log 1/C. A sample of class c adds e⁰ instead of nothing, which bounds the term from below. A class

@@ -118,7 +118,7 @@ def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max
 
 
 def _distances(points: Tensor, others: Tensor) -> Tensor:
-    """Return ‖a − b‖ for every pair of a point and another, by inner products, without a tensor of all differences.
+    """Return ‖a − b‖ for each a of `points` and b of `others`, by inner products, without a tensor of differences.
 
     ‖a‖² + ‖b‖² − 2·a·b loses digits, so it is computed in the device's most accurate format, to which TF32 does not
     apply. Points that coincide up to rounding have distance 0 and gradient 0. The tolerances are a few times the

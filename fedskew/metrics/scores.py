@@ -1,7 +1,7 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
-Each class is scored against the rest. With two classes, the metrics are those of the positive class. With more, or with
-several labels per sample, they are means over the classes that some, but not all, test samples belong to.
+The first four score each class against the rest. With two classes, they are those of the positive class. With more, or
+with several labels per sample, they are means over the classes that some, but not all, test samples belong to.
 
 In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation the probabilities stay
 at the sites, which send histograms instead (score_histograms.py).

@@ -1,6 +1,6 @@
 """Summaries of a learning curve: best, last, mean of the last rounds, rounds to a target, speed-up.
 
-A curve is a list of (round, accuracy) pairs of the evaluations, in order. Round 0 is the initial model.
+A curve has a (round, accuracy) pair for each evaluation, in order. Round 0 is the initial model.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _call_factory(factory: Callable[..., object], name: str, data: DataShape) ->
 
 
 def _takes_data_shape(factory: Callable[..., object]) -> bool:
-    """Return whether to pass the `DataShape`: if the first argument has no default, or is called `inputs`."""
+    """Return whether the factory takes the `DataShape`: its first argument has no default, or is called `inputs`."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature

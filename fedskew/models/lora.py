@@ -5,8 +5,8 @@ PEFT.
 
     y = W x + (α/r)·B A x        A: [r, in], B: [out, r]
 
-W is frozen. A of a convolution has its kernel size and stride, and B is a 1×1 convolution. B starts at zero, so the
-adapters do not change the model's outputs at first. The head and the normalisation layers are trained as usual. All
+W is frozen. For a convolution, A has the same kernel size and stride, and B is a 1×1 convolution. B starts at zero, so
+the adapters do not change the model's outputs at first. The head and the normalisation layers are trained as usual. All
 other parameters of the model are frozen.
 """
 
@@ -53,7 +53,7 @@ class LowRank(nn.Module):
 def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[str] = (), seed: int = 0) -> Classifier:
     """Return a copy of the model with adapters in its encoder. Only the adapters, the norms and the head are trained.
 
-    `targets` are patterns of layers' names, such as `encoder.4*`. If there are none, all linear layers and all
+    `targets` are patterns of layer names, such as `encoder.4*`. If there are none, all linear layers and all
     2D convolutions without groups get an adapter.
     """
     adapted = copy.deepcopy(model)

@@ -137,7 +137,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with the prefix of `_PREFIXES` that fits the model best, under their names without it."""
+    """Strip the one of `_PREFIXES` that lets most names match the model. Tensors without this prefix are left out."""
     renamed = [
         {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
     ]

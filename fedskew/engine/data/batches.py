@@ -74,7 +74,7 @@ class BatchPlan:
 
     @cached_property
     def client_key(self) -> int:
-        """The key of what the model and the method draw in steps and passes, such as dropout masks."""
+        """The key of all random numbers of the model and the method in steps and passes, such as dropout masks."""
         return integer_key(self.key.seed, "dropout", *self._key_parts)
 
     @cached_property
@@ -175,7 +175,7 @@ def plan_batches(
     """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
-    the samples' `labels`, the batches are balanced: an epoch has the same number of batches, and each of the client's
+    the samples' `labels`, the batches are balanced: an epoch is as long as a shuffled one, and each of the client's
     classes occurs about equally often in it.
     """
     per_epoch = -(-len(samples) // batch_size)

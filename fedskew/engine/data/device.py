@@ -144,10 +144,10 @@ def all_to_device(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device)
 
 
 class Fetch:
-    """A copy of tensors to the host that is under way. `read` waits for it, but not for work that started later."""
+    """A running copy of tensors to the host. `read` waits for it, but not for work that started later."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Start to copy tensors from a CUDA GPU through pinned memory. Tensors on the host are not copied."""
+        """Start to copy tensors from a CUDA GPU into pinned memory. Tensors on the host are not copied."""
         self._copies = {name: _begin_copy(t) for name, t in tensors.items()}
         self._arrivals = [_event(d) for d in {t.device for t in tensors.values() if t.device.type == "cuda"}]
 

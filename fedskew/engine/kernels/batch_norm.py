@@ -61,8 +61,8 @@ _MAX_SPLITS = 128
 def _channel_block(clients: int, channels: int) -> int:
     """Return the widest block, of 128 or 64 channels, with at most a quarter of padding, or else 32.
 
-    Few clients get narrower blocks, so that there are enough programs. There are only three widths, because each is
-    compiled separately.
+    With few clients, blocks are narrower, so that there are enough programs. There are only three widths, because each
+    is compiled separately.
     """
     block_channels = next((c for c in (128, 64) if blocks(channels, c) * c * 3 <= channels * 4), 32)
     while block_channels > 32 and clients * blocks(channels, block_channels) * _MAX_SPLITS < 2 * _MULTIPROCESSORS:

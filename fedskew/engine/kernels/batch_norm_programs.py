@@ -66,7 +66,7 @@ def _all_statistics(partial, counts, splits, client, channel, known, C):
 
 @triton.jit
 def _all_sums(partial, splits, client, channel, known, C):
-    """Add up both sums over all splits."""
+    """Add up both sums of `gradient_sums_program` over all splits."""
     clients = tl.num_programs(1)
     one = tl.zeros(channel.shape, dtype=tl.float32)
     other = tl.zeros(channel.shape, dtype=tl.float32)

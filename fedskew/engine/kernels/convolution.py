@@ -180,8 +180,9 @@ def launch_input_gradient(
 
     clients = len(grad)
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
-    phase = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
-    grid = (blocks(samples * phase, tiling.pixels) * blocks(shape.c, tiling.channels), clients, shape.sh * shape.sw)
+    phase_pixels = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
+    phases = shape.sh * shape.sw
+    grid = (blocks(samples * phase_pixels, tiling.pixels) * blocks(shape.c, tiling.channels), clients, phases)
     program = fixed_input_gradient_program if _has_fixed_sizes(shape) else input_gradient_program
     program[grid](
         grad.contiguous(),

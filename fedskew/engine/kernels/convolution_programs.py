@@ -4,7 +4,7 @@
 Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and gradients of the weights
 [splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order. Parameters in
 capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The `fixed` programs
-are an exception, for layers whose short loops make it worthwhile. C is `groups` times ALIGNED, and O is `out_groups`
+are an exception, for narrow layers, which have short loops. C is `groups` times ALIGNED, and O is `out_groups`
 times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the numbers of values that one load may take. SHIFTS means that all image
 sizes are powers of two.
 """

@@ -25,8 +25,8 @@ def pack_program(
 ):  # fmt: skip
     """Write all taps of a block of one client's weights to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
 
-    The block has OUTS output channels and CHANNELS input channels, so that both sides are read and written in runs of
-    memory. `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
+    The block has OUTS output channels and CHANNELS input channels, so that it is read and written in runs of memory.
+    `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
     """
     client = tl.program_id(1).to(tl.int64)
     channel_blocks: tl.constexpr = (WIDE + CHANNELS - 1) // CHANNELS
@@ -46,7 +46,7 @@ def gradient_program(
 ):  # fmt: skip
     """Sum a block of one client's gradients over the splits, in order, and write it to `grad`, [K, O, C, taps].
 
-    The block has PLACES of the inner axes [C, taps] and OUTS output channels, so that both sides are read and written
+    The block has PLACES positions of the inner axes [C, taps] and OUTS output channels, so that it is read and written
     in runs of memory.
     """
     client = tl.program_id(1).to(tl.int64)

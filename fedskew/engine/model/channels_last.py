@@ -55,8 +55,8 @@ class InputLayout:
 def channels_last(x: Tensor) -> Tensor:
     """Return the same images with channels last in memory.
 
-    PyTorch considers images with one channel to be in both layouts, so `contiguous` would leave their strides, and
-    convolutions would use the kernels of the usual layout. So these strides are set explicitly.
+    PyTorch considers images with one channel to be in both layouts, so `contiguous` would not change their strides,
+    and convolutions would use the kernels of the usual layout. Their strides are therefore set explicitly.
     """
     channels, height, width = x.shape[1:]
     if channels == 1:

@@ -23,7 +23,7 @@ from fedskew.models.base import Classifier, has_features
 class ModelState:
     """The tensors of one model: trained parameters, and buffers such as BatchNorm's statistics.
 
-    In results and in stacks of clients, they have a leading axis of clients, with one model each.
+    In results and in stacks of clients, the tensors have a leading axis of clients.
     """
 
     params: Tensors
@@ -135,10 +135,10 @@ class Network:
         """
         if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
             return self.forward(model.params, model.buffers, x).logits
-        one = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (model.params, model.buffers)]
-        last = x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
+        params, buffers = ({n: t.unsqueeze(0) for n, t in part.items()} for part in (model.params, model.buffers))
+        images = x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
         keys = torch.zeros(1, dtype=torch.int64, device=x.device)
-        return self.forward_stacked(one[0], one[1], last, None, "eval", keys)[0].logits[0]
+        return self.forward_stacked(params, buffers, images, None, "eval", keys)[0].logits[0]
 
     def _lifted_in(self, mode: Mode) -> StackedModel | None:
         self._stackable.train(mode == "train")
@@ -149,12 +149,14 @@ class Network:
     def _stacked_by_vmap(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, keys: Tensor
     ) -> tuple[Outputs, Tensors]:
-        def one(params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, key: Tensor) -> tuple[Tensors, Tensors]:
+        def one_client(
+            params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, key: Tensor
+        ) -> tuple[Tensors, Tensors]:
             out, new = self.forward_padded(params, buffers, x, valid, mode, key)
             return out.tensors(), new
 
         versions = [b._version for b in buffers.values()]
-        tensors, new = torch.func.vmap(one)(params, buffers, x, valid, keys)
+        tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
         if versions != [b._version for b in buffers.values()]:
             raise RuntimeError("the model writes into its buffers")
         return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
@@ -215,7 +217,7 @@ class Network:
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
-        """Return the smallest batch size for training: 2 if one sample gives a normalisation a single value, else 1."""
+        """Return the smallest batch size for training: 2 if a normalisation cannot train on one sample, else 1."""
         state = self.state()
         devices = [sample.device] if sample.device.type == "cuda" else []
         try:

@@ -72,7 +72,7 @@ class DevicesEngine(Engine):
 
 
 def _move_work(device: torch.device, work: RoundWork) -> RoundWork:
-    """Copy the work's models to the device. The engines themselves copy the clients' states from the host."""
+    """Copy the work's models and downlink to the device. The engines copy the clients' states from the host."""
     return replace(
         work,
         sent=_move_model(work.sent, device),

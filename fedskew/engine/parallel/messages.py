@@ -24,7 +24,7 @@ Facts = dict[str, Any]
 _ALIGNMENT = 64
 """Tensors start at multiples of this many bytes."""
 _LENGTH = 8
-"""The bytes at the start of a message that hold the length of its facts."""
+"""The number of bytes at the start of a message, which hold the length of its JSON."""
 
 
 class Parcel:

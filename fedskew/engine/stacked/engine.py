@@ -43,9 +43,9 @@ _MIN_ON_CPU = 4
 """On a CPU, at least this many clients train at a time, even if their parameters take more than `_CPU_CACHE` bytes."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 256 << 20}
-"""The maximum number of bytes in the batches that are staged at a time, unless a single step has more.
+"""The maximum number of bytes in the batches that are staged (`Staging`) at a time, unless a single step has more.
 
-They fit in a CPU's cache, and keep a GPU busy."""
+So many bytes fit in a CPU's cache, and keep a GPU busy."""
 STAGED_STEPS = 16
 """The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 

@@ -1,7 +1,7 @@
 """The memory layout of the stacked engine. The named tensors of several clients are stored with one row per client.
 
 A client has one row for each kind of tensors (parameters, buffers, state, …) and dtype, so a few copies move it into or
-out of a slot. On a GPU, the update works on whole rows if the optimiser has no kernel or the step is compiled.
+out of a slot. On a CUDA GPU, the update works on whole rows if the optimiser has no kernel or the step is compiled.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _dtype_name(tensor: Tensor) -> str:
 
 @dataclass(frozen=True)
 class Layouts:
-    """The row layouts of what a round stores. They are the same in every round with the same objective."""
+    """The row layouts of what a round stores."""
 
     params: RowLayout
     buffers: RowLayout

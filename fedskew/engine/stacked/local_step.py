@@ -204,12 +204,12 @@ class _Descent:
         if not uses_hook(work.objective, "perturbed"):
             return None
 
-        def one(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
+        def one_client(features: Tensor, y: Tensor, label_counts: Tensor, state: Tensors, key: Tensor) -> Tensor:
             return work.objective.perturbed(features, y, work.client(label_counts, state), key)
 
         def all_clients(features: Tensor) -> Tensor:
             keys = perturbation_key(batches.keys)
-            changed: Tensor = torch.func.vmap(one)(features, y, batches.label_counts, batches.state, keys)
+            changed: Tensor = torch.func.vmap(one_client)(features, y, batches.label_counts, batches.state, keys)
             return changed
 
         return all_clients

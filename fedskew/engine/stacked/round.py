@@ -1,8 +1,8 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
 A slot is memory for one client. Clients have unequal numbers of steps. A round takes at least as many steps as its
-*longest* client. Meanwhile, the other clients take turns in the remaining slots, so that few slots are idle. If a round
-has more clients than fit in memory, there are fewer slots.
+*longest* client. Meanwhile, the other clients take turns in the remaining slots, so that few slots are idle. There are
+never more slots than fit in memory.
 """
 
 from __future__ import annotations
@@ -307,9 +307,10 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states: from the slots if each client had its own, or else copied to the device again.
+        """Return the clients' states, which are among the results if training may have changed them.
 
-        States that changed during training are among the results.
+        Otherwise, they are still in the slots if each client had its own slot. If not, they are copied to the device
+        again.
         """
         state = self._layouts.state
         if "state" in self._results:

@@ -74,7 +74,8 @@ class Trial:
 
         First, a whole step must give the same result with other values in these rows. Then the loss and the sums of
         data passes, computed from the same outputs, must be the same without these rows. The network is not part of
-        this second test, because it rounds differently for another batch shape, which a deep network amplifies.
+        this second test, because it rounds differently for another batch shape, and a deep network amplifies the
+        difference.
         """
         samples = self._few.samples
         padded, otherwise_padded = (
@@ -117,7 +118,7 @@ class Trial:
         x, buffers = self._data.inputs(rows), {name: t.clone() for name, t in work.sent.buffers.items()}
         key = torch.zeros((), dtype=torch.int64, device=device)
         with torch.no_grad():
-            # In training, a head may have other logits than in the data passes.
+            # In training, a head may give other logits than in the data passes.
             trained = self._network.forward(work.sent.params, buffers, x, "train", key).tensors()
             out = self._network.forward(work.sent.params, work.sent.buffers, x).tensors()
         y = padded_targets(self._data.y[rows], torch.arange(len(rows), device=device) < samples)
