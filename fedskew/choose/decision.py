@@ -18,7 +18,7 @@ from fedskew.choose.field import BASELINE
 from fedskew.choose.trial import TrialResult
 from fedskew.methods import combined_entry
 from fedskew.methods.class_weights import entries_with_weights, revealed_labels
-from fedskew.results.race import Finalist, Standing
+from fedskew.results.race import SPLITS, Finalist, Repeats, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
@@ -42,10 +42,12 @@ _ENOUGH_SPLITS = 8
 splits in a quarter of all races."""
 
 
-def decide(results: Sequence[FinalResult], rank_by: str, class_weights: object = None) -> dict[str, Any]:
+def decide(
+    results: Sequence[FinalResult], rank_by: str, class_weights: object = None, repeats: Repeats = SPLITS
+) -> dict[str, Any]:
     """Return the last fields of the race's record: the finalists, the choice and the answer.
 
-    `class_weights` is the setting of all runs. It can reveal label counts.
+    `class_weights` is the setting of all runs. It can reveal label counts. `repeats` says what differs between trials.
     """
     baseline, _, costs = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
@@ -66,8 +68,8 @@ def decide(results: Sequence[FinalResult], rank_by: str, class_weights: object =
     baseline_rank = next(i for i, finalist in enumerate(final) if finalist.standing is baseline)
     better = enumerate(final[:baseline_rank])
     chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
-    splits = len(results[0].standing.scores) + len(results[0].earlier_scores)
-    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, splits))}
+    trials = len(results[0].standing.scores) + len(results[0].earlier_scores)
+    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, trials, repeats))}
 
 
 def _finalist(
@@ -96,39 +98,41 @@ def _beats(standing: Standing, baseline: Standing) -> bool:
     return standing is not baseline and fmean(leads) > stdev(leads) / math.sqrt(len(leads))
 
 
-def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, splits: int) -> list[str]:
+def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, trials: int, repeats: Repeats) -> list[str]:
     metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
     advice = f"Use {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
-    lines = [f"{advice}, mean of {splits} splits."]
+    lines = [f"{advice}, mean of {trials} {repeats.many}."]
     baseline = next(finalist for finalist in final if finalist.standing.method == BASELINE)
     if chosen is baseline:
-        lines += [_no_better(final, baseline, metric)]
+        lines += [_no_better(final, baseline, metric, repeats)]
     elif chosen.difference is not None:
         tuned = f"FedAvg with its best learning rate, {baseline.standing.lr:g}"
-        lines += [f"On {fresh} fresh splits it beats {tuned}, by {_lead(chosen.difference)}.", f"It {_cost(chosen)}."]
-        lines += _warning(splits)
+        where = f"{repeats.on.capitalize()} {fresh} fresh {repeats.many}"
+        lines += [f"{where} it beats {tuned}, by {_lead(chosen.difference, repeats)}.", f"It {_cost(chosen)}."]
+        lines += _warning(trials, repeats)
     return [*lines, *_alternatives(final, chosen)]
 
 
-def _warning(splits: int) -> list[str]:
-    if splits >= _ENOUGH_SPLITS:
+def _warning(trials: int, repeats: Repeats) -> list[str]:
+    if trials >= _ENOUGH_SPLITS:
         return []
-    return [f"It was tried on only {splits} splits. It may fail on others. A larger budget tries more."]
+    tried = f"It was tried {repeats.on} only {trials} {repeats.many}. It may fail {repeats.on} others."
+    return [f"{tried} A larger budget tries more."]
 
 
-def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str) -> str:
+def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, repeats: Repeats) -> str:
     best = next(finalist for finalist in final if finalist is not baseline)
     if best.overall <= baseline.overall:
         return f"No other method in the final has a higher mean {metric}; {best.standing.label} comes next."
     lead = f"{100 * (best.overall - baseline.overall):.1f} points"
-    return f"{_named(best.standing)} is {lead} better on average, which is within the noise between splits."
+    return f"{_named(best.standing)} is {lead} better on average, which is within the noise between {repeats.many}."
 
 
-def _lead(difference: Difference) -> str:
+def _lead(difference: Difference, repeats: Repeats) -> str:
     points = f"{100 * difference.mean:.1f} points"
     if difference.low is None or difference.high is None:
-        return f"{points} on every split"
-    better = f"better on {difference.wins} of {difference.seeds} splits"
+        return f"{points} {repeats.on} every {repeats.one}"
+    better = f"better {repeats.on} {difference.wins} of {difference.seeds} {repeats.many}"
     interval = f"interval {100 * difference.low:+.1f} to {100 * difference.high:+.1f}".replace("-", "−")
     verdict = "significant at 5 %" if difference.significant else "not significant at 5 %"
     corrected = f", corrected for {difference.comparisons} comparisons" if difference.comparisons > 1 else ""

@@ -19,7 +19,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.notebook import OutputArea, bar, in_notebook
 from fedskew.report.race import MAX_ROWS, mean_lead, standings_table
-from fedskew.results.race import RaceRecord, Standing
+from fedskew.results.race import RaceRecord, Standing, repeats
 
 SECONDS_BETWEEN_LINES = 15.0
 _MAX_LISTED = 3
@@ -31,6 +31,7 @@ class RaceProgress(RaceWatcher):
 
     def __init__(self, config: Config, rank_by: str) -> None:
         self._config, self._rank_by = config, rank_by
+        self.repeats = repeats(config.to_mapping())
         self._start = time.monotonic()
         self.heading, self.trials, self.done = "", 0, 0
         self._running: dict[str, int] = {}
@@ -122,7 +123,7 @@ class _Table(RaceProgress):
         self.display.console.print(line, style="dim", markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        return standings_table(self.describe(), self.standings)
+        return standings_table(self.describe(), self.standings, self.repeats)
 
 
 class NotebookRace(RaceProgress):
@@ -148,7 +149,12 @@ class NotebookRace(RaceProgress):
         """Return the state of the race and its best candidates."""
         standings = self.standings[:MAX_ROWS]
         records = [
-            {"method": s.label, "learning rate": s.lr, "splits": len(s.scores), "mean %": f"{100 * s.mean:.1f}"}
+            {
+                "method": s.label,
+                "learning rate": s.lr,
+                self.repeats.many: len(s.scores),
+                "mean %": f"{100 * s.mean:.1f}",
+            }
             for s in standings
         ]
         notices = "".join(f"<div>{escape(line)}</div>" for line in self._notices)

@@ -114,7 +114,8 @@ class Race:
     def _final(self, field: Sequence[Candidate], splits: int, rounds: int) -> RaceRecord:
         fresh = range(MAX_SPLITS, MAX_SPLITS + splits)
         names = ", ".join(candidate.method for candidate in field)
-        self._train(f"final on {splits} fresh splits: {names}", field, fresh, rounds)
+        words = self.record.repeats
+        self._train(f"final {words.on} {splits} fresh {words.many}: {names}", field, fresh, rounds)
         earlier = range(Plan.from_json(self.record.plan or {}).splits)
         results = [
             FinalResult(
@@ -124,7 +125,7 @@ class Race:
             )
             for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
-        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights")))
+        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights"), words))
         self._save(seconds=round(self._seconds_before + time.monotonic() - self._began, 1))
         return self.record
 

@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedskew.results.race import Finalist, RaceRecord, Standing
+from fedskew.results.race import SPLITS, Finalist, RaceRecord, Repeats, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import INTERVAL_NOTE
 
@@ -18,7 +18,7 @@ MAX_ROWS = 12
 def final_table(race: RaceRecord) -> Table:
     """List the finalists, the one with the best mean over all splits first.
 
-    Their gain over FedAvg is measured on fresh splits, which the race did not use.
+    Their gain over FedAvg is measured on splits, or with seeds of a fixed split, that the race did not use.
     """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -52,10 +52,10 @@ def _cells(finalist: Finalist) -> list[str]:
     return [standing.label, f"{standing.lr:g}", mean, gain, interval, *costs, finalist.reveals]
 
 
-def standings_table(title: str, standings: Sequence[Standing]) -> Table:
+def standings_table(title: str, standings: Sequence[Standing], repeats: Repeats = SPLITS) -> Table:
     """List the best candidates so far, with their lead over the best FedAvg candidate on the same splits."""
     table = Table(title=title, title_justify="left")
-    for heading in ("", "method", "learning rate", "splits", "mean %", "over FedAvg"):
+    for heading in ("", "method", "learning rate", repeats.many, "mean %", "over FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
     baseline = next((s for s in standings if s.method == "fedavg"), None)
     shown = list(standings[:MAX_ROWS])

@@ -11,14 +11,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
+from fedskew.data.partitions.rule import PARTITIONS
 from fedskew.errors import UserError, other_format
 from fedskew.experiment.storage.files import reporting_os_errors, write_file
 from fedskew.results.significance import Difference
 
 RACE = "race.json"
 FORMAT = 1
+
+
+class Repeats(NamedTuple):
+    """What differs between the trials of one candidate, in words."""
+
+    one: str
+    many: str
+    on: str
+    """The preposition: `on` 3 splits, `with` 3 seeds."""
+
+
+SPLITS = Repeats("split", "splits", "on")
+SEEDS = Repeats("seed", "seeds", "with")
+"""If all trials have the same split, they differ in validation samples, initial model, clients and batches."""
+
+
+def repeats(config: Mapping[str, Any]) -> Repeats:
+    """Return what differs between trials with this configuration: the split, or only the seed."""
+    partition = config.get("partition") or {}
+    rule = PARTITIONS.get(str(partition.get("rule")))
+    is_drawn = rule is None or rule.is_drawn  # a user's own rule counts as one that draws
+    return SPLITS if is_drawn and partition.get("seed") is None else SEEDS
 
 
 @dataclass(frozen=True)
@@ -95,6 +118,10 @@ class RaceRecord:
     @property
     def finished(self) -> bool:
         return self.chosen is not None
+
+    @property
+    def repeats(self) -> Repeats:
+        return repeats(self.config)
 
     @property
     def winner(self) -> Finalist:

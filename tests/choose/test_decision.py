@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fedskew.choose.decision import FinalResult, decide
 from fedskew.choose.trial import TrialResult
-from fedskew.results.race import Standing
+from fedskew.results.race import SEEDS, Standing
 
 
 def finalist(method: str, scores: Sequence[float], compute: float = 1.0, raced: Sequence[float] = ()) -> FinalResult:
@@ -30,6 +30,20 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
     assert "1.33 times the computation" in answer
     assert "(per step: 1 teacher forward)" in answer
     assert "Besides its updates, a site reveals nothing about its labels." in answer
+
+
+def test_with_a_fixed_split_the_answer_speaks_of_seeds() -> None:
+    close = finalist("fedavg", [0.5, 0.6, 0.55]), finalist("fedprox", [0.56, 0.55, 0.555])
+    clear = finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72])
+    same = finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7] * 3)
+    answers = [" ".join(decide(results, "accuracy", repeats=SEEDS)["answer"]) for results in (close, clear, same)]
+    assert not any("split" in answer for answer in answers)
+    assert "mean of 3 seeds." in answers[0]
+    assert "within the noise between seeds." in answers[0]
+    assert "With 3 fresh seeds it beats FedAvg" in answers[1]
+    assert "better with 3 of 3 seeds" in answers[1]
+    assert "It was tried with only 3 seeds. It may fail with others." in answers[1]
+    assert "by 20.0 points with every seed." in answers[2]
 
 
 def test_class_weights_from_the_federations_counts_reveal_them() -> None:

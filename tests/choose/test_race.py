@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,16 @@ import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import choose
 from fedskew.choose.field import Candidate
+from fedskew.choose.progress import NotebookRace
 from fedskew.choose.race import keep_best
 from fedskew.choose.trial import Trial, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.results.race import RACE, load_race
+from fedskew.report.race import standings_table
+from fedskew.report.sections.race import race_section
+from fedskew.results.race import RACE, SEEDS, SPLITS, Repeats, load_race, repeats
 
 FEW_SAMPLES = {"samples": 300, "test_samples": 100}
 TINY = {
@@ -39,11 +44,13 @@ class Counting(RaceWatcher):
     def __init__(self, stop_after: int = 10**9) -> None:
         self.run, self._left = 0, stop_after
         self.notices: list[str] = []
+        self.headings: list[str] = []
 
     def on_notice(self, line: str) -> None:
         self.notices.append(line)
 
     def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
+        self.headings.append(heading)
         self.run += len(trials)
 
     def on_trial(self, trial: Trial, measured: object) -> None:
@@ -79,6 +86,33 @@ def test_the_final_has_other_splits_than_the_race(finished: fs.Choice) -> None:
     final = {seed for one in finished.race.final for seed in one.standing.scores}
     assert len(final) >= 3
     assert not raced & final
+
+
+@pytest.mark.parametrize(
+    ("partition", "words"),
+    [
+        ({"rule": "dirichlet"}, SPLITS),
+        ({"rule": "dirichlet", "seed": 0}, SEEDS),
+        ({"rule": "column", "column": "hospital"}, SEEDS),
+        ({"rule": "saved", "path": "split.json"}, SEEDS),
+        ({"rule": "mine:Rule"}, SPLITS),
+    ],
+)
+def test_trials_differ_in_their_splits_unless_the_split_is_fixed(partition: dict[str, Any], words: Repeats) -> None:
+    assert repeats(with_values(Config(), {"partition": partition}).to_mapping()) is words
+
+
+def test_a_race_on_a_fixed_split_speaks_of_seeds(tmp_path: Path) -> None:
+    watcher = Counting()
+    config = with_values(Config(), {**TINY, "rounds": 2, "partition.seed": 5})
+    choice = choose(config=config, methods=["fedprox"], budget=SMALLEST, out=tmp_path, workers=1, watcher=watcher)
+    assert re.fullmatch(r"final with \d fresh seeds: fedavg, fedprox", watcher.headings[-1])
+    section = race_section(choice.race)
+    columns = [column for table in section.tables for column in table.columns]
+    assert {"all seeds %", "fresh seeds", "mean of fresh seeds %", "seeds"} <= set(columns)
+    assert not any("split" in text for text in (*choice.answer, *columns, *section.paragraphs))
+    shown = NotebookRace(config, "accuracy")
+    assert [column.header for column in standings_table("", (), shown.repeats).columns][3] == "seeds"
 
 
 def test_the_race_stays_within_its_rounds(finished: fs.Choice) -> None:

@@ -22,6 +22,7 @@ class Column(Partition):
     """
 
     name: ClassVar[str] = "column"
+    is_drawn: ClassVar[bool] = False
     column: str | None = None
 
     def __post_init__(self) -> None:

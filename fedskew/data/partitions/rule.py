@@ -120,6 +120,8 @@ class Partition(ABC):
     name: ClassVar[str]
     uses_all: ClassVar[bool] = True
     """Whether every sample goes to a client. A rule that may leave out samples sets this to False."""
+    is_drawn: ClassVar[bool] = True
+    """Whether the split depends on the seed."""
 
     @property
     def smallest(self) -> int:

@@ -89,6 +89,7 @@ class Saved(Partition):
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False
+    is_drawn: ClassVar[bool] = False
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:

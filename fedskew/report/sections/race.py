@@ -18,21 +18,21 @@ def race_section(race: RaceRecord) -> Section:
     metric = find_metric(race.rank_by).label
     paragraphs = [
         f"{len(race.methods)} methods were raced on validation data, held out of the training data. The tables show "
-        f"{metric} in percent, as a mean over the last rounds and the splits. The test set was not used.",
+        f"{metric} in percent, as a mean over the last rounds and the {race.repeats.many}. The test set was not used.",
     ]
     if not race.finished:
         paragraphs.append("The race is not finished; repeat its command to continue it.")
     if has_intervals(race.final):
         paragraphs.append(INTERVAL_NOTE)
-    tables = [_final(race.final)] if race.final else []
-    tables += [_rung(rung) for rung in reversed(race.rungs)]
+    tables = [_final(race.final, race.repeats.many)] if race.final else []
+    tables += [_rung(rung, race.repeats.many) for rung in reversed(race.rungs)]
     figures = [Figure("race", "Best candidate of each method", [_curves(race.rungs, metric)])] if race.rungs else []
     missing = [f"{method} could not run here: {reason}" for method, reason in (race.failures or {}).items()]
     return Section("race", "The race", paragraphs, figures, tables, missing=missing)
 
 
-def _final(final: Sequence[Finalist]) -> Table:
-    columns = ["method", "learning rate", "all splits %", "fresh splits", "mean of fresh splits %",
+def _final(final: Sequence[Finalist], repeats: str) -> Table:
+    columns = ["method", "learning rate", f"all {repeats} %", f"fresh {repeats}", f"mean of fresh {repeats} %",
                "gain over FedAvg, points", "interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
                "time per round (FedAvg: 1)", "reveals"]  # fmt: skip
     return Table("race-final", "The final", columns, [_final_row(finalist) for finalist in final])
@@ -53,11 +53,11 @@ def _points(share: float | None) -> float | None:
     return None if share is None else number(100 * share)
 
 
-def _rung(rung: Rung) -> Table:
+def _rung(rung: Rung, repeats: str) -> Table:
     rows: list[list[Cell]] = [
         [s.label, s.lr, len(s.scores), _points(s.mean), "yes" if s.kept else "no"] for s in rung.standings
     ]
-    columns = ["method", "learning rate", "splits", "mean %", "continued"]
+    columns = ["method", "learning rate", repeats, "mean %", "continued"]
     return Table(f"race-{rung.rounds}", f"After round {rung.rounds}", columns, rows)
 
 
