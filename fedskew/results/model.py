@@ -25,8 +25,11 @@ def load_model(folder: Path, module_object: nn.Module | None = None) -> nn.Modul
     files = RunFolder(folder)
     tensors, meta = files.load_model()
     shape = _data_shape(files)
-    module = _make_model(files.config, shape, folder) if module_object is None else copy.deepcopy(module_object)
-    module = with_encoders(adapted_model(module, shape), meta.get("encoders", 0)).to("cpu", torch.float32)
+    if module_object is None:
+        module = _make_model(files.config, shape, folder)
+    else:
+        module = adapted_model(copy.deepcopy(module_object), shape)
+    module = with_encoders(module, meta.get("encoders", 0)).to("cpu", torch.float32)
     _fill(module, tensors, files.model_path)
     module.eval()
     return module

@@ -74,6 +74,18 @@ def test_dittos_client_has_a_whole_model_of_its_own(tmp_path: Path) -> None:
     assert all(torch.equal(t, weights(run.folder)[name]) for name, t in weights(tmp_path / "global").items())
 
 
+def test_fedrods_client_has_its_personal_head_and_the_global_model_has_none(tmp_path: Path) -> None:
+    run = finished("fedrod", tmp_path / "run")
+    assert run.folder is not None
+    client = run.history[-1].clients[0]
+    export_run(run.folder, tmp_path / "own", site=str(client))
+    export_run(run.folder, tmp_path / "global")
+    assert torch.equal(
+        weights(tmp_path / "own")["head.personal.weight"], kept(run, client)["personal/head.personal.weight"]
+    )
+    assert not weights(tmp_path / "global")["head.personal.weight"].any()
+
+
 def test_what_is_refused(fedper: Result, tmp_path: Path) -> None:
     folder = str(fedper.folder)
     with pytest.raises(UserError, match=r"every site has its own model.*expected --site NAME"):
