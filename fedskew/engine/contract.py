@@ -116,7 +116,7 @@ class RoundWork:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The method's parts: objective, solver, server rule, and the weighting if it has one.
+        """The objective, the solver, the server rule, and the weighting if the method has one.
 
         A regulariser is a member of the objective.
         """

@@ -20,7 +20,7 @@ from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, wi
 
 
 def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState) -> Tensors:
-    """Return the personal part of a client's state before its first round, in host memory."""
+    """Return the personal tensors in a client's state before its first round, in host memory."""
     tensors = {**initial.params, **initial.buffers}
     own = tensors if part.own_solver() is not None else {name: t for name, t in tensors.items() if name in stays}
     return pack(PERSONAL, {name: t.cpu() for name, t in own.items()})

@@ -63,7 +63,7 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
 
 
 def correct_shares(probabilities: Floats, true: Ints) -> Floats:
-    """Return each sample's share of correct predictions: 0 or 1, or also between if it can have several labels."""
+    """Return each sample's share of correct predictions, which is 0 or 1 unless a sample can have several labels."""
     correct = (probabilities > 0.5) == (true == 1) if true.ndim > 1 else (probabilities.argmax(axis=1) == true)[:, None]
     return np.asarray(correct.mean(axis=1), np.float64)
 

@@ -1,4 +1,4 @@
-"""VGG networks without BatchNorm: NIID-Bench's VGG-9 (used by PKD) and VGG-11."""
+"""VGG networks without BatchNorm: NIID-Bench's VGG-9, which PKD uses, and FedNTD's VGG-11."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Training data and batches on their device."""
+"""Training data on a device, and the batches drawn from it."""
