@@ -17,7 +17,7 @@ def data_frame(records: Records, columns: Sequence[str] | None = None) -> Any:
     try:
         import pandas
     except ImportError as error:
-        raise UserError("to_frame() needs pandas: pip install pandas") from error
+        raise UserError("a DataFrame needs pandas: pip install pandas") from error
     return pandas.DataFrame.from_records([dict(record) for record in records], columns=columns)
 
 

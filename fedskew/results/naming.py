@@ -11,7 +11,9 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
 
-IGNORED_KEYS = ("seed", "data_dir", "checkpoint_every", "engine", "device", "compile", "eval_local")
+IGNORED_KEYS = (
+    "seed", "data_dir", "checkpoint_every", "save_predictions", "engine", "device", "compile", "eval_local",
+)  # fmt: skip
 """Keys that may differ between the runs of one setting: the seed, and keys that do not change what is measured."""
 
 

@@ -59,7 +59,7 @@ def test_a_misspelt_name_gets_one_line() -> None:
 
 def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(fs.UserError, match=r"to_frame\(\) needs pandas: pip install pandas"):
+    with pytest.raises(fs.UserError, match=r"a DataFrame needs pandas: pip install pandas"):
         fs.methods().to_frame()
 
 

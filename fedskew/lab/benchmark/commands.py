@@ -61,7 +61,7 @@ class CommandTime:
     until: Until
     seconds: tuple[float, ...]
     cpu_seconds: tuple[float, ...]
-    """CPU time of the command. It depends less on other programs than `seconds`."""
+    """CPU time of the command. Other programs affect it less than `seconds`."""
     bound: float | None = None
 
     @property

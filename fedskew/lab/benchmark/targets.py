@@ -116,10 +116,10 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
     ]  # fmt: skip
     fedavg = [m for m in same if m.method == "fedavg"]
     same_engine = [m for m in fedavg if m.contender not in (*REFERENCES, BARE) and _engine(m) == _engine(ours)]
-    engine = [m for m in same_engine if m.sizes == ours.sizes and m is not ours]
+    fedavg_rounds = [m for m in same_engine if m.sizes == ours.sizes and m is not ours]
     bare = [m for m in fedavg if m.contender == BARE] if ours.method == "fedavg" else []
     loop = [m for m in fedavg if m.contender == LOOP] if ours.method == "fedavg" else []
-    return RoundsRow(ours, fastest(engine), fastest(bare), fastest(loop))
+    return RoundsRow(ours, fastest(fedavg_rounds), fastest(bare), fastest(loop))
 
 
 def _engine(m: Measurement) -> str:

@@ -174,7 +174,7 @@ class Terms:
     """Whether a run has the machine to itself. If not, it starts no worker processes."""
     command: str = ""
     lock_timeout: float = 0.0
-    """Seconds to wait until no other process writes to the run folder. A job that was moved from a dead node waits."""
+    """Seconds to wait until no other process writes to the run folder. Only a job moved from a dead node waits."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

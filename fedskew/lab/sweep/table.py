@@ -82,12 +82,12 @@ def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[GridValues]:
     Points with missing runs, and reference bounds, do not compete.
     """
     keys = grid_keys(lines)
-    task = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
+    federation_axes = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
     means: dict[GridValues, dict[GridValues, float]] = {}
     for grid_values, rows in by_point(lines).items():
         if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
             merit = metric.sign * _mean(grid_values, rows, metric)
-            means.setdefault(tuple(grid_values[i] for i in task), {})[grid_values] = merit
+            means.setdefault(tuple(grid_values[i] for i in federation_axes), {})[grid_values] = merit
     return {max(found, key=lambda grid_values: found[grid_values]) for found in means.values() if len(found) > 1}
 
 
