@@ -75,7 +75,7 @@ license = "Apache-2.0"
 dependencies = ["fedskew[flower]"]
 
 [tool.fedskew]
-version = "{version}"  # that wrote this app; server and sites need the same minor version
+version = "{version}"  # of the fedskew that wrote this app; server and sites need the same minor version
 
 [tool.flwr.app]
 publisher = "fedskew"
@@ -99,7 +99,7 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
             head + _table("tool.flwr.app.config", training),
             _table("tool.flwr.app.config.method", _without_help({"name": config.method, **config.method_params})),
             _table("tool.flwr.app.config.federation", federation),
-            "# Every site's data must meet this contract. A site may lack some of the classes.",
+            "# Every site's data must meet this contract. With one label per sample, a site may lack some classes.",
             _table("tool.flwr.app.config.contract", _without_help(contract.to_json())),
         ]
     )

@@ -20,7 +20,7 @@ _MAX_NAMES = 20
 
 
 def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
-    """Make the approval of an app, whose files are hashed as Flower would send them.
+    """Make the approval of an app, with the hashes of the files that Flower would send.
 
     `approved_by` is a person, by default the current user.
     """
@@ -56,7 +56,7 @@ def require_approval(app: Path, site_folder: Path) -> bool:
         return False
     folder = app if app.is_dir() else app.parent
     if app_hash(file_hashes(build_archive(folder))) not in {approval.hash for approval in approvals}:
-        raise UserError(f"this site has not approved {folder}; expected `fedskew federate approve {folder} SITE.yaml`")
+        raise UserError(f"this site has not approved {folder}; run `fedskew federate approve {folder} SITE.yaml`")
     return True
 
 

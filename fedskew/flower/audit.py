@@ -1,7 +1,7 @@
 """The audit logs of a federation: what was requested, which app requested it, what left a site, and what was refused.
 
 Every site has one in its state folder, and the server has one in the run's folder. Both are chained logs. A site
-writes an entry before its reply leaves. If it cannot, the reply does not leave.
+writes an entry before its reply leaves. If it cannot, it sends a refusal instead of the reply.
 
     event      request, reply, refused, failed, repaired; at the server also start, end, discarded (a reply that is not
                used), late and absent (no reply), disconnected
@@ -10,7 +10,7 @@ writes an entry before its reply leaves. If it cannot, the reply does not leave.
     app        hash of the app that passed the request on, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
     tensors    names, types and shapes of the reply's tensors, with their size and digest
-    epsilon    what the site has spent of its privacy, and of that of one sample, in all runs together
+    epsilon    ε of the whole site and of one sample, for all updates in all runs together
     reason     why a request was refused or failed
 
 The digests in a site's log are also in the server's, so the two logs can be compared.
@@ -35,13 +35,13 @@ _TYPES = {"F": "float", "I": "int", "U": "uint"}
 
 
 def site_log(site: Path) -> ChainedLog:
-    """The log of a site, from its site.yaml. Only the place of its state is read."""
+    """Find the log of a site. Only the state folder is read from site.yaml."""
     return ChainedLog(site.parent / str(read_site_values(site).get("state", "state")) / NAME)
 
 
 def read_site_values(site: Path) -> dict[str, Any]:
     """Read a site.yaml without checking it, for processes that must not import torch."""
-    import yaml  # imported late, because a ClientApp needs it only if it refuses an app
+    import yaml  # imported late, because most ClientApps do not need it
 
     try:
         values = yaml.safe_load(site.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ def _type(name: Any) -> str:
 
 
 def finite_or_none(number: float) -> float | None:
-    """JSON has no infinity."""
+    """Return None for infinity and NaN, which JSON does not have."""
     return number if math.isfinite(number) else None
 
 
@@ -131,7 +131,7 @@ def describe_entry(entry: Entry) -> str:
 
 
 def _describe_epsilon(spent: Entry) -> str:
-    """Say what was spent of the privacy of the whole site or, if that is infinite, of one sample."""
+    """Describe the ε of the whole site or, if that is infinite, of one sample."""
     if spent["epsilon"] is not None:
         return f"ε {spent['epsilon']:.3g} at δ {spent['delta']:g} for the site"
     if spent.get("example_epsilon") is not None:  # earlier versions do not have it

@@ -1,8 +1,8 @@
 """A backup of a federation's server, taken while it works.
 
-A plain copy of these files can be unusable. SQLite's newest pages are in a second file, a checkpoint may be replaced
-while it is read, and an audit log may grow between the copies of its two files. So the database is copied by SQLite,
-the audit log while nobody can write to it, and the run folder in an order in which every copy can be resumed.
+A plain copy of the server's files can be unusable. SQLite's newest pages are in a second file, a checkpoint may be
+replaced while it is read, and an audit log may grow between the copies of its two files. So SQLite copies the database,
+the audit log is copied while nobody can write to it, and the run folder in an order in which every copy can be resumed.
 
     superlink.db    the SuperLink's database, with the registered keys
     run/            the run folder
@@ -25,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""How many times the checkpoints are listed again, if a run removes all of them while they are copied."""
+"""How many times the checkpoints are listed at most. A run may remove all of them before they are copied."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Backup:
 
     folder: Path
     round: int | None
-    """The round after which its run resumes. None if it has no checkpoint yet."""
+    """The round after which the run resumes. None if the run has no checkpoint yet."""
     is_finished: bool
 
 
 def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | None = None) -> Backup:
-    """Write a backup into a new folder that only its owner can enter, and check it."""
+    """Write a backup into a new or empty folder, which only its owner can then enter, and check the backup."""
     if not RunFolder(run).config_path.exists():
-        raise UserError(f"{run} is not the folder of a run; expected federation.folder of the app, after its start")
+        raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, once a run has begun")
     with reporting_os_errors("write", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not an empty folder; choose another")
@@ -73,8 +73,8 @@ def copy_database(source: Path, target: Path) -> None:
 def copy_run(source: Path, target: Path) -> None:
     """Copy a run folder that may be in use, so that the copy can be resumed.
 
-    The summary comes first: if it exists, the run is finished and nothing else changes. A checkpoint comes before the
-    rows, because the rows of its rounds were written before it.
+    The summary comes first: if it exists, the run is finished and nothing else changes. The checkpoints come before
+    the rows, because a run writes the rows of a checkpoint's rounds before the checkpoint.
     """
     run, target_run = RunFolder(source), RunFolder(target)
     target.mkdir(mode=0o700)
@@ -85,7 +85,7 @@ def copy_run(source: Path, target: Path) -> None:
         with ChainedLog(run.audit_path).locked():
             for path in (run.audit_path, head_path(run.audit_path)):
                 shutil.copy2(path, target / path.name)
-    for path in _other_files(source):
+    for path in _visible_files(source):
         copy = target / path.relative_to(source)
         if not copy.exists():
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,8 +108,8 @@ def _copy_checkpoints(source: Path, target: Path) -> None:
     raise UserError(f"the checkpoints in {source} change too quickly to be copied; try again")
 
 
-def _other_files(source: Path) -> Iterator[Path]:
-    """List the files of a run folder, without locks and drafts. Their names begin with a dot."""
+def _visible_files(source: Path) -> Iterator[Path]:
+    """List the files of a run folder, without locks and drafts, which have names that begin with a dot."""
     return (
         path
         for path in sorted(source.rglob("*"))
@@ -118,9 +118,9 @@ def _other_files(source: Path) -> Iterator[Path]:
 
 
 def _checked(folder: Path) -> Backup:
-    """Read the backup as a run that resumes would, and check its audit log."""
+    """Read the backup as a resumed run would, and check its audit log."""
     run = RunFolder(folder / "run")
     if run.audit_path.exists() and (problem := read_chain(run.audit_path).problem):
-        raise UserError(f"the audit log of the run was changed: {problem}; `fedskew federate audit verify` names it")
+        raise UserError(f"the audit log of the run was changed: {problem}")
     checkpoint = run.load_checkpoint()
     return Backup(folder, None if checkpoint is None else checkpoint.round, run.finished)

@@ -1,7 +1,7 @@
 """X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients accept.
 
-Python 3.13 refuses certificates without the extensions for key identifiers and key usage, so these have them.
-Flower accepts node keys in OpenSSH's format, on a NIST curve.
+Python 3.13 refuses certificates without the extensions for key identifiers and key usage, so all certificates here
+have both. Flower accepts node keys in OpenSSH's format, on a NIST curve.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
 """A certificate should be renewed if it expires within this time."""
 _CLOCK_SKEW = timedelta(minutes=5)
-"""A certificate is valid from this long before it is made, because the clocks of the machines may differ."""
+"""A certificate is backdated by this much, because the clocks of the machines may differ."""
 
 Key = ec.EllipticCurvePrivateKey
 """A private key."""
@@ -109,7 +109,7 @@ def days_left(certificate: bytes) -> float:
 
 
 def server_days_left(certificate: bytes, key: bytes, authority: bytes) -> float:
-    """`days_left` of a server's certificate. Also raise ValueError if key or authority does not belong to it."""
+    """`days_left` of a server's certificate. Also raise ValueError if the key or authority does not match."""
     loaded = x509.load_pem_x509_certificate(certificate)
     if load_pem_private_key(key, password=None).public_key() != loaded.public_key():
         raise ValueError("the key does not belong to the certificate")

@@ -4,11 +4,11 @@ A line that was changed, removed or moved breaks the chain, and `read_chain` nam
 has the number and the hash of the last line, so that missing lines at the end are also found. Whoever may write both
 files can write a whole new chain, so note the last hash elsewhere from time to time.
 
-`append` forces its line to disk before it returns. A process that is killed in between leaves an incomplete last line.
-The next `append` ends that line and adds a line with the event `repaired`, which has the hash of the incomplete one. No
-byte of the log is ever changed or removed.
+`append` forces its line to disk before it returns. A process that is killed while it writes may leave an incomplete
+line. The next `append` ends that line and adds a line with the event `repaired`, which has the hash of the incomplete
+one. No byte of the log is ever changed or removed.
 
-Nothing here imports torch, because Flower's processes at a site also write to the log.
+Nothing here imports torch, because a ClientApp also writes to the log, and must start quickly.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Entry = dict[str, Any]
 
 REPAIRED = "repaired"
 _FIRST = "0" * 64
-"""What the first line has as the hash of the line before it."""
+"""The `previous` hash of the first line."""
 _TAIL_BYTES = 65536
 """Bytes that are first read from the end of a log, to find its last line."""
 _LINES_PER_APPEND = 2
@@ -39,7 +39,7 @@ _LINES_PER_APPEND = 2
 
 
 class LogDamaged(UserError):
-    """A log was changed. The text names the first line that shows it."""
+    """A log or its head was changed."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Chain:
 
     entries: tuple[Entry, ...]
     repairs: int
-    """Number of incomplete lines, which processes left that were killed."""
+    """Number of incomplete lines, left by processes that were killed."""
     problem: str | None
-    """The first line that was changed, removed or moved. None if the log is intact."""
+    """The first sign that the log was changed. None if the log is intact."""
 
     @property
     def head(self) -> str:
@@ -66,13 +66,13 @@ class ChainedLog:
         self._head_path = head_path(path)
 
     def append(self, entry: Entry) -> Entry:
-        """Add a line, and return it with its number, time and hashes. It is on disk when this returns."""
+        """Add a line, and return it with its number, time and hashes."""
         with self.locked():
             return self.append_locked(entry)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from writing, for callers that read the log before they add to it."""
+        """Keep other processes from writing while the block runs."""
         with _reporting("write", self.path):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self.path.with_name(f".{self.path.name}.lock")):
@@ -105,13 +105,13 @@ class ChainedLog:
         size = os.fstat(descriptor).st_size
         length = _TAIL_BYTES
         while True:
-            first = max(0, size - length)
-            lines = _read_from(descriptor, first).split(b"\n")
+            start = max(0, size - length)
+            lines = _read_from(descriptor, start).split(b"\n")
             is_open = lines[-1] != b""
-            lines = lines[1 if first else 0 : None if is_open else -1]  # the first line may begin before `first`
+            lines = lines[1 if start else 0 : None if is_open else -1]  # the first line may begin before `start`
             entries = [_parse(line) for line in lines]
             known = [entry for entry in entries if entry is not None]
-            if first == 0 or len(known) > _LINES_PER_APPEND:
+            if start == 0 or len(known) > _LINES_PER_APPEND:
                 break
             length *= 4
         self._require_head(known)
@@ -224,13 +224,13 @@ class NewEntries:
 
 
 def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequence[bytes]) -> str | None:
-    """Say how an entry does not follow those before it. None if it does."""
+    """Say why an entry cannot follow those before it. None if it can."""
     last = before[-1] if before else None
     expected = 1 if last is None else last["number"] + 1
     if entry["hash"] != _hash(entry):
-        return f"line {line} was changed: its content does not have its hash"
+        return f"line {line} was changed: its hash does not match its content"
     if torn and (entry.get("event") != REPAIRED or entry.get("torn") != [_digest(part) for part in torn]):
-        return f"line {line - len(torn)} was changed: it is no entry, and line {line} does not repair it"
+        return f"line {line - len(torn)} was changed: it is not an entry, and line {line} does not repair it"
     if entry["number"] > expected:
         missing = entry["number"] - expected
         return f"{missing} {'entry is' if missing == 1 else 'entries are'} missing before line {line}"

@@ -1,4 +1,4 @@
-"""The ClientApp. It passes messages to the site's worker, and its replies back, without reading the tensors.
+"""The ClientApp. It passes messages to the site's worker, and the worker's replies back, without reading the tensors.
 
 Flower starts a new process for every message, so this module imports neither torch nor data.
 """
@@ -25,12 +25,12 @@ from fedskew.flower.wire import Facts, from_records, to_records
 app = ClientApp()
 
 app_hash: str | None = None
-"""Hash of the app whose ClientApp this process is, for the audit log. `node.py` sets it. None if Flower's own SuperNode
-started the process."""
+"""Hash of the app that this process runs, for the audit log. `node.py` sets it. None if Flower's own SuperNode started
+the process."""
 _START_SECONDS = 120.0
 """Seconds in which a worker must start."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
-"""Seconds between attempts to connect to a worker that starts."""
+"""The first and the longest wait between attempts to connect to a worker that is starting, in seconds."""
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -49,7 +49,7 @@ app.evaluate()(answer)
 
 
 def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start one other."""
+    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once."""
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
@@ -79,7 +79,7 @@ def _connect_to_worker(site: Path) -> socket.socket:
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
-    """Start the site's worker as a program and return it. If a fork server can start the worker, return None."""
+    """Let the fork server start the site's worker and return None, or start the worker as a program and return that."""
     with contextlib.suppress(KeyError, OSError):
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None

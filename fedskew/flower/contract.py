@@ -3,8 +3,8 @@
 With `column_sums`, the contract of the app is a draft: it has the columns of a table and their kinds. Before the first
 round, the sites send sums, from which the server makes the complete contract.
 
-Classes are numbered in the order of the contract. A site may lack some classes or list them in another order. Its
-labels are renumbered by name.
+Classes are numbered in the order of the contract. A site may list them in another order, and its labels are renumbered
+by name. With one label per sample, a site may also lack some classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedskew.errors import UserError, shorten, unknown
 from fedskew.task import TASKS
 
 _FAR = 5.0
-"""A site gets a warning if the mean of its column is more than this many standard deviations from the contract's."""
+"""A site gets a warning if the mean of a column is more than this many standard deviations from the contract's."""
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
@@ -50,7 +50,7 @@ class Contract:
     vocabulary: int = 0
     """Number of words or tokens, for text."""
     columns: tuple[str, ...] = ()
-    """Columns of a table, in order. If it is empty, it is not checked whether sites use the same columns."""
+    """Columns of a table, in order. If it is empty, nothing checks that sites use the same columns."""
     words: str = ""
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
     words_hash: str = ""
@@ -99,10 +99,7 @@ class Contract:
         return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
 
     def data_options(self, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the contract's classes and table encoding to the options with which a site's own data are loaded.
-
-        So the site can encode its rows without any information from other sites.
-        """
+        """Add the contract's classes and table encoding to the options with which a site's own data are loaded."""
         if not path.exists():
             return dict(given)
         known: dict[str, Any] = {"classes": ClassesElsewhere(self.classes)}
@@ -196,7 +193,7 @@ class Contract:
         return plain | {"column_sums": True} if self.column_sums else plain
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """Return a site's data with the federation's classes and scaling. If they differ, raise a `UserError`."""
+        """Return a site's data with the federation's classes and scaling. Refuse data that do not meet the contract."""
         if differences := self._differences(dataset):
             raise UserError(f"the data do not meet the federation's contract: {'; '.join(differences)}")
         dataset = self._reorder(dataset)
@@ -312,7 +309,7 @@ class Contract:
         if not self.fields and dataset.vocabulary != self.vocabulary:
             return f"the vocabulary has {dataset.vocabulary} entries, expected {self.vocabulary}"
         if self.words_hash and self.words == dataset.name and _hash_words(dataset) != self.words_hash:
-            return "its words have other numbers, expected one numbering for all sites, such as one tokenizer's ids"
+            return "words have other numbers, expected one numbering for all sites, such as one tokenizer's ids"
         return None
 
 

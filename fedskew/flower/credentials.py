@@ -83,7 +83,7 @@ def make_credentials(
     """Make the missing files for these sites and for a server with these host names.
 
     Existing files stay, so a site can be added to a running federation. The server's certificate is valid for `days`.
-    It is replaced if it lacks a host name or expires within a month, and keeps the host names that it has.
+    It is replaced if it lacks a host name or expires within a month. The new one keeps the old host names.
     """
     _check_sites(sites)
     if days < 1:

@@ -1,4 +1,4 @@
-"""Describe what a site reveals under a federation's settings, for `--check`, the app's README and the model card."""
+"""Describe what a site reveals, for `federate site --check`, the app's README and the model card."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class FederationServer(Server):
         return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
 
     def kept_states(self, state: RunState) -> dict[int, Facts]:
-        """Name each site's own state, for tests of personal models. Empty for methods without a personal part."""
+        """Identify each site's own state, for tests of personal models. Empty for methods without a personal part."""
         if self.personal is None:
             return {}
         run, clients = config_hash(self._config), range(self._federation.clients)
@@ -160,12 +160,12 @@ def _check_report(report: Tensors, classes: int, with_predictions: bool) -> Tens
     counts, shares = report["label_counts"], report.get("probability", torch.zeros(()))
     is_possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
     if not is_possible:
-        raise Garbled("it has impossible numbers")
+        raise Garbled("the report has impossible numbers")
     return report
 
 
 def refuse_unfit(method: Method, config: Config) -> None:
-    """Refuse methods that need all data on one machine or have no common model."""
+    """Refuse methods and settings that only a simulation can run."""
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         if stage.cohort == "pooled":
             raise UserError(
@@ -175,14 +175,14 @@ def refuse_unfit(method: Method, config: Config) -> None:
             raise UserError(f"method {method.name!r} has no common model: each site can train alone without a server")
     if method.personal is not None and config.init is not None:
         raise UserError(
-            f"init is {config.init!r}, but the sites must know the initial values of what method {method.name!r} keeps "
-            "there, which the seed sets; expected no init"
+            f"init is {config.init!r}, but method {method.name!r} keeps tensors at the sites, where the seed "
+            "initialises them; expected no init"
         )
     if config.client_test:
         raise UserError("client_test is for simulations; in a federation, every site has its own test part")
     if method.server.needs_server_data:
         raise UserError(
-            f"method {method.name!r} needs samples at the server, which it has in simulations only; expected a method "
+            f"method {method.name!r} needs samples at the server, which only a simulation has; expected a method "
             "whose samples stay at the sites"
         )
     if config.server_data:

@@ -47,7 +47,7 @@ def main(site: str) -> None:
 
 
 def _work(site: str, superexec: int, outputs: list[int]) -> None:
-    """Run the worker of a site in this process, then exit. `outputs` are those of the ClientApp that requested it."""
+    """Run a site's worker in this process, then exit. `outputs` are the ClientApp's standard output and error."""
     status = 1
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""Send facts, a JSON object, and bytes over a stream socket: two lengths, the JSON, the bytes. Nothing is pickled."""
+"""Send frames over a stream socket. A frame is two lengths, a JSON object (the facts) and bytes. Nothing is pickled."""
 
 from __future__ import annotations
 

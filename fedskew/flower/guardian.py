@@ -3,7 +3,7 @@
     python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
 
 All processes of a trial have a mark in their environment, which their descendants inherit, even those that Flower
-detaches. The guardian waits for the end of the process that started it, which holds the other end of a pipe. Then it
+detaches. The guardian's standard input is a pipe from the process that started it. When that process ends, the guardian
 kills all processes that have the mark.
 """
 

@@ -1,4 +1,4 @@
-"""Runs that train nothing: a survey of the sites' data, or a test of a finished model on them.
+"""Runs that train nothing: a survey of the sites' data, or a test of a finished model on these data.
 
 The results are in a folder beside the run's, such as `runs/first-survey`.
 """
@@ -19,7 +19,7 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Sites
 
 MakeSites = Callable[[Contract, Config], Sites]
-"""From the contract and the configuration to the sites, which receive both with every request."""
+"""Makes the sites, which receive this contract and this configuration with every request."""
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
@@ -32,7 +32,7 @@ def require_declared_purpose(settings: FederationSettings, purpose: str) -> None
     """Refuse an inquiry that the app does not declare, because sites would refuse it, too."""
     key = {"survey": "survey", "evaluate": "evaluate_only"}[purpose]
     if not getattr(settings, key):
-        raise UserError(f"federation.{key} is false in the app; expected true, approved by the sites")
+        raise UserError(f"federation.{key} is false in the app; expected true, in an app that the sites approve")
 
 
 def run_inquiry(

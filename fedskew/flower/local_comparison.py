@@ -1,8 +1,9 @@
 """Compare a finished model with one that the site trains alone, on the site's held-out samples.
 
-A site can decide by this whether it accepts the model. Nothing leaves the site. The local model has the app's
-architecture and settings, and as many epochs as a site trains in the federation. Neither model has seen the samples on
-which both are tested. The interval of the difference is that of paired results: each sample counts +1, 0 or −1.
+The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
+architecture and settings, and as many epochs as a site that takes part in every round. Neither model has seen the
+samples on which both are tested. The interval of the difference is that of paired results: with one label per sample,
+each sample counts +1, 0 or −1.
 """
 
 from __future__ import annotations

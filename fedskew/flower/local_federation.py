@@ -82,7 +82,7 @@ class LocalFederation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """A separate folder for Flower's files, and the mark by which the guardian finds these processes."""
+        """Variables of all processes: a separate folder for Flower's files, and the mark for the guardian."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
         return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 
@@ -149,9 +149,10 @@ class LocalFederation:
         return self.nodes[site]
 
     def restart_ended(self, log: Callable[[str], None]) -> None:
-        """Start the SuperLink and the sites again that have ended, as a service manager does.
+        """Restart the SuperLink and the sites that have ended, as a service manager does.
 
-        Flower refuses a site that was killed for about a minute, so it takes several attempts. One line is logged.
+        For about a minute, Flower refuses a site that was killed. So a site may need several attempts, and only the
+        first is logged.
         """
         if self.superlink is not None and not self.superlink.running:
             log(f"warning: the SuperLink ended; starting it again. Its log is {self.superlink.log}")

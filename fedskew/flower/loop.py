@@ -1,7 +1,7 @@
 """The rounds of a federation across machines.
 
 Every message to a site takes seconds. So the sites test the model of round r and train round r + 1, which starts from
-that model, in reply to one message. Only the last round of a stage is tested with separate messages.
+that model, in reply to one message. The last round of a stage is tested with separate messages.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class FederatedRounds:
                 exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
                 replies = evaluation.request(exchanged, tested, labels, frozen, kept)
             return evaluation.measure(replies, plan.runtime.test_set, model, labels)
-        except NoTests as error:  # for example because the sites have tested other models for a round that is repeated
+        except NoTests as error:  # for example if the round is repeated, and the sites already tested another model
             self._sites.log(f"round {plan.before.round + 1} has no evaluation: {error}")
             return {}
 
@@ -156,7 +156,7 @@ class FederatedRounds:
         return RequestedRound(plan, *answers, absent)
 
     def _tests_locally(self, plan: RoundPlan) -> bool:
-        """Whether the participants test the global model before and after training, as in each evaluated round."""
+        """Whether the participants of this round test the global model before and after training."""
         return self._settings.local_tests and plan.stage.model == "global" and self._server.evaluation.is_due(plan)
 
     def _local_tests(self, requested: RequestedRound, found: SiteUpdates) -> dict[str, list[float | None]] | None:
@@ -189,7 +189,7 @@ class FederatedRounds:
         )
 
     def _privacy_spent(self) -> dict[str, Any]:
-        """Compute the ε of a site that took part in every round, including rounds that were repeated after a crash.
+        """Compute and log the ε of a site that took part in every round, including rounds repeated after a crash.
 
         With example-level privacy, it is the ε of one sample of such a site.
         """

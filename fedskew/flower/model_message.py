@@ -20,7 +20,7 @@ def read_model(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
 
 
 def single_model(stacked: ModelState) -> ModelState:
-    """The model of the only client of a result, whose tensors have a leading client axis."""
+    """Return the only client's model. The tensors of `stacked` have a leading client axis."""
     first = ({name: t[0] for name, t in tensors.items()} for tensors in (stacked.params, stacked.buffers))
     return ModelState(*first)
 

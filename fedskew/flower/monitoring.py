@@ -34,7 +34,7 @@ class Metric:
     value: float | dict[str, float]
     """A summary has the values `sum` and `count`."""
     label: str = ""
-    """The label's name, if there are several values."""
+    """The label's name. Empty if the metric has no label."""
 
 
 class Monitored(Protocol):
@@ -98,7 +98,7 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     lock = threading.Lock()  # the component's files are read by one request at a time
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests. It refuses other host names, so that no web page from elsewhere can read them."""
+        """Answers GET requests. It refuses other host names, so that web pages from elsewhere cannot read replies."""
 
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):

@@ -6,8 +6,8 @@ Flower's SuperNode starts a second program, the SuperExec, which starts a new Py
 them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once. The
 SuperExec and the ClientApps are forks of that process, which start within milliseconds and share its memory.
 
-Flower gives up on a server for good if a connection ends during the TLS handshake, as it does when a SuperLink or a
-proxy restarts. Here only a refused certificate is a reason to give up.
+Flower gives up on a server for good if a connection ends during the TLS handshake, as happens when a SuperLink or
+a proxy restarts. Here the SuperNode tries again, unless the certificate was refused.
 
 Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
 approved does not run. Instead, a ClientApp of this module replies with the refusal.
@@ -50,7 +50,7 @@ from fedskew.flower.wire import Garbled, from_records, to_records
 from fedskew.platforms import fork, wait_for_end
 
 _GRACE_SECONDS = 30.0
-"""Seconds that a SuperNode whose parent was killed has to end."""
+"""Seconds in which a SuperNode must end after its parent was killed."""
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGQUIT")
 
 
@@ -82,7 +82,7 @@ def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
         exit_handler.registered_exit_handlers.clear()
         for name in _SIGNALS:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
-        _check_approval(site)
+        _allow_only_approved_app(site)
         runtime.run_clientapp(spec.runtime_api_address, spec.token, insecure=True, parent_pid=spec.parent_pid)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1
@@ -94,7 +94,7 @@ def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
         os._exit(status)
 
 
-def _check_approval(site: Path) -> None:
+def _allow_only_approved_app(site: Path) -> None:
     """Change Flower's runtime in this process, so that it installs and loads only an app that the site approved."""
     install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
     reason: str | None = None
@@ -146,7 +146,7 @@ def _run_superexec(address: str, supernode: int, site: Path) -> None:
 
 
 def patient_retry_invoker() -> RetryInvoker:
-    """Make Flower's retry invoker, which also retries if a connection ends during the TLS handshake."""
+    """Make a retry invoker like Flower's that also retries if a connection ends during the TLS handshake."""
     invoker = make_simple_http_retry_invoker()
     flower_gives_up = invoker.should_giveup
 
@@ -160,7 +160,7 @@ def patient_retry_invoker() -> RetryInvoker:
 
 
 def _end_with_parent(parent: int) -> None:
-    """End the SuperNode when the command that started it was killed, so that the site can be started again."""
+    """End the SuperNode when the command that started it is killed, so that the site can be started again."""
     if parent > 1:
         wait_for_end(parent)
         os.kill(os.getpid(), signal.SIGTERM)  # so that the server learns of it

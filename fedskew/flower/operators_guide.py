@@ -42,8 +42,8 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
 resumes it. The settings for how long and for how many sites the server waits may change. Most others must not.
-The run's folder keeps the federation's settings of the first start in `federation.json`. If a setting differs that must
-not, the command refuses and names it.
+`federation.json` in the run's folder has the settings of the first start. If a setting has changed that must not, the
+command refuses and names it.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

@@ -36,8 +36,8 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
         return prepared.config
     if contract.column_sums and config.train != "all":
         raise UserError(
-            f"train is {config.train!r}, but sites that fit their encoding to column sums cannot use the weights of "
-            "init before that; expected train: all, or no column sums"
+            f"train is {config.train!r}, but sites cannot use the weights of init before the encoding is fitted "
+            "to column sums; expected train: all, or no column sums"
         )
     return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
 

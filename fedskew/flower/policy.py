@@ -10,19 +10,19 @@
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
-      tests_per_round: 2             # models that the server may have tested for one round; the second is for a restart
-      survey: {round_to: 10}         # answers surveys, and how it hides single samples in them; default: it does not
-      evaluate: {models: 1}          # how many finished models the server may have tested here; default: none
+      tests_per_round: 2             # how many models the site tests for one round; the second is for a restart
+      survey: {round_to: 10}         # how the site hides single samples in answers to surveys; default: no answers
+      evaluate: {models: 1}          # how many finished models the site tests; default: none
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
       require: [secure-aggregation]  # what a run must use; default: nothing
 
 `column sums` and `local tests` leave a site only if `reveals` lists them.
 
-A site with a budget or a demand for noise sends nothing without noise, unless it is allowed by name: `losses`,
-`updates` (whose noise the server adds) and what a method reveals about labels under `reveals`, tests by `metrics` in
-site.yaml, surveys by `survey`, and tests of finished models by `evaluate`. The number of samples is public. The site's
-worker checks every request against the policy.
+A site with a budget or a demand for noise sends nothing without noise, with these exceptions: what `reveals` lists
+(`losses`, `updates` to which the server adds the noise, and what a method reveals about labels), tests if `metrics` in
+site.yaml allows them, surveys if there is a `survey` key, and tests of finished models if there is an `evaluate` key.
+The number of samples is public. The site's worker checks every request against the policy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """What leaves a site only if `reveals` lists it."""
 LOSSES, UPDATES = "losses", "updates"
-"""What leaves a site that demands noise only if `reveals` lists it."""
+"""What a site that demands noise sends only if `reveals` lists it."""
 SECURE_AGGREGATION = "secure-aggregation"
 """What a site can require of a run."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
@@ -58,12 +58,12 @@ class EvaluationRules:
     models: int = 1
     """How many different models are tested, for the same classes and columns."""
     by_site: bool = True
-    """Whether the results may list the site by name. Otherwise they only contain it in the total."""
+    """Whether the results may list the site by name. Otherwise the site counts only in the total."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits of one site. None means no limit."""
+    """The limits of one site. None means no limit, unless said otherwise."""
 
     methods: tuple[str, ...] | None = None
     reveals: tuple[str, ...] | None = None
@@ -112,7 +112,7 @@ class Policy:
         return item in (self.reveals or ())
 
     def require_run(self, config: Config) -> None:
-        """Refuse a run whose method or number of rounds is not allowed."""
+        """Refuse a run if its method, what it reveals about labels, or its number of rounds is not allowed."""
         methods = [part.strip() for part in config.method.split("+")]
         for method in methods if self.methods is not None else ():
             if method not in (self.methods or ()):
@@ -144,7 +144,7 @@ class Policy:
         self.require_noise(facts["noise"])
 
     def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
-        """If the site demands noise, refuse updates or losses that would leave it without noise.
+        """If the site demands noise, refuse losses, which have none, and updates to which only the server adds noise.
 
         `privacy` says who adds noise: local, central, example or none.
         """
@@ -171,7 +171,7 @@ class Policy:
             )
 
     def require_noise(self, noise: list[float] | None) -> None:
-        """Refuse local noise that is too small. `noise` is the clip and the noise multiplier."""
+        """Refuse too little local noise or too large a clip. `noise` is the clip and the noise multiplier."""
         if self.noise is None:
             return
         if noise is None:

@@ -8,7 +8,7 @@
               (`engine/private_gradient.py`). So the server learns little about any one sample, but it may learn much
               about a site.
 
-The first two have an ε for a whole site. Two runs are neighbours if they differ in the data of one site, whose change
+The first two have an ε for a whole site. Two runs are neighbours if they differ in the data of one site. Its change
 is replaced by any other of norm C at most. Which sites take part in a round is public, so K is the same in both runs.
 The mean then differs by at most 2·C/K, and a local change by at most 2·C. In both cases the sensitivity is 2, in the
 unit that z multiplies.
@@ -60,8 +60,8 @@ def private_change(
 ) -> Tensors:
     """Return the trained parameters, with their change from `start` clipped, and with secret noise in every entry.
 
-    A change with a number that is not finite counts as no change. It has no norm to clip by, and a server can cause it:
-    if it sends -inf as one bias, all other entries stay finite.
+    A change with a number that is not finite has no norm to clip by, and counts as no change. Otherwise a server could
+    get changes that are not clipped: if it sends -inf as one bias, the changes of the other parameters are finite.
     """
     change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
@@ -75,7 +75,7 @@ def private_change(
 
 
 def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[str, Tensor]) -> None:
-    """Refuse methods and models whose releases the accounting of whole sites does not cover."""
+    """Refuse methods and models that send something that the ε of whole sites does not cover."""
     if method.weighting is not None:
         raise UserError(f"method {method.name!r} sets the sites' weights; {kind} privacy needs equal ones")
     if average != "uniform":
@@ -89,4 +89,4 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
         )
     statistics = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
     if statistics:
-        raise UserError(f"the model averages statistics ({statistics[0]}), whose change has no bound; choose another")
+        raise UserError(f"the model averages statistics ({statistics[0]}) without a bound; choose another model")

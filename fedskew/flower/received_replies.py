@@ -5,8 +5,8 @@ arrive, the round is repeated, without the requests that are already answered he
 again because the server or another site failed, and no update is lost that the server has acknowledged. With noise, a
 second update would also cost privacy.
 
-The files of the last two rounds are kept, because the sites train a round before the row of the round before it is
-written (see `loop`). They are deleted when the run is finished.
+The files of the last two rounds are kept, because the sites train round r + 1 before the row of round r is written (see
+`loop`). All files are deleted when the run is finished.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
         raise Garbled(answer.reason)
     facts, model_round = answer.facts, work.key.round
     if facts.get("round") != model_round:
-        raise Garbled(f"it is for round {facts.get('round')!r} of the model; expected round {model_round}")
+        raise Garbled(f"it was trained after round {facts.get('round')!r} of the model; expected round {model_round}")
     visits = facts.get("visits")
     if not is_count(visits):
         raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")

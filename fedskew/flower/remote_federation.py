@@ -1,4 +1,4 @@
-"""A federation whose samples are at its sites. The server knows only how many samples each site has."""
+"""A federation whose samples are at its sites. The server knows at most how many samples each site has."""
 
 from __future__ import annotations
 

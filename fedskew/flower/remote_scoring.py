@@ -1,7 +1,7 @@
 """Have a finished model tested on the sites' own data. The sites send score histograms, which are added up.
 
-A site may decline to be listed by name. If exactly one site declines, no site is listed, because the total without the
-others would be that site. The server itself receives the histograms of every site, with or without a list.
+A site may decline to be listed by name. If exactly one site declines, no site is listed, because the total minus the
+others would be that site's result. The server itself receives the histograms of every site, with or without a list.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class FinishedModel:
 
 
 def weights_file(model: str | Path) -> Path:
-    """Return the file of weights that a user names by itself, or by the folder of an exported model."""
+    """Return the file of weights. `model` is that file or the folder of an exported model."""
     path = Path(model).expanduser()
     path = path / WEIGHTS if path.is_dir() else path
     if not path.is_file():
@@ -62,7 +62,7 @@ def read_finished_model(file: str, contract: Contract, config: Config) -> Finish
     model, report = start_from(file, blank)
     if report.left:
         name, reason = next(iter(report.left.items()))
-        raise UserError(f"{file} is no finished {config.model}: {name}, {reason}; expected the app's model and data")
+        raise UserError(f"{file} is not a finished {config.model}: {name}, {reason}; expected the app's model and data")
     state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
     return FinishedModel(state, file, report.sha256)
 

@@ -23,7 +23,7 @@ _BOUNDS = ("low", "median", "high")
 
 
 def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
-    """Request a description of each connected site's data. Return the answers, and the reasons of those without one."""
+    """Request a description of each connected site's data. Return the answers, and why other sites gave none."""
     sites.wait_for(settings.begin_with or settings.required_sites)
     answers = sites.request("describe", {client: {} for client in sites.online}, b"", settings.round_timeout)
     described: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings)
             described[name] = read_description(answer, contract)
         except Garbled as problem:
             declined[name] = str(problem)
-            sites.log(f"the survey has no answer of {name}: {problem}")
+            sites.log(f"the survey has no answer from {name}: {problem}")
     if not described:
         raise UserError(f"no site answered the survey: {'; '.join(f'{n}: {r}' for n, r in declined.items())}")
     absent = [name for client, name in enumerate(sites.names) if client not in answers]
@@ -78,7 +78,7 @@ def _is_share(value: Any) -> bool:
 
 
 def write_survey(folder: Path, survey: Facts) -> None:
-    """Write the answers, and the label counts as a table with a row per site. A site without any count is left out."""
+    """Write the answers, and the label counts as a table with a row per site. A site with only zeros is left out."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["site", *survey["classes"]])

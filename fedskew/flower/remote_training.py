@@ -25,12 +25,12 @@ from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
 Answers = Mapping[int, Reply | Failure]
-"""The participants' replies, by client."""
+"""Each participant's reply, or why there is none, by client."""
 
 
 @dataclass(frozen=True)
 class SiteUpdates:
-    """The usable updates of a round, and the reasons why other sites' updates are discarded."""
+    """The updates of a round in the expected form, and the reasons why other sites' updates are discarded."""
 
     updates: dict[int, Update]
     failures: dict[int, str]
@@ -132,7 +132,7 @@ class SiteTraining:
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
-        """Select the usable updates. Each discarded update is logged with the reason."""
+        """Check the updates. Each discarded update is logged with the reason."""
         updates: dict[int, Update] = {}
         failures: dict[int, str] = {}
         for client, answer in answers.items():

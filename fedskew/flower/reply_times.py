@@ -1,9 +1,9 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-Once enough sites have replied, the round waits for each of the others at most `grace` times its usual time, which is
-the median of its last replies. So the round waits for a site that is always slow, but not for one that hangs. The first
-request to a site has the round's time-out as its only limit. If the site misses it, the usual time of all sites counts
-from then on.
+Once enough sites have replied, the round waits for each other site at most `grace` times the site's usual time, which
+is the median of its last replies. So the round waits for a site that is always slow, but not for one that hangs. The
+first request to a site has the round's time-out as its only limit. If the site misses it, the usual time of all sites
+counts until the site replies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A site's checks of the server's requests.
 
-The server names the method, the model and the requests. Before the site replies, the code that is installed there
-checks them. The site does only what the method declares, runs only known methods and models, and reports only tests
+The server chooses the method, the model and the requests. Code that is installed at the site checks them before the
+site replies. The site does only what the method declares, runs only known methods and models, and reports only tests
 that it allows.
 """
 
@@ -59,12 +59,12 @@ def require_approved(facts: Facts, site: SiteConfig) -> None:
     approvals = read_approvals(site.folder)
     if approvals is None:
         return
+    if not approvals:
+        raise UserError("this site has approved no app")
     differences = [_differences(approval.settings, facts) for approval in approvals]
     if all(differences):
         nearest = min(differences, key=len)
         raise UserError(f"the server's request differs from every app that this site approved: {', '.join(nearest)}")
-    if not differences:
-        raise UserError("this site has approved no app")
 
 
 def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
@@ -126,9 +126,7 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
     """Refuse to report more of the site's tests than the site agreed to."""
     detail = tests["detail"]
     if detail not in DETAILS[1 : DETAILS.index(site.metrics) + 1]:
-        raise UserError(
-            f"the server requests test results by {detail!r}; this site allows metrics: {site.metrics} (site.yaml)"
-        )
+        raise UserError(f"the server requests metrics {detail!r}; this site allows metrics: {site.metrics} (site.yaml)")
     if detail == "total" and tests["labels"] is not None and not _reveals_label_counts(method):
         raise UserError(
             "the server requests test results of some labels, which reveals label counts; "
@@ -139,7 +137,7 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
 def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[Stage, range]]:
     """List the stages of a run, each with the numbers of its rounds, which are counted for each model.
 
-    They follow from the configuration, which a site can approve, and for some methods from what the server noted.
+    The stages follow from the configuration, which a site can approve, and for some methods from what the server noted.
     """
     trained: dict[str, int] = {}
     planned = []
@@ -152,7 +150,7 @@ def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[S
 
 
 def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
-    """Refuse notes with which a client would train in two clusters, because then there could be any number of them."""
+    """Refuse notes that put a client into two clusters, because a client could then train in any number of clusters."""
     clusters = [stage.clients for stage in stages if stage.clients is not None]
     members = [client for cluster in clusters for client in cluster]
     are_separate = len(set(members)) == len(members) and set(members) <= set(range(config.partition.clients or 0))
@@ -161,7 +159,7 @@ def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
 
 
 def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage, range]]) -> None:
-    """Refuse a round of training that the run's configuration does not plan, because each one reveals something."""
+    """Refuse a round of training that the run's configuration does not plan, because each round reveals something."""
     if stage not in range(len(planned)) or round not in planned[stage][1]:
         raise UserError(
             f"the server requests round {round} of stage {stage}, which the run's configuration does not plan (rounds)"
@@ -196,7 +194,7 @@ def require_agreed_survey(policy: Policy) -> SurveyRules:
 
 
 def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
-    """Return how many finished models the site tests. Refuse the test if its policy does not allow any."""
+    """Return the site's rules for tests of finished models. Refuse the test if its policy does not allow any."""
     if policy.evaluate is None:
         raise UserError(
             "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate, "
@@ -220,7 +218,7 @@ def require_covered(
 ) -> None:
     """Refuse updates with parts that noise does not cover, for a site that demands noise.
 
-    With example-level privacy, no site sends losses, because ε would not be that of the run.
+    With example-level privacy, no site sends losses, because the run's ε does not cover them.
     """
     if release.privacy == "example" and facts["share_loss"]:
         raise UserError("training losses have no noise; expected federation.share_loss = false with example privacy")
@@ -258,7 +256,7 @@ def _is_same(asked: object, planned: object) -> bool:
 
 
 def require_own_number(client: int, stage: Stage, config: Config, site: str) -> None:
-    """Refuse to train as another client, or in a stage in which this one does not take part."""
+    """Refuse to train as another client, or in a stage in which this site does not take part."""
     names = list(config.partition.params.get("names", ()))
     if site not in names or client != names.index(site):
         raise UserError(f"the server sets client to {client}, which is not the number of this site, {site}")
@@ -269,7 +267,7 @@ def require_own_number(client: int, stage: Stage, config: Config, site: str) -> 
 def require_shared_scaling(scaling: Scaling, contract: Contract) -> None:
     """Refuse numbers that were scaled with the site's own means, for example-level privacy.
 
-    The means depend on every sample. If one is replaced by an extreme one, rounding changes all others.
+    The means depend on every sample, so one replaced sample changes the inputs of all others, at least by rounding.
     """
     if scaling and sorted(scaling) != sorted(contract.scaling):
         raise UserError(

@@ -1,4 +1,4 @@
-"""The form of a request for training. A site refuses any other form in one line, before it uses the values."""
+"""The form of a request for training. A site refuses any other form with a short reason, before it uses the values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _TESTS: Mapping[str, Check] = {
 
 
 def require_training_form(facts: Facts) -> None:
-    """Refuse a request for training that lacks a value, or that has one of another form."""
+    """Refuse a request for training that lacks a value, or that has a value of another form."""
     _require(facts, _TRAINING)
     _require(facts, {key: check for key, check in _OPTIONAL.items() if key in facts})
     _require(facts["key"], {"round": _COUNT})

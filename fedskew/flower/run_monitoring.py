@@ -50,7 +50,7 @@ class RunMonitor:
             help = "Epsilon of one sample of a site that took part in every round."
             yield Metric("fedskew_privacy_example_epsilon", "gauge", help, float(privacy["epsilon"]))
         elif privacy is not None:
-            help = "Epsilon that a site has spent which took part in every round."
+            help = "Epsilon of a site that took part in every round."
             yield Metric("fedskew_privacy_epsilon", "gauge", help, float(privacy["epsilon"]))
 
     def _site_metrics(self) -> Iterator[Metric]:

@@ -1,9 +1,9 @@
 """The settings of a federation, which are saved as `federation.json` in the folder of its run.
 
 All rounds of a run must have the same settings. A run that resumes with other settings, for instance without its
-privacy, is refused. With noise, the file also counts how often models were released. A round that is repeated after a
-crash is another release, which ε includes. An encoding that was fitted to the sites' sums is also saved, so that a
-resumed run does not request the sums again.
+privacy, is refused. With noise, the file also counts the releases. A round that is repeated after a crash is another
+release, which ε includes. An encoding that was fitted to the sites' sums is also saved, so that a resumed run does not
+request the sums again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RunRecord:
         """The encoding that was fitted to the sites' sums. None if there is none yet."""
 
     def check(self) -> None:
-        """Refuse a folder whose run has other settings."""
+        """Refuse a folder whose run has other settings. Otherwise load what its record has."""
         kept = self._read()
         if kept is None:
             if self._has_rounds():

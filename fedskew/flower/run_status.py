@@ -1,7 +1,7 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
 The server's audit log says which site was asked when, and when it replied. `rounds.jsonl` has the updates that counted,
-and `status.json` how the last attempt ended. Everything is read only, so it works while the run is in progress.
+and `status.json` how the last attempt ended. Nothing is written, so the run may be in progress.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
 _REPLIES = ("reply", "refused", "failed")
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
-"""What an entry about a site says about its state."""
+"""The state of a site after an event."""
 
 
 @dataclass
@@ -36,7 +36,7 @@ class SiteStatus:
 
     name: str
     state: str = "never seen"
-    """never seen, connected, working, late, refuses, fails, disconnected, or absent from the last round."""
+    """never seen, not admitted, connected, working, late, refuses, fails, disconnected, absent (in the last round)."""
     last_seen: str | None = None
     """The time of the last reply."""
     waiting_since: str | None = None
@@ -46,7 +46,7 @@ class SiteStatus:
     updates: int = 0
     """The number of updates that counted."""
     missed: int = 0
-    """How often the server waited for this site in vain."""
+    """The number of requests to which the site did not reply in time."""
     reason: str = ""
     """Why there was no usable reply to the last request."""
 
@@ -75,7 +75,7 @@ class RunStatus:
     sites: list[SiteStatus] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     damage: str | None = None
-    """The first line of the audit log that was changed. Later lines are not used."""
+    """The first sign that the audit log was changed. Later lines are not used."""
     privacy: dict[str, Any] | None = None
     """Kind, ε and δ of the differential privacy so far. None without noise."""
 
@@ -101,7 +101,7 @@ def read_status(folder: Path, now: datetime) -> RunStatus:
 
 
 def _read_ended(folder: Path) -> Attempt | None:
-    """Read how a run ended that has no audit log."""
+    """Read how the last attempt ended, for a run without an audit log."""
     path = folder / STATUS
     with reporting_os_errors("read", path):
         text = path.read_text(encoding="utf-8") if path.exists() else None
@@ -139,7 +139,7 @@ class RunHistory:
             _follow(self._sites[name], entry, self._times, self._names.index(name))
 
     def _add_boundary(self, entry: Entry) -> None:
-        """Add the start or the end of an attempt. A start that another start follows was killed."""
+        """Add the start or the end of an attempt. If a start follows another start, the earlier attempt was killed."""
         for site in self._sites.values():
             site.waiting_since = None
         if self._began is not None and entry["event"] == "start":

@@ -22,9 +22,10 @@ from fedskew.flower.app_review import build_archive, make_approval
 from fedskew.flower.approved_apps import NAME, Approval, add_approval, file_hashes, read_approvals, refusal
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import resolve_config
-from fedskew.flower.request_checks import approved_settings
+from fedskew.flower.request_checks import approved_settings, require_approved
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import read_settings
+from fedskew.flower.site_config import load_site
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ def test_the_supernode_installs_and_loads_only_an_approved_app(site: Path, monke
     installed: list[bytes] = []
     monkeypatch.setattr(node.runtime, "install_from_fab", lambda archive, **_: installed.append(archive))
     monkeypatch.setattr(node.runtime, "get_load_client_app_fn", lambda **_: "the app's loader")
-    node._check_approval(site / "site.yaml")
+    node._allow_only_approved_app(site / "site.yaml")
     assert approve(site, "--by", "Ada", "--yes") == 0
     approved = build_archive(site / "app")
     (site / "app" / PACKAGE / "client_app.py").write_text("print('other code')\n")
@@ -116,6 +117,12 @@ def test_damaged_files_refuse_everything(site: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         read_approvals(site)
     assert "cannot be read" in str(refusal(site, build_archive(site / "app")))
+
+
+def test_an_empty_list_of_approvals_refuses_every_request(site: Path) -> None:
+    (site / NAME).write_text("[]")
+    with pytest.raises(UserError, match="this site has approved no app"):
+        require_approved({}, load_site(site / "site.yaml"))
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")

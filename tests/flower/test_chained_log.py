@@ -63,7 +63,7 @@ def test_a_line_that_was_rewritten_with_its_hash_is_found_by_the_next_one(tmp_pa
     [
         (lambda lines: lines.__setitem__(2, lines[2].replace('"value":2', '"value":9')), "line 3 was changed"),
         (lambda lines: lines.__setitem__(2, lines[2].replace('"value":2', '"value": 2')), "line 3 was changed"),
-        (_spoil, "line 3 was changed: it is no entry, and line 4 does not repair it"),
+        (_spoil, "line 3 was changed: it is not an entry, and line 4 does not repair it"),
         (lambda lines: lines.pop(1), "1 entry is missing before line 2"),
         (lambda lines: lines.pop(0), "1 entry is missing before line 1"),
         (_swap, "1 entry is missing before line 2"),

@@ -118,7 +118,7 @@ def test_files_of_one_name_may_number_words_differently(tmp_path: Path) -> None:
         (tmp_path / folder / "notes.csv").write_text(f"text,label\n{lines}")
         loaded.append(load(tmp_path / folder / "notes.csv"))
     contract = Contract.from_json(json.loads(json.dumps(Contract.from_dataset(loaded[0]).to_json())))
-    with pytest.raises(UserError, match="its words have other numbers, expected one numbering for all sites"):
+    with pytest.raises(UserError, match="words have other numbers, expected one numbering for all sites"):
         contract.admit(loaded[1])
     assert contract.admit(loaded[2]).vocabulary == 5
     larger = replace(loaded[2], vocabulary=6)

@@ -265,7 +265,7 @@ TEST = {"kind": "evaluate", "labels": None, "detail": "total", "frozen": [], "mo
         ({"kind": "census", "labels": [0]}, "sends a census of labels, which reveals label counts"),
         (TEST | {"labels": [0]}, "requests test results of some labels"),
         (TEST | {"detail": "class"}, "this site allows metrics: total"),
-        (TEST | {"detail": "none"}, "requests test results by 'none'"),
+        (TEST | {"detail": "none"}, "requests metrics 'none'"),
         (TEST | {"round": 2}, "a test of model 'global' after round 2, which the run's configuration does not plan"),
         (TEST | {"model": "other"}, "a test of model 'other' after round 1"),
         (TEST | {"detail": "class", "scores": True}, "this site allows metrics: total"),

@@ -114,7 +114,7 @@ def test_it_says_what_it_needs_and_where_it_does_not_fit() -> None:
         check_model(make_method("fedper+fedlaw"), linear_layers(), 4)
     with pytest.raises(UserError, match="server_epochs is -1; expected a whole number ≥ 0"):
         make_method("fedlaw", {"server_epochs": -1})
-    with pytest.raises(UserError, match="needs samples at the server, which it has in simulations only"):
+    with pytest.raises(UserError, match="needs samples at the server, which only a simulation has"):
         refuse_unfit(make_method("fedlaw"), fs.Config())
     with pytest.raises(UserError, match="server_data is for simulations"):
         refuse_unfit(make_method("fedavg"), fs.Config(server_data=0.1))
