@@ -93,7 +93,7 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
 
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
-    """The rounds that all seeds have evaluated, and their accuracies as [seeds, rounds]."""
+    """The rounds that were evaluated with all seeds, and the accuracies as [seeds, rounds]."""
     curves = [dict(run.accuracy_curve) for run in method.counted]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[round_] for round_ in rounds] for curve in curves], np.float64)

@@ -23,7 +23,7 @@ from fedskew.results import Result
 Floats = npt.NDArray[np.float64]
 BATCH_SIZE = 500
 PLOTTED_SAMPLES = 600
-"""The most samples in the charts of t-SNE and PCA. They show the clusters, and t-SNE takes about two seconds."""
+"""The most samples in the charts of t-SNE and PCA: enough to show clusters. t-SNE of these takes about two seconds."""
 DATA_KEYS = ("data", "data_dir", "partition")
 """The keys of the configuration that determine the test set."""
 SAMPLES = 2000

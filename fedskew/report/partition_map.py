@@ -41,7 +41,7 @@ class PartitionMap:
     """Renders the map in a terminal. The shade shows the count, and a vacant class is blank.
 
     The longer axis runs across, in as many panels as the terminal's width requires. So 100 clients with 10 classes and
-    10 clients with 100 classes are both shown in full. If there is room, the counts are printed.
+    10 clients with 100 classes are both shown in full. If there is room, counts are printed instead of shades.
     """
 
     federation: Federation

@@ -18,7 +18,7 @@ MAX_ROWS = 12
 def final_table(race: RaceRecord) -> Table:
     """List the finalists, the one with the best mean over all splits first.
 
-    Their gain over FedAvg is measured on splits, or with seeds of a fixed split, that the race did not use.
+    Their gain over FedAvg is measured on splits, or with seeds of a fixed split, that were not used before the final.
     """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -70,7 +70,7 @@ def standings_table(title: str, standings: Sequence[Standing], repeats: Repeats 
 
 
 def mean_lead(standing: Standing, baseline: Standing) -> str:
-    """Format the mean difference over the splits that both have, in points. Empty if there is none."""
+    """Format the mean difference in points, over the splits that both have. Empty if there is nothing to compare."""
     common = standing.scores.keys() & baseline.scores.keys()
     if not common or standing is baseline:
         return ""

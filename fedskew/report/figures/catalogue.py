@@ -25,7 +25,7 @@ class Entry:
 
 
 _ENTRIES = (
-    Entry("fedvls/1", "accuracy by class of the global model and of one client's update (feded: Fig. 1)",
+    Entry("fedvls/1", "accuracy by class of the global model and of one client's updated model (feded: Fig. 1)",
           "--methods fedavg,fedlc,fedvls --eval-local, with --beta 0.1; another run with --partition iid",
           bars.local_update),
     Entry("fedvls/2", "confusion matrix of one client's model after its update (also Fig. 6)",

@@ -76,7 +76,7 @@ def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _group(run: Result) -> list[int]:
-    """PKD's first group. For other methods, the first group that PKD's default threshold gives for the last
+    """The first group that PKD found. If there is none, the first group that PKD's default threshold gives for the last
     confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:

@@ -22,7 +22,7 @@
   // -- light and dark -----------------------------------------------------------------------------------
   const THEMES = ["system", "light", "dark"];
   let theme = "system";
-  // On paper: light, and as wide as one or two panels of a page.
+  // Printed charts are light, and one or two of them fill the width of a page.
   let printing = false;
   const PAPER = { "--back": "#ffffff", "--fore": "#000000", "--line": "#d0d7de" };
   const dark = () => !printing && (theme === "dark" || (theme === "system" && matchMedia("(prefers-color-scheme: dark)").matches));
@@ -148,7 +148,7 @@
   window.addEventListener("afterprint", () => { printing = false; redraw(); });
 
   // -- live updates ------------------------------------------------------------------------------------
-  function take(packed) { charts = packed.charts; tables = packed.tables; }
+  function take(content) { charts = content.charts; tables = content.tables; }
 
   async function refresh(version) {
     let state;

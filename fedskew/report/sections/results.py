@@ -61,11 +61,13 @@ def _few_seeds_note(fewest: int) -> list[str]:
 
 def _final(ranking: Sequence[MethodRuns]) -> Table:
     """List the methods, one per row, with the metrics that at least one of them has."""
-    found = {m.heading: [m.cell(c.over_seeds(m.value), 2) for c in ranking] for m in METRICS.values()}
-    found |= {name: [c.over_seeds(value).in_percent(2) for c in ranking] for name, value in _IN_PERCENT.items()}
+    found = {m.heading: [m.cell(method.over_seeds(m.value), 2) for method in ranking] for m in METRICS.values()}
+    found |= {
+        name: [method.over_seeds(value).in_percent(2) for method in ranking] for name, value in _IN_PERCENT.items()
+    }
     shown = {name: cells for name, cells in found.items() if set(cells) != {"–"}}
     columns = ["method", "seeds", *shown, "compute", "MB moved", "training time, s"]
-    rows = [_row(c, [cells[i] for cells in shown.values()]) for i, c in enumerate(ranking)]
+    rows = [_row(method, [cells[i] for cells in shown.values()]) for i, method in enumerate(ranking)]
     return Table("final", "Results by method", columns, rows)
 
 

@@ -1,4 +1,4 @@
-"""How long each part of a round takes."""
+"""How long the parts of a round take, summed over a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = {
 
 
 def timing(comparison: Comparison) -> Section:
-    """Build the section: seconds by part of a round, and a table of all runs."""
+    """Build the section: seconds of a run by part of a round, and a table of all runs."""
     runs = comparison.runs
     missing = []
     figures = []
