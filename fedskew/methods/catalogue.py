@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """How the method uses a client's data, other than by gradients of single samples. Empty if in no other way."""
+        """How the method uses a client's data besides the gradients of single samples. Empty if it uses nothing else."""
         return next(filter(None, map(uncovered_use, self.parts)), "")
 
     @property

@@ -52,7 +52,7 @@ def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
 
 
 def markdown_tables() -> str:
-    """Return two tables: the methods of each kind and which of them can be private, and which kinds combine."""
+    """Return two tables: the first lists the methods of each kind, and the second shows which kinds combine."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)

@@ -23,7 +23,7 @@ EXAMPLE_SENSITIVITY = 2.0
 
 
 def uncovered_use(part: type[Part]) -> str:
-    """Return how a part uses the client's data, other than by gradients of single samples. Empty if in no other way."""
+    """Return how a part uses the client's data besides the gradients of single samples. Empty if it uses nothing else."""
     if issubclass(part, Schedule | Calibration):
         return "trains in stages"
     if part.reveals != "nothing":
@@ -53,7 +53,7 @@ _LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
 
 
 def require_private_gradients(method: Method) -> None:
-    """Refuse a method that uses the clients' data other than by the gradients that `Solver.gradients` counts."""
+    """Refuse a method that uses more of the clients' data than the gradients that `Solver.gradients` counts."""
     for part in method.members:
         if use := uncovered_use(type(part)):
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"

@@ -51,7 +51,7 @@ class InterpolatedPerturbation(FedSAM):
 
 @dataclass(frozen=True)
 class PerturbedMean(ServerRule):
-    """FedGF's server: the mean of the models. It also keeps a perturbed copy, and counts rounds of far drift."""
+    """FedGF's server: the mean of the models. It also keeps a perturbed copy, and counts the rounds with much drift."""
 
     global_rho: float = 0.1
     """ρ_g."""

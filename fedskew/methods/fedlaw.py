@@ -6,7 +6,7 @@ Li et al., "Revisiting weighted aggregation in federated learning with neural ne
              λ_k = log of the client's usual weight and s = 0 before Adam's steps, anew in each round
 
 Weights that sum to less than 1 shrink the model, which acts like weight decay. The server needs samples that no client
-trains on (`--server-data 0.02`). They come from the training set, equally many of each class if it has enough.
+trains on (`--server-data 0.02`). They come from the training set, equally many of each class if there are enough.
 
 Sent to the server: the model.
 Extra compute: none on the clients.

@@ -178,7 +178,7 @@ class Trained:
     """The name of the local optimiser."""
 
     def effective_steps(self) -> Tensor:
-        """Return ‖A‖₁, the number of steps without momentum that would move as far along a constant gradient.
+        """Return the number of steps without momentum that would move as far along a constant gradient (FedNova's ‖A‖₁).
 
         Only SGD, including Nesterov momentum, has such a number. Adam's steps do not grow with the gradient.
         """
