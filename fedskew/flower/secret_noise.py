@@ -2,7 +2,7 @@
 
 Whoever can guess the state of the generator can subtract the noise. The generators of torch and numpy are not made for
 secrets: that of torch on a CPU has only 2³² different streams, and a server could try them all. So all random numbers
-come from the operating system, directly or by the key of a cipher.
+come from the operating system, or from a cipher with a key from there.
 
 The discrete Laplace samples are exact: they are computed with whole numbers only, so no rounding changes their
 probabilities (Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, algorithms 1

@@ -93,10 +93,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _end_with_superlink() -> None:
-    """End this process at once when the SuperExec, which started it, or the SuperLink was killed.
+    """End this process at once when the SuperLink is killed, or the SuperExec, which started this process.
 
-    Flower's own ServerApp would go on for minutes. Meanwhile, it would keep the run's folder locked, so that the run
-    could not resume. Every round is saved, so the run can end at any moment.
+    Flower would let the ServerApp go on for minutes. Meanwhile, the run's folder would stay locked, and the run could
+    not resume. Every round is saved, so the run can end at any moment.
     """
     superexec = os.getppid()
     wait_for_end(superexec, parent_of(superexec))
@@ -159,8 +159,8 @@ def run_federation(grid: Grid, context: Context) -> Result:
         record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)
     dataset = _server_data(settings, contract)
-    without_sites = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
-    prepared = prepare(config, without_sites)
+    provisional = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
+    prepared = prepare(config, provisional)
     refuse_unfit(prepared.method, prepared.config)
     require_sums_suffice(settings, contract, prepared.config)
     terms = _terms(contract, prepared.config) | secure_terms(settings, prepared.config)
@@ -172,11 +172,11 @@ def run_federation(grid: Grid, context: Context) -> Result:
     senders = () if record.fitted is None else record.fitted.sites
     federation = RemoteFederation(dataset, sites, config.seed, column_sums_from=senders)
     prepared = replace(prepared, federation=federation)
-    trains, tests = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
-    server = _make_server(prepared, federation, sites, settings, tests)
+    training_type, evaluation_type = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
+    server = _make_server(prepared, federation, sites, settings, evaluation_type)
     kept_rounds = 2 * config.checkpoint_every
     received = ReceivedReplies(folder)
-    training = trains(sites, settings, config_hash(prepared.config), kept_rounds, record.release, received)
+    training = training_type(sites, settings, config_hash(prepared.config), kept_rounds, record.release, received)
     rounds = FederatedRounds(server, training, sites, settings, prepared.config, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         log(f"warning: {warning}")
@@ -198,7 +198,7 @@ def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
 def _await_sites(sites: Sites, settings: FederationSettings, received: ReceivedReplies, is_resumed: bool) -> None:
     """Wait for the sites with which the run begins. `begin_with` does not apply to a run that resumes.
 
-    A run that resumes may have updates of sites that are not connected now. They take part in its next round.
+    A run that resumes may have updates of sites that are not connected now. These sites take part in its next round.
     """
     if not is_resumed:
         sites.wait_for(settings.begin_with or settings.sites_to_begin)
@@ -214,15 +214,17 @@ def _make_server(
     federation: RemoteFederation,
     sites: Sites,
     settings: FederationSettings,
-    tests: type[SiteEvaluation],
+    evaluation_type: type[SiteEvaluation],
 ) -> FederationServer:
     config, model = prepared.config, prepared.model
     if config.train == "all":
-        return FederationServer(federation, prepared.method, model, config, sites, settings, tests)
+        return FederationServer(federation, prepared.method, model, config, sites, settings, evaluation_type)
     assert has_features(model)
     part = make_part(config, model, federation.dataset)
     with_part = RemoteFederation(part.dataset, sites, federation.seed, column_sums_from=federation.column_sums_from)
-    return FederationServer(with_part, prepared.method, part.model, config, sites, settings, tests, part.whole)
+    return FederationServer(
+        with_part, prepared.method, part.model, config, sites, settings, evaluation_type, part.whole
+    )
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
@@ -239,7 +241,7 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
 def _fit_encoding(
     grid: Grid, settings: FederationSettings, draft: Contract, config: Config, audit: Callable[[Entry], object]
 ) -> FittedEncoding:
-    """Fit the encoding of the sites' tables to sums that they send."""
+    """Fit the encoding of the sites' tables to sums that the sites send."""
     terms = _terms(draft, resolve_config(config, draft, settings.sites))
     sites = Sites(grid, settings.sites, terms, log, settings.most_samples, audit=audit)
     return fit_at_sites(sites, draft, settings)

@@ -74,7 +74,7 @@ class FederationSettings:
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(
-        None, optional(integer(1)), "sites that a round needs to begin and to count; default: half of them"
+        None, optional(integer(1)), "sites that a round needs to begin and to count; default: half of all sites"
     )
     begin_with: int | None = _option(
         None, optional(integer(1)), "sites that must be connected before a run begins; default: the minimum"
@@ -93,7 +93,7 @@ class FederationSettings:
     site_metrics: str = _option(
         "total",
         choice("class", "total", "none"),
-        "what a site reports of its tests: results by class, which reveal label counts, the total, or nothing",
+        "what a site reports of its tests: results by class (they reveal label counts), the total, or nothing",
     )
     local_tests: bool = _option(
         False, flag, "whether sites also report the accuracy on their test part before and after their local training"
@@ -109,7 +109,7 @@ class FederationSettings:
     privacy: str = _option(
         "none",
         choice("none", "central", "local", "example"),
-        "noise on the sites' updates, by the server or by the sites, or on the gradients of single samples",
+        "who adds noise: the server to the mean, each site to its update, or each site to gradients of single samples",
     )
     clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy is central or local")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")
@@ -199,7 +199,8 @@ class FederationSettings:
         if bits < FEWEST_BITS:
             raise UserError(
                 f"federation.most_samples is {self.most_samples} and federation.largest_change is "
-                f"{self.largest_change:g}; expected smaller ones, because they leave {bits} of {FEWEST_BITS} bits"
+                f"{self.largest_change:g}, which leave {bits} bits after the binary point; expected smaller values, "
+                f"which leave at least {FEWEST_BITS}"
             )
 
     @property
@@ -239,7 +240,7 @@ def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contra
 
 
 def require_example_settings(settings: FederationSettings, config: Config) -> None:
-    """Refuse settings of example-level privacy without the kind of privacy that counts it, and the reverse."""
+    """Refuse noise on samples' gradients without `privacy = 'example'`, which accounts for it, and the reverse."""
     is_private = config.example_noise is not None
     if settings.privacy == "example" and not is_private:
         raise UserError("federation.privacy is 'example' without example_clip and example_noise; expected both")
@@ -251,7 +252,7 @@ def require_example_settings(settings: FederationSettings, config: Config) -> No
 
 
 def require_noiseless_sums(settings: FederationSettings, contract: Contract) -> None:
-    """Refuse column sums together with noise: they have none, and the model's encoding shows them."""
+    """Refuse column sums in a run with noise: the sums have none, and the model's encoding shows them."""
     if contract.column_sums and settings.privacy != "none":
         raise UserError(
             f"federation.privacy is {settings.privacy!r}, but ε would not cover column sums, which have no noise; "

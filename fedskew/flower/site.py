@@ -1,19 +1,22 @@
 """A site, which answers the server's requests from its own data. It reports nothing that was not requested.
 
 hello      the number of training samples and the versions of fedskew, torch and Flower, after checking the server's
-           version, and the data against the contract; if the run trains only a part of the model, the site keeps the
-           other weights that the greeting carries
+           version, and the data against the contract; if the run trains only a part of the model, the request also
+           has the other weights, and the site keeps them
 census     the number of samples with certain labels, for methods that declare label counts and train on a subset
 train      the model after local training, the method's other tensors, and loss and tallies if they are shared; also
-           the accuracy before and after local training, if the site's policy allows it
+           results on the site's test part, as for `evaluate`, and the accuracy before and after local training, if the
+           site's policy allows them
 evaluate   the model's results on the site's test part: by class or in total, as the site allows; after the last round
            also score histograms by class, if it allows results by class
 column_sums  before the first round: counts, means and squared deviations of a table's columns, and its frequent
            categories, if the app declares them and the site's policy allows them
 survey     label counts and mean predictions per class, for methods that declare label counts; or the answers to the
            survey of the method's current stage
-describe   label counts and ranges of columns without single samples, for `fedskew federate survey`
+describe   label counts and ranges of columns, which hide single samples, for `fedskew federate survey`
 score      score histograms of a finished model on the site's test part, for `fedskew federate evaluate`
+
+`secure/site.py` answers the steps of secure aggregation.
 """
 
 from __future__ import annotations
@@ -217,7 +220,7 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.data_form}", {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
-        """Test a finished model. The site's policy says how many, for the same classes and columns."""
+        """Test a finished model. The site's policy says how many models it tests for the same classes and columns."""
         rules = require_agreed_scoring(run.method, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
@@ -235,7 +238,7 @@ class Site:
         require_own_number(facts["client"], stage, run.config, self.config.name)
         require_planned_training(facts, stage, run.config)
         release = read_release(facts, run.method)
-        self._ledger.require_budget(release)  # before the training, which would be in vain
+        self._ledger.require_budget(release)  # before the site trains in vain
         require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
@@ -250,7 +253,7 @@ class Site:
             "round": model_round,
             "start": digest(payload),
             "visits": int(result.visits[0]),
-            # With noise, nothing is said about the loss, which has none.
+            # If the site adds noise, the reply says nothing about the loss, which has no noise.
             "finite": release.privacy in ("local", "example") or bool(np.isfinite(loss)),
         }
         if facts["share_loss"] and np.isfinite(loss):
@@ -293,7 +296,7 @@ class Site:
     def _answer_once(
         self, run: SiteRun, question: str, request: Facts, tensors: Tensors, compute: Callable[[], Answer]
     ) -> Answer:
-        """Answer a request about the received model. For the same question of a run, only a few models are answered."""
+        """Answer a request about the received model, for at most `tests_per_round` models per question of a run."""
         request = {**request, "contract": run.contract, "model": digest(to_bytes(tensors))}
         return SiteAnswers(self.config.state_folder).answer_once(
             f"{question} in run {run.name}", request, compute, self.config.policy.tests_per_round
@@ -406,14 +409,14 @@ class Site:
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:
-    """The sums of the site's training rows, which were read with a draft."""
+    """Sum the columns of the site's training rows, which were read with the draft of a contract."""
     if federation.dataset.raw_train is None:
-        raise UserError("the site's data are no table with named columns; expected a CSV or Parquet file")
+        raise UserError("the site's data are not a table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
 
 
 def read_raw_table(site: SiteConfig, contract: Contract) -> RawTable | None:
-    """Read the columns of the site's training rows before they are encoded. None if its data are no table."""
+    """Read the columns of the site's training rows before they are encoded. None if its data are not a table."""
     if contract.table_encoding is None:
         return None
     raw = site.federation(contract.draft())

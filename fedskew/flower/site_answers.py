@@ -2,7 +2,7 @@
 
 A server that may ask about the same data again and again learns more with each answer. So the site records its test
 results, sums and counts. The same request gets the recorded answer again, even if the data have changed since: the
-difference of two answers would be the rows that changed. Other requests for the same thing are refused once `most` of
+difference of two answers would show the rows that changed. Other requests for the same thing are refused once `most` of
 them were answered.
 """
 

@@ -133,25 +133,26 @@ def load_site(path: str | Path) -> SiteConfig:
             raise UserError(f"{path}: no {key!r}; expected a line such as {_EXAMPLES[key]}")
     data = values.pop("data")
     params = dict(data) if isinstance(data, dict) else {}
-    name = params.pop("name", "") if isinstance(data, dict) else data
+    source = params.pop("name", "") if isinstance(data, dict) else data
     packages = values.pop("packages", None) or []
     try:
-        _check(values, name)
+        _check(values, source)
         is_list = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
         expect(is_list, "packages", packages, "a list of names such as [hospital_models]")
         values["policy"] = read_policy(values.get("policy"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return SiteConfig(
-        folder=Path(path).resolve().parent, data=name, data_params=params, packages=tuple(packages), **values
+        folder=Path(path).resolve().parent, data=source, data_params=params, packages=tuple(packages), **values
     )
 
 
 _EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
 
 
-def _check(values: Mapping[str, Any], data: object) -> None:
-    expect(isinstance(data, str) and bool(data), "data", data, "a path, a dataset's name, or a mapping with a name")
+def _check(values: Mapping[str, Any], source: object) -> None:
+    is_named = isinstance(source, str) and bool(source)
+    expect(is_named, "data", source, "a path, a dataset's name, or a mapping with a name")
     for key in ("name", "data_dir", "state", "device", "keys", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")

@@ -66,7 +66,7 @@ class SiteLedger:
         bare = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
         if bare:
             raise BudgetExceeded(
-                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} left it without noise"
+                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} left the site without noise"
                 f"{' on the whole update' if any(e['noise'] for e in bare) else ''}, the last in run "
                 f"{bare[-1]['run']}, so no budget can hold for the same data"
             )
@@ -162,12 +162,12 @@ class SiteLedger:
 
 
 def _from_entry(entry: Entry) -> Release:
-    """Read a release from its line. Lines of earlier versions have one each."""
+    """Read a release from its entry. An entry of an earlier version counts as one Gaussian mechanism."""
     return Release(entry["run"], entry["round"], entry["privacy"], entry["noise"], entry.get("releases", 1))
 
 
 def _lack(release: Release) -> str:
-    """Say why an update cannot be part of a budget."""
+    """Say why no budget is enough for an update."""
     if release.noise is None:
         return "the update would have no noise"
     return "noise on the gradients of single samples gives the whole site no finite ε"

@@ -22,7 +22,7 @@ class SiteMonitor:
     """One site and its connection to the server."""
 
     def __init__(self, site: Path, connection: Connection) -> None:
-        """`site` is the site's site.yaml, which was checked. Reading all of it would need torch."""
+        """`site` is the path of the site's site.yaml, which was checked. Reading all of it would need torch."""
         self._connection = connection
         self._policy: dict[str, Any] = read_site_values(site).get("policy") or {}
         self._log = NewEntries(site_log(site).path)
@@ -30,7 +30,7 @@ class SiteMonitor:
         self._sent = 0
         self._last_message: float | None = None
         self._spent: dict[str, float] = {}
-        """By the key of the policy that has the budget."""
+        """The ε that was spent, by the policy's key for its budget."""
 
     def problem(self) -> str | None:
         return self._connection.problem
@@ -48,7 +48,7 @@ class SiteMonitor:
             yield Metric("fedskew_last_message_timestamp_seconds", "gauge", help, self._last_message)
         yield from self._privacy("epsilon", "", "all updates of this site have spent", "The site's budget.")
         yield from self._privacy(
-            "example_epsilon", "example_", "all updates have spent of one sample", "The budget of one sample."
+            "example_epsilon", "example_", "all updates have spent for one sample", "The budget for one sample."
         )
 
     def _privacy(self, key: str, prefix: str, spent: str, budget: str) -> Iterator[Metric]:

@@ -38,9 +38,9 @@ class SiteState:
         self._folder = folder / run
 
     def bind(self, contract: str) -> None:
-        """Refuse states that were made under another contract, which the argument identifies.
+        """Record the hash of the run's contract. Refuse states that were made under another contract.
 
-        A run's name is the hash of its configuration, so a run with another contract has the same name.
+        The run's name does not show the contract, because it is the hash of the configuration.
         """
         path = self._folder / _CONTRACT
         try:
@@ -79,7 +79,7 @@ class SiteState:
             before = [number for number in rounds if number <= round]
             found = max(before) if before else min(rounds)
             log(
-                f"warning: the server continues after round {round}, of which this site has no state; it uses that of "
+                f"warning: the server continues after round {round}, but this site has no state of it and uses that of "
                 f"round {found}"
             )
             round = found
@@ -88,9 +88,9 @@ class SiteState:
     def write(self, model: str, round: int, state: Tensors, kept: int | None, oldest: int) -> None:
         """Write the state after a round. Remove states that the server will not name again.
 
-        `kept` is the round of the state from which the server let the site train. States of rounds between `kept` and
-        this one are in replies that the server never received. The server may resume from round `oldest` or later, with
-        the last state before that round.
+        `kept` is the round of the state from which the server let the site train. The server never received the replies
+        of rounds between `kept` and this one. It may continue after round `oldest` or any later round, with the last
+        state up to that round.
         """
         try:
             with reporting_os_errors("write", self._folder):
@@ -118,7 +118,7 @@ class SiteState:
 
 
 def read_final_state(folder: Path, run: str | Path) -> Tensors:
-    """Read what this site kept of a finished run, whose folder `run` the server's operator has shared."""
+    """Read what this site kept of a finished run. `run` is the run's folder, which the server's operator has shared."""
     kept = SiteState(folder, config_hash(RunFolder(run).config)).newest("global")
     if kept is None:
         raise UserError(f"{folder} has no state of the run in {run}; expected a run in which this site took part")

@@ -1,20 +1,22 @@
 """What a site reports in a survey, before anybody trains: label counts, and ranges and gaps of a table's columns.
 
-A survey must not show single patients, so no number in it is exact:
+A survey must not show single samples, so no number in it is exact:
 
 - A class of fewer than `hide_below` samples has the count 0, as if the site had none. Other counts are rounded to a
   multiple of `round_to`. The server also knows the exact number of samples, from which a hidden count could follow. So
-  with up to ten classes, the largest count is not that of its class, but what the other reported counts leave of the
-  number of samples, rounded. With more classes, the total says hardly anything about a single one.
+  with up to ten classes, the largest count is replaced by the number of samples minus the other reported counts,
+  rounded. With more classes, the total says hardly anything about a single class, and with several labels per sample,
+  the counts do not add up to it.
 - With `epsilon`, the counts have discrete Laplace noise instead, so that they are ε-private (Ghosh, Roughgarden and
-  Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Neighbours have the same
-  number of samples, which is public, and differ in one of them. Nothing is reported about columns then, because noise
-  on them would need a share of ε.
-- A column of numbers has no minimum and maximum. It has a low and a high value, beyond which at least `hide_below`
-  values lie, 5 % of them if possible, and a median. All three are rounded to a step of a tenth of their distance or
-  more.
+  Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Neighbouring datasets have
+  the same number of samples, which is public, and differ in one sample. Nothing is reported about columns then, because
+  noise on them would need a share of ε.
+- A column of numbers has no minimum and maximum. It has a median, and a low and a high value. At least `hide_below`
+  values are below the low value and at least as many above the high value, and 5 % of all values if that is more. All
+  three are then rounded to multiples of a step, which is at least a tenth of the distance from low to high.
 - A column of categories names those with at least `hide_below` rows. The number of gaps is rounded to a multiple of
-  `hide_below`, and its share to 1 %. Fewer gaps than `hide_below` are none, and fewer values are all gaps.
+  `hide_below`, and its share to 1 %. Fewer gaps than `hide_below` count as none. If a column has fewer values than
+  `hide_below`, they all count as gaps.
 
 A site answers a survey once for the same classes and columns, so that noise cannot be averaged out and no two answers
 can be compared.
@@ -89,7 +91,7 @@ def _round(count: int, step: int) -> int:
 def _add_noise(counts: IntArray, epsilon: float, is_single: bool) -> list[int]:
     """Return the counts with discrete Laplace noise, and 0 for negative results.
 
-    If another sample takes the place of one, two counts change by one. With several labels per sample, all may.
+    If one sample is replaced by another, two counts change by one. With several labels per sample, all may change.
     """
     rate = Fraction(epsilon) / (min(2, len(counts)) if is_single else len(counts))
     return [max(0, count + draw_discrete_laplace(rate)) for count in counts.tolist()]

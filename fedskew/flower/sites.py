@@ -69,12 +69,12 @@ class Failure:
 
     reason: str
     event: str = "failed"
-    """What the audit log calls it: `refused` or `failed` if the site replied so, `late` or `absent` if it did not."""
+    """What the audit log calls it: `refused`, `failed` (also if a reply cannot be read), `late` or `absent`."""
 
 
 @dataclass(frozen=True)
 class Quorum:
-    """The number of these clients that must reply before the server stops waiting for late sites."""
+    """How many of `clients` must reply before the server stops waiting for late sites."""
 
     number: int
     clients: frozenset[int]
@@ -255,9 +255,10 @@ class Sites:
     ) -> dict[int, Reply | Failure]:
         """Send each site its facts, and all of them the same payload. Return their replies within `timeout` seconds.
 
-        Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`). Requests that
-        are not timed do not count for that time. `keep` is called with each reply before the audit log records it. With
-        `repeats`, a site whose SuperNode was started again gets its request again, because it has lost the first one.
+        Once `quorum` is reached, a site has only its usual time, times some grace (see `reply_times`). Without
+        `is_timed`, the replies do not change the usual times. `keep` is called with each reply before the audit log
+        records it. With `repeats`, a site whose SuperNode was started again gets its request again, because it has lost
+        the first one.
         """
         nodes, began = self.online, time.monotonic()
         self._record_requests(kind, facts, payload, group)
@@ -310,7 +311,8 @@ class Sites:
         """Send these clients their messages. Return the clients by the ids of the messages that Flower accepted."""
         sent: dict[str, int] = {}
         for batch in _batches(clients):
-            sent |= {number: c for number, c in zip(self._push(make, batch), batch, strict=True) if number}
+            ids = self._push(make, batch)
+            sent |= {message_id: client for message_id, client in zip(ids, batch, strict=True) if message_id}
         return sent
 
     def _find_restarted(self, clients: set[int], nodes: Mapping[int, int], starts: dict[int, str]) -> list[int]:
@@ -348,7 +350,7 @@ class Sites:
         replied = len(dict(usable_replies(answers)))
         return {
             client: Failure(
-                f"it is late: no reply after {seconds:.0f} s, but {replied} other sites replied; its usual "
+                f"it is late: no reply after {seconds:.0f} s, but {plural(replied, 'other site')} replied; its usual "
                 f"time is {self._reply_times.usual(client):.0f} s",
                 "late",
             )

@@ -2,7 +2,7 @@
 
 If sites train only the head or adapters, the rest of the model never travels in a round. Without `init`, a site makes
 it from the run's seed. With `init`, only the server has the file, so its greeting carries the weights. The site keeps
-them on its disk, because a greeting comes only once.
+them on its disk, because its worker may start again without another greeting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def start_payload(config: Config, model: nn.Module) -> bytes:
 
 
 def keep_start(folder: Path, config: Config, payload: bytes) -> None:
-    """Keep the received weights. Refuse others than those that the run began with, because they are frozen."""
+    """Keep the received weights. Refuse weights other than those that the run began with, because they are frozen."""
     tensors, path = from_bytes(payload), _path(folder, config)
     known = _read(path)
     if known is None:
@@ -51,7 +51,7 @@ def load_start(folder: Path, config: Config, model: nn.Module) -> None:
     """Load the weights that the run starts from into the model."""
     tensors = _read(_path(folder, config))
     if tensors is None:
-        raise UserError("this site has not received the weights that the run starts from; expected another greeting")
+        raise UserError("this site has not received the weights that the run starts from; restart the site to get them")
     try:
         require_like(tensors, {name: t.cpu() for name, t in model.state_dict().items()})
     except Garbled as problem:

@@ -1,4 +1,4 @@
-"""`flower-superlink` for many sites, and in environments whose path has a space.
+"""`flower-superlink` for many sites, and for environments whose path has a space.
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
@@ -12,11 +12,11 @@ locked", and a message is lost. Here each database object has one connection, fo
 
 A reply is announced before it is uploaded. Flower passes it to the ServerApp at once, which then waits for the upload
 before it reads any other reply. So a single site whose connection breaks off in between would stop the whole
-federation, for up to two hours. Here a reply is passed on once it is complete. If its upload ends, Flower deletes it
-after three minutes, and the round goes on without that site.
+federation, for up to two hours. Here a reply is passed on once it is complete. If its upload breaks off, Flower deletes
+it after three minutes, and the round goes on without that site.
 
 A SuperLink that is told to end waits for all open connections. `flwr run --stream` has one open as long as the run
-lasts, so a restart would hang. Here the SuperLink waits for a few seconds.
+lasts, so a restart would hang. Here the SuperLink waits for only a few seconds.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, *
 def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int) -> list[Message]:
     """Return the replies to these messages, except those that are still being uploaded.
 
-    Flower marks all of them as delivered, so the others must be marked as not delivered again. A check before that
-    would miss a reply that is announced meanwhile.
+    Flower marks all of them as delivered, so this function marks the incomplete ones as not delivered. A check before
+    Flower's call would miss a reply that is announced meanwhile.
     """
     replies = _flower_replies(state, message_ids, run_id)
-    numbers = [reply.metadata.message_id for reply in replies]
-    incomplete = [number for number in numbers if not _is_complete(state.object_store, number)]
+    reply_ids = [reply.metadata.message_id for reply in replies]
+    incomplete = [reply_id for reply_id in reply_ids if not _is_complete(state.object_store, reply_id)]
     if incomplete:
         with state.session() as session:
             session.execute(update(MessageRes).where(MessageRes.message_id.in_(incomplete)).values(delivered_at=""))
@@ -97,8 +97,8 @@ def _is_complete(store: Any, reply: str) -> bool:
 def main() -> None:
     from flwr.superlink.cli import flower_superlink
 
-    waiting = ("busy_timeout", str(1000 * _LOCK_SECONDS))
-    sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, waiting)  # type: ignore[attr-defined, assignment]
+    busy_timeout = ("busy_timeout", str(1000 * _LOCK_SECONDS))
+    sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, busy_timeout)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     SqlLinkState.get_message_res = get_complete_replies  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.credentials import NodeKeys
 from fedskew.flower.processes import environment, last_message
 from fedskew.platforms import kill_group
@@ -84,8 +84,9 @@ def expiry_warning(superlink: str, expires: datetime) -> str | None:
     if left >= timedelta(days=_WARNING_DAYS):
         return None
     return (
-        f"warning: the certificate of {superlink} expires on {expires:%Y-%m-%d}, in less than {left.days + 1} days; "
-        "its operator can renew it with `fedskew federate certs` and must then restart the SuperLink and the proxy"
+        f"warning: the certificate of {superlink} expires on {expires:%Y-%m-%d}, in less than "
+        f"{plural(left.days + 1, 'day')}; the server's operator can renew it with `fedskew federate certs` and must "
+        "then restart the SuperLink and the proxy"
     )
 
 
@@ -176,7 +177,8 @@ def run_supernode(
     if refused:
         raise UserError(
             f"the server refuses the key {keys.private}: it is not registered there, or its last connection is less "
-            f"than a minute old; its operator runs `flwr supernode register {keys.public.name} --name NAME`"
+            "than a minute old; the server's operator can register it with `flwr supernode register "
+            f"{keys.public.name} --name NAME`"
         )
     if lost:
         raise UserError(f"the SuperNode lost its server and gave up ({lost}); start this command again")

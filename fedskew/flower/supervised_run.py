@@ -20,7 +20,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.processes import Process
 
 WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Seconds before each restart. After so many restarts in a row without a new update of a site, the run has failed."""
+"""Seconds before each restart. If all these restarts in a row bring no new update from a site, the run has failed."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -61,7 +61,7 @@ class FlowerRun:
         if started := _RUN_ID.search(run.output()):
             command = ["flwr", "stop", started[1], *self._connection]
             stop = Process("stop", command, self._log, self._env)
-            stop.wait(_STOP_SECONDS)  # it fails if the run has ended
+            stop.wait(_STOP_SECONDS)  # `flwr stop` fails if the run has ended, which does not matter
             stop.kill()
 
 
@@ -140,7 +140,7 @@ def _outcome(line: str) -> Outcome | None:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Read the progress of the run in a folder. Its first row is the model before any training."""
+    """Read the progress of the run in a folder. The first row of `rounds.jsonl` is the model before any training."""
     run = RunFolder(folder)
     rows = run.rounds_path.read_bytes().count(b"\n") if run.rounds_path.exists() else 0
     entries = run.audit_path.read_bytes().split(b"\n") if run.audit_path.exists() else []

@@ -147,7 +147,7 @@ def run_folder(trial: LocalFederation) -> RunFolder:
 
 
 def run_trial(trial: LocalFederation, log: Callable[[str], None]) -> None:
-    """Run a federation to its end. Its processes must be started. Those that end too early are started again."""
+    """Run a trial to its end. Its processes must be running. Those that end too early are started again."""
     runs, folder = trial.app_runs(trial.app), run_folder(trial).path
 
     def keep_running() -> None:

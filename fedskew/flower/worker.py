@@ -33,7 +33,7 @@ _UNREADABLE = "its configuration or data cannot be read; the reason is in its lo
 _TRANSFER_SECONDS = 600.0
 """Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
 _SESSION_SECONDS = 3600.0
-"""Seconds that an idle worker waits for the next step of a session."""
+"""Seconds that an idle worker waits for the next step of a session of secure aggregation."""
 
 
 def main(site: str, superexec: int) -> None:
@@ -64,15 +64,15 @@ def serve(site: Path, listener: socket.socket) -> None:
                     listener.close()  # before the connection, so that the ClientApp starts another worker
                     return
                 send_frame(connection, *handler.answer(facts, payload))
-            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or it is no ClientApp
+            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or is something else
                 continue
 
 
 class _RequestHandler:
     """Answers every request, perhaps with a refusal. It reads the site again if its configuration or data changed.
 
-    Each answer is in the site's audit log before it leaves. Before site.yaml could be read, there is no audit log, and
-    nothing but a refusal leaves.
+    Each answer is in the site's audit log before it leaves. As long as site.yaml cannot be read, there is no audit log,
+    and only refusals and failures leave.
     """
 
     def __init__(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class _RequestHandler:
     def patience(self) -> float | None:
         """Seconds to wait for the next ClientApp: `idle`, or longer if a session of secure aggregation is open.
 
-        Its secrets are in memory only, and the next step comes when the slowest site has trained.
+        The session's secrets are in memory only, and its next step comes when the slowest site has trained.
         """
         is_open = self._site is not None and self._site.has_open_session
         return max(self.idle, _SESSION_SECONDS) if self.idle is not None and is_open else self.idle

@@ -110,7 +110,7 @@ def test_a_site_says_that_it_no_longer_has_the_state_of_an_old_backup(tmp_path: 
     assert logged == []
     model = restored(here, backup)
     assert all(bool(tensor.isfinite().all()) for tensor in model.values())
-    line = "warning: the server continues after round 1, of which this site has no state; it uses that of round "
+    line = "warning: the server continues after round 1, but this site has no state of it and uses that of round "
     assert [text.startswith(line) for text in logged] == [True] * len(here.names)
 
 

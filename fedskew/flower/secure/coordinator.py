@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from fedskew.errors import plural
 from fedskew.flower.secure.keys import AgreementKey
 from fedskew.flower.secure.masks import Vector, add_pairwise_mask, expand_seed
 from fedskew.flower.secure.participant import mask_purpose
@@ -17,10 +18,10 @@ from fedskew.flower.wire import Garbled
 
 
 class Coordinator:
-    """The public part of one session."""
+    """The server's side of one session."""
 
     def __init__(self, needed: int) -> None:
-        """`needed` is the number of sites without which there is no sum."""
+        """`needed` is the number of sites that a sum needs."""
         self.session = secrets.token_hex(16)
         self.needed = needed
         self._keys: dict[str, PublicKeys] = {}
@@ -54,8 +55,8 @@ class Coordinator:
     ) -> Vector:
         """After step 5: return the sum of the contributors' vectors.
 
-        `seeds` and `keys` are the revealed shares of seeds and of masking keys, each by the site that revealed them
-        and by the site whose secret it is.
+        `seeds` and `keys` have the revealed shares of seeds and of masking keys, first by the site that revealed the
+        share, then by the site that owns the secret.
         """
         total: Vector = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
         length = len(total)
@@ -80,7 +81,7 @@ class Coordinator:
         numbers = {name: number for number, name in enumerate(self._keys, start=1)}
         shares = {numbers[holder]: found[owner] for holder, found in revealed.items() if owner in found}
         if len(shares) < self.needed:
-            raise Garbled(f"{len(shares)} sites have revealed a share for {owner}; expected {self.needed}")
+            raise Garbled(f"{plural(len(shares), 'site')} revealed a share for {owner}; expected {self.needed}")
         return combine_shares(dict(list(shares.items())[: self.needed]))
 
 

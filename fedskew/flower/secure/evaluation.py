@@ -1,10 +1,11 @@
-"""Tests at the sites with secure aggregation: the server learns how many test samples of all sites are right."""
+"""Tests at the sites with secure aggregation: the server learns only how many of all sites' predictions are right."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from fedskew.engine import ModelState
+from fedskew.errors import plural
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import companion_tensors, model_tensors
 from fedskew.flower.remote_evaluation import Kept, NoTests, Replies, SiteEvaluation, TestedModel
@@ -41,7 +42,8 @@ class SecureEvaluation(SiteEvaluation):
             if found.total is not None:
                 return {_ALL_SITES: Reply({**found.total.counts}, b"")}
             self._sites.log(f"the sites' tests have no sum: {found.reason}")
-        raise NoTests(f"the sites' tests had no sum in every attempt ({self._settings.attempts}): {found.reason}")
+        attempts = plural(self._settings.attempts, "attempt")
+        raise NoTests(f"the sites' tests have no sum after {attempts}: {found.reason}")
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """Return the evaluation of the round. There are no results by site."""

@@ -28,7 +28,7 @@ Layout = list[Any]
 
 
 class OutOfRange(Exception):
-    """A number is not finite or too large to be encoded. The text names its tensor."""
+    """A number is not finite or too large to be encoded. The text says which one."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Contribution:
     weight: int = 1
     """The weight of the values in the mean."""
     values: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """Numbers of which the server learns the weighted mean."""
+    """The server learns the weighted mean of these numbers."""
     whole: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """Whole numbers of which the server learns the weighted mean."""
+    """The server learns the weighted mean of these whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FixedPoint:
 
     @property
     def fraction_bits(self) -> int:
-        """f."""
+        """The number of bits after the binary point, which the formula above calls f."""
         return math.floor(_BITS - math.log2(self.sites * self.largest_weight * self.largest_value))
 
     @property
@@ -82,7 +82,7 @@ class FixedPoint:
         """Return the contribution as numbers modulo 2⁶⁴, and their layout."""
         weight = contribution.weight
         if not 1 <= weight <= self.largest_weight:
-            raise OutOfRange(f"the weight is beyond {self.largest_weight}")
+            raise OutOfRange(f"the weight is {weight}; expected 1 to {self.largest_weight}")
         if not all(is_count(count) for count in contribution.counts.values()):
             raise OutOfRange(f"a count is beyond {MAX_SAMPLES}")
         parts = [np.array([*contribution.counts.values(), weight], np.int64)]
@@ -107,7 +107,7 @@ class FixedPoint:
         weight = int(numbers[len(counts)])
         found = {name: int(number) for name, number in zip(counts, numbers, strict=False)}
         if not 1 <= weight <= self.sites * self.largest_weight or not all(map(is_count, found.values())):
-            raise Garbled("the sum of the updates has impossible counts; a site has sent something else")
+            raise Garbled("the sum of the updates has impossible counts; a site has sent a wrong vector")
         means: dict[str, npt.NDArray[np.float64]] = {}
         start = len(counts) + 1
         for bits, tensors in ((self.fraction_bits, values), (0, whole)):

@@ -39,9 +39,9 @@ class NodeIdentity:
         except OSError as error:
             raise UserError(f"cannot read {key} ({error.strerror}); expected the site's node key") from error
         except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise UserError(f"{key} is not a node key without a passphrase ({error})") from error
+            raise UserError(f"{key} is not readable ({error}); expected a node key without a passphrase") from error
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{key} is not an ECDSA key; expected one of ssh-keygen -t ecdsa -b 384")
+            raise UserError(f"{key} is not an ECDSA key; expected one that `ssh-keygen -t ecdsa -b 384` makes")
         self._key = private
 
     @property
@@ -61,7 +61,7 @@ def verify(public: str, signature: object, content: bytes) -> None:
 
 
 def load_public_key(line: str) -> ec.EllipticCurvePublicKey:
-    """Load a public key in OpenSSH's format. Raise ValueError if it is none."""
+    """Load a public key in OpenSSH's format. Raise ValueError if it is not an ECDSA key."""
     try:
         key = load_ssh_public_key(line.encode())
     except UnsupportedAlgorithm as error:

@@ -122,9 +122,9 @@ class Participant:
     def confirm(self, contributors: list[str]) -> str:
         """Step 4: sign the list of sites whose vectors are in the sum.
 
-        A site signs one list per session, and only one that it is on. Then a list of k sites is unmasked with the help
-        of two thirds of these k. Otherwise, in a federation with many sites, sites that are not on the lists could help
-        to unmask several of them for the same request, and a single vector would follow from these sums.
+        A site signs one list per session, and only one that it is on. So at least two thirds of the sites on a list
+        help to unmask its sum. Otherwise, in a federation with many sites, sites that are on none of the lists could
+        help to unmask several lists for the same request, and a single vector would follow from these sums.
         """
         self._begin("confirm")
         if not self._request:
@@ -143,14 +143,14 @@ class Participant:
     def unmask(self, signatures: Mapping[str, object], record: RecordRelease) -> tuple[dict[str, bytes], ...]:
         """Step 5: return one share per site: of its seed if it contributed, and otherwise of its masking key.
 
-        With both shares of enough sites, the server could read an individual update. So a site never reveals both for
-        the same peer. It reveals them only for the list that it signed, and only if enough sites signed the same list
-        for the same request.
+        If enough sites revealed shares of both secrets of a peer, the server could read the peer's update. So a site
+        never reveals both for the same peer. It reveals shares only for the list that it signed, and only if enough
+        sites signed the same list for the same request.
         """
         self._begin("unmask")
         confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._peers)
         if confirmed < self._needed:
-            raise Garbled(f"{confirmed} sites have confirmed the sum; this site needs at least {self._needed}")
+            raise Garbled(f"{plural(confirmed, 'site')} confirmed the sum; this site needs at least {self._needed}")
         record(self._request, self._contributors)
         seeds = {name: self._peers[name][0] for name in self._contributors}
         others = {name: shares[1] for name, shares in self._peers.items() if name not in seeds}

@@ -1,7 +1,7 @@
 """The sums that a site has helped to unmask, so that the same request is never unmasked for two sets of sites.
 
-A round that is repeated gives the same updates. The sums of two different sets of sites would then differ by single
-updates. A server could also change something that matters little and ask again. So a site helps to unmask only a few
+A round that is repeated gives the same updates. The sums of two different sets of sites could then differ by a single
+update. A server could also change something that matters little and ask again. So a site helps to unmask only a few
 different requests for the same round or test. The file is in the site's state folder, because a worker may be started
 again at any time.
 """
@@ -20,7 +20,7 @@ from fedskew.locks import exclusive
 
 NAME = "released-sums.jsonl"
 _MOST_REQUESTS = 2
-"""Different requests for the same round or test. A round that is repeated after a restart may have another model."""
+"""The most different requests for the same round or test. A round repeated after a restart may have another model."""
 _INCOMPLETE = " (incomplete)"
 """Marks a line that a killed process could not complete."""
 
@@ -50,7 +50,8 @@ class ReleasedSums:
     def _read(self) -> list[dict[str, Any]]:
         if not self._path.exists():
             return []
-        *lines, _ = self._path.read_text(encoding="utf-8").split("\n")  # shares of an incomplete last line never left
+        # If the last line is incomplete, the shares of its sum never left the site.
+        *lines, _ = self._path.read_text(encoding="utf-8").split("\n")
         return [json.loads(line) for line in lines if not line.endswith(_INCOMPLETE)]
 
     def _append(self, entry: dict[str, object]) -> None:

@@ -15,10 +15,11 @@ LEAST_THRESHOLD = 2 / 3
 """The smallest share of a round's planned sites that can unmask its sum.
 
 A dishonest server must not learn both secrets of a site. It could tell some sites that the update of a site arrived,
-and others that it did not. Then it needs t honest or colluding sites for either secret. If c of n sites collude with
-it, that fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude. n is the
-number of sites with which a round is planned, even if fewer begin it. Otherwise, a server could leave out honest sites
-until those that collude are a third of the others. If a session has more sites, n is their number.
+and others that it did not. For each secret it needs shares from t sites. An honest site reveals a share of only one
+secret, and a site that colludes with the server reveals both. So if c of n sites collude, the server fails if
+2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude. n is the number of sites
+with which a round is planned, even if fewer begin it. Otherwise, a server could leave out honest sites until a third of
+the rest collude. If a session has more sites, n is their number.
 """
 
 
@@ -36,7 +37,7 @@ class PublicKeys:
     masking: bytes
     """For the seeds of pairwise masks."""
     commitment: bytes
-    """The hash of the seed of the site's own mask, by which the server recognises a seed from wrong shares."""
+    """The hash of the seed of the site's own mask. It shows the server whether the revealed shares give this seed."""
     signature: str
 
     def to_json(self) -> Facts:

@@ -1,6 +1,6 @@
-"""Secure aggregation at a site. The site trains and tests as ever, but what leaves is masked.
+"""Secure aggregation at a site. The site trains and tests as usual, but what leaves is masked.
 
-With secure aggregation, a site answers no request in the plain form, except a greeting without its sample count.
+Only the answer to a greeting is not masked, and it does not have the sample count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Answer = tuple[Facts, bytes]
 KINDS = ("secure_keys", "secure_shares", "secure_confirm", "secure_unmask")
 """The requests of the steps before and after the masked input."""
 _MOST_SESSIONS = 4
-"""Sessions of which a site remembers the secrets. A server has one at a time."""
+"""The most sessions that a site remembers. A server has one at a time."""
 _DIFFERS_BY_SITE = ("client", "kept", "oldest", "secure")
 """Facts of a request that are not the same for all sites, or that do not change what a site computes."""
 
@@ -136,7 +136,9 @@ class SecureSite:
         """Return a known session. Refuse terms of another run, which may need more sites for a sum."""
         name = str(facts.get("session"))
         if name not in self._sessions:
-            raise UserError("this site does not know the session; its worker has been started again, or it came late")
+            raise UserError(
+                "this site does not know the session; its worker has been started again, or the request came late"
+            )
         if self._sessions[name].terms != terms:
             raise UserError("the server continues a session with other terms of secure aggregation")
         return self._sessions[name]
@@ -180,7 +182,7 @@ def _contribution(
 
 
 def _tests(facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
-    """Return how many test samples are right.
+    """Return how many predictions on the site's test part are right, and how many there are.
 
     A site without results takes no part. If it added zeros, the sum could be that of a single other site.
     """

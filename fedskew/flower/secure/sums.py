@@ -1,4 +1,4 @@
-"""Secure sums at the server: ask the sites for a request's answers, and learn only their sum."""
+"""Secure sums at the server: send the sites a request, and learn only the sum of their answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SecureSum:
     """The outcome of one session."""
 
     total: Total | None
-    """None if too few sites were left."""
+    """None if there is no sum."""
     contributors: list[int]
     failures: dict[int, str]
     """Why other sites did not contribute, by client."""

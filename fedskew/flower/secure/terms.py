@@ -52,7 +52,10 @@ class SecureTerms:
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise UserError("the server's terms of secure aggregation cannot be read") from error
         if bits < FEWEST_BITS:
-            raise UserError(f"the server's terms of secure aggregation leave {bits} of {FEWEST_BITS} bits for numbers")
+            raise UserError(
+                f"the server's terms of secure aggregation leave {bits} bits after the binary point; expected at least "
+                f"{FEWEST_BITS}"
+            )
         return terms
 
     def require_protection(self, config: Config) -> None:

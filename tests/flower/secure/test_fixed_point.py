@@ -53,7 +53,7 @@ def test_the_largest_sum_does_not_wrap_around() -> None:
         (Contribution({}, 1, {"w": np.array([16.001])}), "w has a number beyond ±16"),
         (Contribution({}, 1, {"w": np.array([np.nan])}), "not finite"),
         (Contribution({}, 1, {"w": np.array([-np.inf])}), "not finite"),
-        (Contribution({}, 1_000_001, {}), "weight is beyond 1000000"),
+        (Contribution({}, 1_000_001, {}), "the weight is 1000001; expected 1 to 1000000"),
         (Contribution({}, 0, {}), "weight"),
         (Contribution({"n": -1}, 1, {}), "count"),
         (Contribution({}, 1, {}, {"n": np.array([2**60])}), "n has a number beyond"),

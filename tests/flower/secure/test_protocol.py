@@ -109,11 +109,11 @@ def test_below_the_threshold_there_is_no_sum() -> None:
     session = Session().up_to_inputs(VALUES)
     signatures = session.confirm()
     session.vanish("a", "b")
-    with pytest.raises(Garbled, match=r"3 sites have revealed a share for a; expected 4"):
+    with pytest.raises(Garbled, match=r"3 sites revealed a share for a; expected 4"):
         session.unmask(signatures)
     few = Session().up_to_inputs(VALUES)
     few.vanish("a", "b")
-    with pytest.raises(Garbled, match="3 sites have confirmed the sum; this site needs at least 4"):
+    with pytest.raises(Garbled, match="3 sites confirmed the sum; this site needs at least 4"):
         few.unmask(few.confirm())
     pair = Session(["a", "b", "c"])
     keys = pair.keys()
@@ -187,7 +187,7 @@ def test_a_server_that_tells_sites_of_different_contributors_gets_no_shares() ->
     without = [name for name in NAMES if name != "b"]
     signatures = {n: session.sites[n].confirm(list(NAMES) if n in "abc" else without) for n in NAMES}
     for name in NAMES:
-        with pytest.raises(Garbled, match=r"[23] sites have confirmed the sum; this site needs at least 4"):
+        with pytest.raises(Garbled, match=r"[23] sites confirmed the sum; this site needs at least 4"):
             session.sites[name].unmask(signatures, lambda *_: None)
 
 
@@ -198,7 +198,7 @@ def test_sites_that_received_different_requests_do_not_unmask_their_sum() -> Non
     for name, site in session.sites.items():
         site.receive_shares({s: bytes.fromhex(x) for s, x in session.coordinator.shares_for(name).items()})
         session.masked[name] = site.mask(VALUES[name], "another model" if name in "ab" else "model")
-    with pytest.raises(Garbled, match=r"[23] sites have confirmed"):
+    with pytest.raises(Garbled, match=r"[23] sites confirmed"):
         session.unmask(session.confirm())
 
 
