@@ -56,7 +56,7 @@ def _command(
                "first (default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
-    out: Annotated[str | None, option("--out", "FILE", "also write the JSON to this file")] = None,
+    out: Annotated[str | None, option("--out", "FILE", "also write the results to this file, as JSON")] = None,
     render: Annotated[
         str | None, option("--render", "FILE", "print a JSON file written by --out as Markdown, without measuring")
     ] = None,

@@ -132,7 +132,7 @@ class _LogLines(JobProgress):
             self._print(f"{self.seconds:.0f} s: {self.describe_runs()}, {self.rounds}/{self.total_rounds} rounds")
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
-        if outcome.status != "stopped" or outcome.record is not None:  # a run without an evaluated round gets no line
+        if outcome.status != "stopped" or outcome.record is not None:  # stopped before the first evaluation: no line
             self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_describe_outcome(job, outcome)}")
 
     def _print(self, line: str) -> None:

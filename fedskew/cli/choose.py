@@ -31,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-@takes_settings(_FLAGS, {"lr": "first learning rate; the race also tries a third of it and three times it"})
+@takes_settings(_FLAGS, {"lr": "learning rate; the race also tries a third and three times this rate (default: 0.05)"})
 def _command(
     settings: Settings,
     budget: Annotated[
@@ -57,9 +57,8 @@ def _command(
 ) -> None:  # fmt: skip
     """Race methods on a federation and recommend one, with its lead over FedAvg, its costs and what it reveals.
 
-    Methods, their settings and learning rates are compared on validation
-    data, held out from the training data. The test set is never used.
-    Repeat the command to continue a race that was interrupted.
+    Methods, their settings and learning rates are compared on validation data, held out from the training data. The
+    test set is never used. Repeat the command to continue a race that was interrupted.
     """
     from fedskew.choose.choice import choose
     from fedskew.cli.campaigns import parse_count

@@ -36,11 +36,16 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command. Lists of commands show its docstring's first sentence. Its help ends with the examples."""
+    """Register a command. Lists of commands show its docstring's first sentence. Its help ends with the examples.
+
+    Typer keeps the line breaks of a docstring. They are removed within paragraphs, because a terminal wraps lines too.
+    """
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
-    summary = re.split(r"(?<=[.])\s", (command.__doc__ or "").strip(), maxsplit=1)[0]
-    app.command(name, short_help=summary, epilog="\n\n".join((heading, *examples)))(command)
+    paragraphs = [" ".join(paragraph.split()) for paragraph in (command.__doc__ or "").strip().split("\n\n")]
+    summary = re.split(r"(?<=[.])\s", paragraphs[0], maxsplit=1)[0]
+    epilog = "\n\n".join((heading, *examples))
+    app.command(name, help="\n\n".join(paragraphs), short_help=summary, epilog=epilog)(command)
 
 
 DATA, TRAINING, MACHINE, CONFIGURATION = "Data and split", "Training", "Machine", "Configuration and output"
@@ -168,8 +173,8 @@ RankBy = Annotated[
     option(
         "--rank-by",
         "METRIC",
-        "metric that ranks the methods: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, sensitivity, "
-        "specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece (default: accuracy)",
+        "main metric, by which results are ranked: accuracy, macro-f1, worst-class, balanced-accuracy, auroc, auprc, "
+        "sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece (default: accuracy)",
         CONFIGURATION,
     ),
 ]

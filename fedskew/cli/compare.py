@@ -75,10 +75,9 @@ def _command(
 ) -> None:  # fmt: skip
     """Run several methods on the same federations and compare them. Finished runs are not repeated.
 
-    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares FedAvg and
-    FedVLS, the latter with two settings. --set method.NAME=VALUE applies to every method with
-    that parameter, --set method.fedvls.NAME=VALUE to FedVLS only. The YAML
-    file may also list `methods` and `seeds`, and set `rank_by`.
+    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares FedAvg and FedVLS, the latter with two settings.
+    --set method.NAME=VALUE applies to every method with that parameter, and --set method.fedvls.NAME=VALUE to FedVLS
+    only. The YAML file may also list `methods` and set `seeds` and `rank_by`.
     """
     from fedskew.cli.running import Observers, print_comparison, run_all
     from fedskew.cli.terminal import notice

@@ -29,8 +29,8 @@ def _doctor(
         option(
             "--port",
             "N",
-            "check that a federation's server can use this port; repeatable (default: 9092 and 9093, "
-            "which may be in use)",
+            "check that a federation's server can use this port; repeatable (default: 9092 and 9093; if one of them is "
+            "in use, that is only noted)",
         ),
     ] = None,
     as_json: Json = False,

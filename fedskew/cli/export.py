@@ -36,7 +36,8 @@ def _command(
         option(
             "--site",
             "NAME",
-            "export the model of this client, or of the site with this site.yaml, if the method gives each its own",
+            "for methods that give each client its own model: export that of this client, or of the site with this "
+            "site.yaml",
         ),
     ] = None,
     hub: Annotated[
@@ -90,7 +91,7 @@ def _read_site(run: str, site: str | None) -> tuple[str | None, Any]:
 
 @contextmanager
 def _folder(out: str | None) -> Iterator[str]:
-    """Yield the folder for the model. Without one, it is a temporary folder for the upload."""
+    """Yield the folder for the model: `out`, or a temporary folder if the model is only uploaded."""
     if out is not None:
         yield out
         return

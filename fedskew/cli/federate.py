@@ -60,7 +60,7 @@ _ColumnSums = Annotated[
     bool,
     typer.Option(
         "--column-sums",
-        help="fit the encoding of a table to sums that the sites send; --data or --encoding then give the columns only",
+        help="fit the encoding of a table to sums that the sites send, not to the data or encoding given here",
         rich_help_panel=FEDERATION,
     ),
 ]

@@ -63,11 +63,12 @@ def compare(
     app: _App,
     file: Annotated[str, typer.Argument(metavar="SITE.yaml", help="the site's configuration")],
     out: Annotated[
-        str | None, typer.Option("--out", "-o", metavar="FILE", help="write the page, a .md file", show_default=False)
+        str | None,
+        typer.Option("--out", "-o", metavar="FILE", help="write the comparison to this .md file", show_default=False),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare a finished model with one that this site trains alone, on the site's held-out samples.
+    """On a site's held-out samples, compare a finished model with one that the site trains alone.
 
     Run this command at the site. Nothing leaves the site.
     """

@@ -76,7 +76,7 @@ class CommandLog:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Write the reason of an early end as the last line of the log, instead of `error: …` without a time."""
+        """Write the reason for an early end as the last line of the log, instead of `error: …` without a time."""
         try:
             yield
         except UserError as error:

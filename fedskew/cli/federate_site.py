@@ -39,8 +39,8 @@ def site(
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
-    Before the site connects, its data are checked against the app's contract. Its keys and the server's certificate
-    are also checked.
+    Before the site connects, its data are checked against the app. Its keys and the server's certificate are also
+    checked.
     """
     log = CommandLog("site", log_format, log_level)
     if metrics_port is not None and superlink is None:
@@ -73,7 +73,7 @@ def _check(file: str, app: str | None) -> None:
 
 
 def _check_in_other_process(file: str, app: str) -> None:
-    """Check the site's data in a process that ends. This one stays, and must not keep the data and torch in memory."""
+    """Check the site's data in another process, because this one stays and must not keep them and torch in memory."""
     command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
     checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     sys.stdout.write(checked.stdout)
@@ -83,7 +83,7 @@ def _check_in_other_process(file: str, app: str) -> None:
 
 
 def _check_version(app: str) -> None:
-    """Refuse an app of another minor version before its settings are read, which this version may not know."""
+    """Refuse an app of another minor version, before reading settings that this version may not know."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.planning import check_app_version
     from fedskew.flower.versions import installed_versions
@@ -221,7 +221,7 @@ def _connect(file: Path, superlink: str, folder: Path, log: CommandLog, metrics_
 
 
 def _monitored(file: Path, connection: Connection, port: int | None) -> AbstractContextManager[str | None]:
-    """Serve the site's health and metrics, if there is a port. This needs Flower, which takes 20 MB."""
+    """Serve the site's health and metrics, if there is a port. This imports Flower, which takes 20 MB of memory."""
     if port is None:
         return nullcontext()
     from fedskew.flower.monitoring import monitored

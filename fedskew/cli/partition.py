@@ -84,7 +84,7 @@ def _show(federation: Federation, max_clients: int | None) -> None:
         f"{plural(summary['clients'], 'client')}, {plural(summary['samples'], 'sample')} used, "
         f"{summary['unused']} unused; "
         f"sizes from {summary['smallest']} to {summary['largest']}, median {summary['median']:g}; "
-        f"on average {summary['mean_vacant']:.1f} classes absent per client; split hash {summary['hash'][:12]}"
+        f"on average {summary['mean_vacant']:.1f} vacant classes per client; split hash {summary['hash'][:12]}"
     )
 
 

@@ -28,7 +28,7 @@ _DEFAULTS = {"batch_size": 128, "weight_decay": 5e-4}
 _HELP = {
     "batch_size": "batch size (default: 128)",
     "lr": "learning rate in the first epoch (default: 0.05)",
-    "lr_decay": "factor applied to the learning rate after every epoch (default: all epochs together give 0.01)",
+    "lr_decay": "factor applied to the learning rate after every epoch (default: all epochs together divide it by 100)",
     "weight_decay": "weight decay (default: 0.0005)",
     "eval_every": "test every N epochs (default: 1)",
     "optimizer": "optimiser: sgd, nesterov, adam or adamw (default: sgd)",

@@ -42,7 +42,7 @@ def add_to(app: typer.Typer) -> None:
 
 @takes_settings(
     ("data_dir", "rounds", "device", "precision"),
-    help={"rounds": "run fewer rounds than the paper; the results are marked as such"},
+    help={"rounds": "run fewer rounds than the paper; the results say so"},
     config_file=False,
 )
 def _reproduce(

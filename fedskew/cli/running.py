@@ -266,7 +266,7 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
 
 
 def _show_notes(runs: Sequence[Prepared]) -> None:
-    """Print once what the partition changed in the data."""
+    """Print what loading and the partition changed in the data, each note once."""
     for note in dict.fromkeys(note for prepared in runs for note in prepared.federation.notes):
         notice(note)
 

@@ -54,7 +54,9 @@ def _command(
     ] = None,
     search: Annotated[
         str | None,
-        option("--search", "optuna", "search the file's `search` space on held-out training data", TRAINING),
+        option(
+            "--search", "optuna", "search the file's `search` space for the best point on validation data", TRAINING
+        ),
     ] = None,
     trials: Annotated[
         str | None, option("--trials", "N", f"number of points a search tries (default: {TRIALS})", TRAINING)
@@ -203,6 +205,6 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     counted = "last round" if search.metric.measure is None else f"last {search.base.mean_last} rounds"
     unit = " %" if search.metric.percent else ""
     console.print(f"mean {search.metric.label} of the {counted}", soft_wrap=True)
-    console.print(f"  on validation data, by which it was selected: {_cell([found.score], search.metric)}{unit}")
+    console.print(f"  on the validation data, on which it is best: {_cell([found.score], search.metric)}{unit}")
     if scores:
         console.print(f"  on the test set, trained on all training data: {_cell(scores, search.metric)}{unit}")

@@ -25,6 +25,13 @@ def test_every_command_is_in_a_group(cli):
     assert listed == set(get_command(app).commands)
 
 
+def test_only_the_terminal_breaks_the_lines_of_a_paragraph():
+    commands = [get_command(app)]
+    for command in commands:
+        assert "\n" not in (command.help or "").strip().replace("\n\n", ""), command.name
+        commands += getattr(command, "commands", {}).values()
+
+
 @pytest.mark.parametrize(("words", "expected"), [("fedskew dia", "diagnose"), ("fedskew federate ce", "certs")])
 def test_bash_completes_commands(words, expected):
     completion = {"_FEDSKEW_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
