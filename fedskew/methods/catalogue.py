@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """How the method uses a client's data besides the gradients of single samples. Empty if there is no other use."""
+        """How the method uses a client's data besides the gradients of single samples, or an empty string."""
         return next(filter(None, map(uncovered_use, self.parts)), "")
 
     @property

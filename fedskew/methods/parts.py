@@ -180,7 +180,8 @@ class Trained:
     def effective_steps(self) -> Tensor:
         """Return the number of steps without momentum that would move as far along a constant gradient.
 
-        FedNova calls it ‖A‖₁. Only SGD, including Nesterov momentum, has such a number. Adam's steps do not grow with the gradient.
+        FedNova calls it ‖A‖₁. Only SGD, including Nesterov momentum, has such a number. Adam's steps do not grow with
+        the gradient.
         """
         if self.optimizer not in SGD_OPTIMIZERS:
             raise UserError(f"effective_steps() needs SGD, not {self.optimizer!r}; declare `needs_sgd = True`")
