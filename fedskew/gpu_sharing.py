@@ -32,7 +32,7 @@ rm -rf "${_FOLDER}"
 
 
 class GpuSharing:
-    """A service that was started here. Processes with its `variables` use it."""
+    """A service that was started here. Processes with its `variables` in their environment use it."""
 
     def __init__(self, guard: subprocess.Popen[bytes], folder: Path) -> None:
         self._guard = guard

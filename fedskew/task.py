@@ -143,7 +143,7 @@ class MultiLabel(Task):
         return counts
 
     def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-        """A sample's group is its rarest label, so that rare labels are split as intended, or `NO_LABEL`."""
+        """A sample's group is its rarest label, or `NO_LABEL`. So rare labels are split as intended."""
         rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
         groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
         return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)

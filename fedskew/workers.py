@@ -266,7 +266,7 @@ class _Requests:
     """
 
     def __init__(self, stdin: int) -> None:
-        # Not `sys.stdin`: Python aborts if a thread still reads from that when the process ends.
+        # Not `sys.stdin`: Python aborts if a thread still reads from it when the process ends.
         self._stream = open(stdin, encoding="utf-8", closefd=False)  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._is_busy = False

@@ -79,7 +79,8 @@ def _refuse_unfit(method: Method, setting: object) -> None:
         )
     if setting == "counts" and any(stage.cohort == "alone" for stage in method.stages(1, 1, {})):
         raise UserError(
-            f"class_weights is 'counts', but clients send nothing with method {method.name!r}; expected balanced"
+            f"class_weights is 'counts', but clients send nothing with method {method.name!r}; "
+            "expected balanced, or weights by class"
         )
 
 
