@@ -121,7 +121,7 @@ class SiteEvaluation:
         blank = np.zeros(self._task.counts_shape(self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
-            _require_tests(matrices)
+            _require_tests({client: matrix for client, matrix in matrices.items() if matrix.any()})
             losses = [_log_loss(replies[client]) for client in matrices]
             total = np.sum([blank, *matrices.values()], axis=0)
             return Evaluation.from_counts(total, log_loss=math.fsum(losses) / int(total.sum()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def _is_column(found: Any) -> bool:
         is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(map(_is_text, values))
         return is_list and found.keys() == {"name", "kind", "missing", "values"}
     bounds = [found.get(key) for key in _BOUNDS]
-    are_numbers = all(b is None or (isinstance(b, int | float) and math.isfinite(b)) for b in bounds)
+    are_numbers = all(b is None or (isinstance(b, int | float) and abs(b) <= sys.float_info.max) for b in bounds)
     return found.get("kind") == "number" and are_numbers and found.keys() == {"name", "kind", "missing", *_BOUNDS}
 
 

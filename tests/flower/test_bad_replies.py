@@ -399,5 +399,16 @@ def test_tests_and_surveys_that_cannot_be_are_left_out(
     assert_finite(result)
 
 
+def test_sites_that_tested_no_sample_report_no_tests(data: Path, split: Federation, tmp_path: Path) -> None:
+    def report_nothing(_site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        empty = {"confusion": [[0] * 10] * 10, "log_loss": 0.0}
+        return (empty, b"") if asked["kind"] == "evaluate" else (facts, answer)
+
+    config = settings("fedavg")
+    here = case(tmp_path, split, data, config, report_nothing, evaluation="sites", site_metrics="class", test_data=None)
+    with pytest.raises(UserError, match="no site reported its tests"):
+        run_federation(here.grid, here.context)
+
+
 def assert_finite(result: Result) -> None:
     assert all(bool(t.isfinite().all()) for t in result.model.state_dict().values())

@@ -30,13 +30,15 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.policy import EvaluationRules, Policy, read_policy
 from fedskew.flower.remote_scoring import EVALUATION, weights_file
-from fedskew.flower.remote_survey import COUNTS, SURVEY
+from fedskew.flower.remote_survey import COUNTS, SURVEY, read_description
 from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_and_total
+from fedskew.flower.sites import Reply
 from fedskew.flower.trial import plan_trial
+from fedskew.flower.wire import Garbled
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +267,17 @@ def test_a_site_tests_only_as_many_finished_models_as_its_policy_allows(
     save_file({name: torch.zeros_like(tensor) for name, tensor in weights.items()}, other)
     with pytest.raises(UserError, match=r"has answered requests for tests of finished models .* once"):
         evaluate_at(tmp_path, data, split, other, policies)
+
+
+@pytest.mark.parametrize("low", [10**400, math.inf, math.nan], ids=["large", "infinite", "nan"])
+def test_a_bound_that_is_not_finite_or_too_large_for_a_float_is_refused(low: float) -> None:
+    column = {"name": "age", "kind": "number", "missing": 0.0, "low": low, "median": 1.0, "high": 2.0}
+    rules = {"hide_below": 5, "round_to": 10, "epsilon": None}
+    contract = Contract("table", ("a", "b"), (1,))
+    reply = Reply({"label_counts": [10, 20], "columns": [column | {"low": 0.0}], "rules": rules}, b"")
+    assert read_description(reply, contract)["label_counts"] == [10, 20]
+    with pytest.raises(Garbled, match="its description of the columns has another form"):
+        read_description(replace(reply, facts=reply.facts | {"columns": [column]}), contract)
 
 
 def test_the_rules_are_in_the_policy() -> None:
