@@ -87,15 +87,15 @@ class Choice:
         """Show the answer and the final in a notebook."""
         records = [
             {
-                "method": one.standing.label,
-                "learning rate": one.standing.lr,
-                "mean %": f"{100 * one.overall:.1f}",
-                "over FedAvg, points": None if one.difference is None else f"{100 * one.difference.mean:+.1f}",
-                "compute": f"×{one.compute:.2f}",
-                "traffic": f"×{one.traffic:.2f}",
-                "reveals": one.reveals,
+                "method": finalist.standing.label,
+                "learning rate": finalist.standing.lr,
+                "mean %": f"{100 * finalist.overall:.1f}",
+                "over FedAvg, points": None if (lead := finalist.difference) is None else f"{100 * lead.mean:+.1f}",
+                "compute": f"×{finalist.compute:.2f}",
+                "traffic": f"×{finalist.traffic:.2f}",
+                "reveals": finalist.reveals,
             }
-            for one in self.race.final
+            for finalist in self.race.final
         ]
         answer = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
         return html_table(records, f"Final, by {self.race.rank_by} on validation data") + answer
@@ -132,8 +132,8 @@ def choose(
         False never.
 
     Methods are compared on validation data, which are held out of the clients' training data. Every seed has
-    other validation samples and, if the rule draws one, another split. The race tries the learning rate, a third of it
-    and three times it.
+    other validation samples and, if the partition rule is random, another split. The race tries 1/3, 1 and 3 times the
+    learning rate.
     """
     base, split = _federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)

@@ -1,10 +1,10 @@
 """The decision after the final, its reasons, and the answer in words.
 
 The finalists are ordered by their means over all splits on which they were trained to the end. This includes the splits
-of the last rung, because there are few splits in all. FedAvg is chosen unless another method is better on the fresh
-splits by more than noise: its mean lead over tuned FedAvg must exceed one standard error of the paired differences. A
-significance test at 5 % would be the wrong rule, because one method must be chosen in any case. With few splits, it
-would choose FedAvg where others are several points better. The answer also reports the test.
+of the last rung, because there are few splits in all. The choice is the best finalist that beats tuned FedAvg by more
+than noise: its mean lead on the fresh splits must exceed one standard error of the paired differences. If there is
+none, the choice is FedAvg. A significance test at 5 % would be the wrong rule, because one method must be chosen in any
+case. With few splits, it would choose FedAvg where others are several points better. The answer also reports this test.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, the answer has a warning. A method that fails on one split in six still succeeds on all of seven
-splits in a quarter of all races."""
+"""With fewer splits, the answer has a warning. With seven splits, a method that fails on one split in six succeeds on
+all of them in a quarter of the races."""
 
 
 def decide(
@@ -49,7 +49,7 @@ def decide(
 
     `class_weights` is the setting of all runs. It can reveal label counts. `repeats` says what differs between trials.
     """
-    baseline, _, costs = next(result for result in results if result.standing.method == BASELINE)
+    baseline, _, baseline_trials = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
     compared = [paired(standing.scores, baseline.scores) for standing in others]
     corrected = dict(zip((s.label for s in others), holm([d for d in compared if d is not None]), strict=True))
@@ -59,7 +59,7 @@ def decide(
             fmean([*standing.scores.values(), *earlier]),
             corrected.get(standing.label),
             trials,
-            costs,
+            baseline_trials,
             revealed_labels(entries_with_weights(standing.method, class_weights)),
         )
         for standing, earlier, trials in results
@@ -174,7 +174,6 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
 
 
 def _is_significantly_worse(finalist: Standing, chosen: Standing) -> bool:
-    """Whether a finalist is significantly worse than the chosen one."""
     difference = paired(chosen.scores, finalist.scores)
     return difference is None or (difference.significant and difference.mean > 0)
 

@@ -35,7 +35,7 @@ class RaceProgress(RaceWatcher):
         self._start = time.monotonic()
         self.heading, self.trials, self.done = "", 0, 0
         self._running: dict[str, int] = {}
-        """The round that each running trial has finished, by the trial's key."""
+        """The last round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
         """One trial of each candidate, and its scores by seed. The keys are those of the candidates."""
 

@@ -173,7 +173,7 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """Return how many of the first `rounds` rounds a score averages: the last third, but at most `mean_last`."""
+    """Return the number of rounds over which a score averages: the last third of `rounds`, but at most `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 

@@ -166,7 +166,7 @@ def _summarise(rows: list[RoundRow], resumed_after: int, seconds: float) -> Tria
 
 
 def _free_gpu_memory() -> None:
-    """Free the memory of a run before the next one needs it. CUDA graphs need `gc`, because they are in cycles."""
+    """Free the memory of a run before the next one needs it. CUDA graphs need `gc`: they are in reference cycles."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return
     gc.collect()

@@ -106,7 +106,7 @@ class Trials:
         if trial.candidate.is_baseline:
             raise UserError(f"FedAvg cannot run here: {reason}")
         if trial.candidate.method not in self.failures:
-            self._watcher.on_notice(f"{trial.candidate.label} is left out: {reason}")
+            self._watcher.on_notice(f"{trial.candidate.method} is left out: {reason}")
         self.failures[trial.candidate.method] = reason
         self._watcher.on_trial(trial, None)
 

@@ -1,4 +1,4 @@
-"""Methods to try: their gains in reruns near a federation, what they reveal and cost, and the gains papers print."""
+"""Methods to try: their gains in reruns near a federation, what they reveal and cost, and the gains in papers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RerunOutcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
 
 MARGIN = 2.0
 """A method must gain more points than this over FedAvg to be suggested. Another split of the same data changes a gain
-by about as much. It is the root mean square deviation over the reruns with several seeds, which a test computes."""
+by about as much: a test computes the root mean square deviation of gains in the reruns with several seeds."""
 CONFIRMING_SHARE = 0.5
 """A rerun with at least this share of a printed gain confirms it."""
 

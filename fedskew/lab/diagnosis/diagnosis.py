@@ -114,7 +114,7 @@ class Diagnosis:
             yield f"No client has samples of {_first_few(missing)}; no method can learn a class without samples."
         elif skew.class_ratio > UNEQUAL:
             yield (
-                f"Classes differ overall: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
+                f"Classes differ in size: the largest has {skew.class_ratio:.0f} times the samples of the smallest, so "
                 "accuracy hides the small ones. Also look at macro F1."
             )
         held_by_one = self._held_by_one()
@@ -288,7 +288,7 @@ def _first_few(names: list[str]) -> str:
 
 
 def _strength(skew: Skew) -> str:
-    """Put the mean Hellinger distance of clients to all, which is between 0 and 1, into words."""
+    """Put the clients' mean Hellinger distance from all samples, which is between 0 and 1, into words."""
     distance = float(skew.hellinger.mean())
     words = ((0.1, "Hardly any label skew"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
     return next((text for limit, text in words if distance < limit), "Extreme label skew")

@@ -21,7 +21,7 @@ from fedskew.lab.sweep.records import read_folder
 ACCURACIES = ("best", "last-50 accuracy")
 """Metrics that measure the overall accuracy of a model."""
 NEAR = 0.1
-"""Settings up to this distance count as near. It is a root mean square difference of measures from 0 to 1."""
+"""Settings up to this distance count as near. A distance is the root mean square difference of measures from 0 to 1."""
 SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
 method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""

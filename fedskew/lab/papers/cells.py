@@ -160,7 +160,7 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellC
 
 @lru_cache(maxsize=100_000)
 def _config(values: str) -> Config:
-    """Make a configuration from JSON, with at least ten checkpoints by default, if it has as many rounds.
+    """Make a configuration from JSON. By default, a run of ten or more rounds has at least ten checkpoints.
 
     Configurations are cached, because tables share many runs.
     """

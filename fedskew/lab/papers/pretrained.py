@@ -42,7 +42,7 @@ class StartResult:
         return max(self.accuracy[beta], key=self.accuracy[beta].__getitem__)
 
     @property
-    def loss(self) -> float | None:
+    def points_lost(self) -> float | None:
         """How many points FedAvg loses from the mildest to the most severe skew."""
         mild, severe = self.baseline(self.betas[0]), self.baseline(self.betas[-1])
         return None if mild is None or severe is None or len(self.betas) < 2 else mild - severe
@@ -103,7 +103,7 @@ def _summary(results: Sequence[StartResult]) -> str:
         best, baseline = result.best(severe), result.baseline(severe)
         gain = None if baseline is None else result.accuracy[severe][best] - baseline
         shown = [result.baseline(beta) if beta in result.accuracy else None for beta in betas]
-        numbers = [*(_number(value) for value in shown), _number(result.loss)]
+        numbers = [*(_number(value) for value in shown), _number(result.points_lost)]
         lines.append([result.network, result.federation, result.start, *numbers, best, _number(gain, "+.1f")])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

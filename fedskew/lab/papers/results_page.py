@@ -81,8 +81,8 @@ def _choices(folder: Path) -> list[str]:
     if not path.is_file():
         return []
     introduction = (
-        "`fedskew choose` races methods on a federation. The table has what it chose, and its test accuracy on fresh "
-        "splits next to those of FedAvg and of the best of all methods with their default settings "
+        "`fedskew choose` races methods on a federation. The table shows which method it chose, and the method's test "
+        "accuracy on fresh splits, next to that of FedAvg and of the best of all methods with their default settings "
         "(`python tools/check_choose.py`). [docs/choose.md](docs/choose.md) says in which federation the choice was "
         "clearly worse than the best method, and how a small budget can mislead.\n"
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedskew.errors import plural
 from fedskew.lab.sweep.grid import Point, read_grid
 from fedskew.lab.sweep.job import planned_rounds
 from fedskew.lab.sweep.records import Records, RecordsFile, until
@@ -82,7 +83,7 @@ def device_line(records: Records) -> str:
     where = sorted(
         {f"{r.content['machine'].get('gpu') or r.content['machine']['cpu']}, {r.config.precision}" for r in records}
     )
-    return f"{len(records)} runs on {' and '.join(where)}.\n"
+    return f"{plural(len(records), 'run')} on {' and '.join(where)}.\n"
 
 
 def _table(sweep: Sweep) -> str:

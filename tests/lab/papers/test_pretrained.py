@@ -89,9 +89,9 @@ def test_runs_are_found_without_the_weights_that_they_started_from(
 def test_the_loss_is_fedavgs_from_mild_to_severe_skew() -> None:
     result = StartResult("CNN", "all", "scratch", {0.05: {"fedavg": 40.0, "fedvls": 45.0}, 0.5: {"fedavg": 60.0}})
     assert result.betas == [0.5, 0.05]
-    assert result.loss == 20
+    assert result.points_lost == 20
     assert (result.best(0.05), result.best(0.5)) == ("fedvls", "fedavg")
-    assert StartResult("CNN", "all", "scratch", {0.5: {"fedavg": 60.0}}).loss is None
+    assert StartResult("CNN", "all", "scratch", {0.5: {"fedavg": 60.0}}).points_lost is None
 
 
 def test_one_command_writes_page_and_picture(folder: Path, tmp_path: Path) -> None:
