@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.chained_log import ChainedLog, Entry
 from fedskew.flower.wire import Facts, digest, one_line
 
@@ -126,7 +126,7 @@ def describe_entry(entry: Entry) -> str:
     words += [f"app {str(entry['app'])[:12]}"] if entry.get("app") else []
     if "epsilon" in entry:
         words.append(_describe_epsilon(entry["epsilon"]))
-    words += [f"{len(entry['torn'])} incomplete lines"] if "torn" in entry else []
+    words += [plural(len(entry["torn"]), "incomplete line")] if "torn" in entry else []
     return "  ".join(words) + (f": {entry['reason']}" if entry.get("reason") else "")
 
 
@@ -144,5 +144,5 @@ def _sizes(entry: Entry) -> Iterable[str]:
         yield f"facts {', '.join(entry['facts']['names'])} ({entry['facts']['bytes']} bytes)"
     if "tensors" in entry:
         tensors = entry["tensors"]
-        count = "?" if tensors["shapes"] is None else len(tensors["shapes"])
-        yield f"{count} tensors ({tensors['bytes']} bytes, {tensors['digest'][:12]})"
+        count = "? tensors" if tensors["shapes"] is None else plural(len(tensors["shapes"]), "tensor")
+        yield f"{count} ({tensors['bytes']} bytes, {tensors['digest'][:12]})"
