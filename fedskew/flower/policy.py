@@ -10,6 +10,7 @@
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
+      trainings_per_round: 7         # how often the site trains one round; all but the first are for restarts
       tests_per_round: 2             # how many models the site tests for one round; the second is for a restart
       survey: {round_to: 10}         # how the site hides single samples in answers to surveys; default: no answers
       evaluate: {models: 1}          # how many finished models the site tests; default: none
@@ -77,6 +78,9 @@ class Policy:
     """What all updates together may spend of the privacy of one sample."""
     delta: float = 1e-5
     minutes: float | None = None
+    trainings_per_round: int = 7
+    """How many different requests for the same round the site answers. A server restarts at most six times in a row
+    without a new update."""
     tests_per_round: int = 2
     """How many models the site tests for one round. A round that is repeated after a restart may give another model."""
     smallest_group: int = SMALLEST_GROUP
@@ -217,6 +221,8 @@ def read_policy(values: Any) -> Policy:
         example_epsilon=_number("example_epsilon", values.get("example_epsilon"), float),
         delta=_delta(values.get("delta")),
         minutes=_number("minutes", values.get("minutes"), float),
+        trainings_per_round=_number("trainings_per_round", values.get("trainings_per_round"), int)
+        or Policy.trainings_per_round,
         tests_per_round=_number("tests_per_round", values.get("tests_per_round"), int) or Policy.tests_per_round,
         smallest_group=_number("smallest_group", values.get("smallest_group"), int) or SMALLEST_GROUP,
         require=_requirements(values.get("require")),

@@ -45,6 +45,11 @@ class Release:
     releases: int = 1
     """The number of Gaussian mechanisms that this update consists of."""
 
+    @property
+    def has_site_noise(self) -> bool:
+        """Whether the site adds the noise itself, so that the same training gives another update each time."""
+        return self.privacy in ("local", "example")
+
     def mu_squared(self, account: Account) -> float:
         """The sum of the squares of μ, in one of the accounts. Infinite if this update has no noise that counts."""
         if self.noise is None or (account.is_whole_site and self.privacy == "example"):

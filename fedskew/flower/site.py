@@ -75,6 +75,7 @@ from fedskew.flower.site_ledger import SiteLedger
 from fedskew.flower.site_run import SiteRun
 from fedskew.flower.site_state import SiteState, StateUnusable
 from fedskew.flower.site_survey import describe_site
+from fedskew.flower.site_trainings import SiteTrainings, round_question, training_request
 from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
@@ -240,6 +241,9 @@ class Site:
         release = read_release(facts, run.method)
         self._ledger.require_budget(release)  # before the site trains in vain
         require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
+        trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
+        round, request = round_question(run.name, facts), training_request(facts, payload, release.has_site_noise)
+        trainings.require_new(round, request)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
         run.require_model(stage, tensors)
@@ -254,7 +258,7 @@ class Site:
             "start": digest(payload),
             "visits": int(result.visits[0]),
             # If the site adds noise, the reply says nothing about the loss, which has no noise.
-            "finite": release.privacy in ("local", "example") or bool(np.isfinite(loss)),
+            "finite": release.has_site_noise or bool(np.isfinite(loss)),
         }
         if facts["share_loss"] and np.isfinite(loss):
             reply["loss"] = loss
@@ -271,7 +275,9 @@ class Site:
             private = private_change(trained, start, clip, multiplier * clip)
             reply_tensors |= pack("trained:params", private)
         answer = reply, to_bytes(reply_tensors)
-        self._ledger.charge(release)  # before anything leaves, and before the state that the next update depends on
+        # Both are recorded before anything leaves, and before the state that the next update depends on.
+        trainings.record(round, request)
+        self._ledger.charge(release)
         if result.states:
             state = {name: t[0].cpu() for name, t in result.states.items()}
             states.write(stage.model, model_round + 1, state, facts["kept"], facts["oldest"])

@@ -34,8 +34,13 @@ class AlreadyAnswered(UserError):
 class SiteAnswers:
     """The recorded answers of one site."""
 
-    def __init__(self, state_folder: Path) -> None:
-        self._folder = state_folder / FOLDER
+    def __init__(self, state_folder: Path, name: str = FOLDER) -> None:
+        self._folder = state_folder / name
+
+    def is_allowed(self, question: str, request: Facts, most: int) -> bool:
+        """Return whether a request was answered before, or may be answered."""
+        answers = _read(self._path(question))
+        return len(answers) < most or any(known["request"] == _key(request) for known in answers)
 
     def answer_once(self, question: str, request: Facts, compute: Callable[[], Answer], most: int = 1) -> Answer:
         """Return the recorded answer to a request, or compute and record it.
@@ -43,8 +48,7 @@ class SiteAnswers:
         `question` names what is asked, such as the test of a round. `request` has what may differ between requests for
         it, such as the digest of the tested model. At most `most` different requests are answered.
         """
-        path = self._folder / f"{digest(question.encode())[:32]}.json"
-        asked = digest(json.dumps(request, sort_keys=True).encode())
+        path, asked = self._path(question), _key(request)
         with _own_files(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self._folder / ".lock"):
@@ -62,6 +66,13 @@ class SiteAnswers:
             with _own_files(self._folder):
                 write_file(path, json.dumps({"question": question, "answers": [*answers, entry]}) + "\n")
             return facts, payload
+
+    def _path(self, question: str) -> Path:
+        return self._folder / f"{digest(question.encode())[:32]}.json"
+
+
+def _key(request: Facts) -> str:
+    return digest(json.dumps(request, sort_keys=True).encode())
 
 
 @contextlib.contextmanager

@@ -26,7 +26,8 @@ from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_answers import FOLDER, AlreadyAnswered, SiteAnswers
 from fedskew.flower.site_state import StateUnusable
-from fedskew.flower.tensors import to_bytes
+from fedskew.flower.supervised_run import WAIT_SECONDS
+from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.methods import make_method
 from fedskew.models import make_model
 
@@ -241,6 +242,62 @@ def test_a_site_trains_only_the_rounds_that_the_run_plans(data: Path, split: Fed
         "the server requests round 2 of stage 0, which the run's configuration does not plan (rounds)"
     )
     assert len(refused) == 3
+
+
+def captured_training(here: Case) -> tuple[dict[str, Any], bytes]:
+    """Run a federation, and return the first site's request for its first round."""
+    asked: list[tuple[dict[str, Any], bytes]] = []
+    answer = Site.answer
+
+    def listen(site: Site, facts: dict[str, Any], payload: bytes) -> Any:
+        if facts["kind"] == "train" and site.config.name == "site-0" and not asked:
+            asked.append((dict(facts), payload))
+        return answer(site, facts, payload)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Site, "answer", listen)
+        run_federation(here.grid, here.context)
+    return asked[0]
+
+
+def moved(payload: bytes, step: int) -> bytes:
+    """Another model of the same form."""
+    return to_bytes({name: t + step if t.is_floating_point() else t for name, t in from_bytes(payload).items()})
+
+
+def test_a_site_trains_a_round_for_few_models_even_after_a_restart(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Without a budget, a server could otherwise have any number of crafted models trained in an approved round."""
+    here = totals(tmp_path, data, split, rounds=1)
+    here.grid._sites[1000][1].config = replace(first_site(here).config, policy=Policy(trainings_per_round=3))
+    request, payload = captured_training(here)
+    for step in (1, 2):
+        first_site(here).answer(request, moved(payload, step))
+    refusal = r"has trained round 1 of stage 0 in run \w+ 3 times; .* \(policy\.trainings_per_round\)"
+    for changed in (moved(payload, 3), payload):
+        kept = {} if changed != payload else {"kept": 1}
+        with pytest.raises(AlreadyAnswered, match=refusal):
+            first_site(here).answer(request | kept, changed)
+    again = first_site(here).answer(request, payload)[1]
+    assert again == first_site(here).answer(request, payload)[1], "the same request is trained as often as it comes"
+
+
+def test_with_noise_every_training_of_a_round_counts(data: Path, split: Federation, tmp_path: Path) -> None:
+    """The mean of many updates with new noise would have hardly any."""
+    values = {"rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3, "average": "uniform"}
+    noise = {"privacy": "local", "clip": 1.0, "noise": 1.0, "share_loss": False, "attempts": 1}
+    here = case(tmp_path, split, data, with_values(Config(), values), **noise)
+    request, payload = captured_training(here)
+    for _ in range(Policy.trainings_per_round - 1):
+        first_site(here).answer(request, payload)
+    with pytest.raises(AlreadyAnswered, match=f"{Policy.trainings_per_round} times"):
+        first_site(here).answer(request, payload)
+
+
+def test_a_site_trains_a_round_as_often_as_a_server_restarts() -> None:
+    """`fedskew federate run` and `up` give up after these restarts without a new update."""
+    assert Policy.trainings_per_round == 1 + len(WAIT_SECONDS)
 
 
 def test_a_site_trains_only_with_the_settings_that_the_run_plans(data: Path, split: Federation, tmp_path: Path) -> None:

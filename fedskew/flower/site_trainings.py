@@ -1,0 +1,64 @@
+"""Limits how often a site trains the same planned round.
+
+A server that may have a round trained from model after model learns more with each update. So a site answers only a few
+different requests for each planned round. The first is for the round itself, and the others are for restarts of the
+server, after which a round is repeated and may have another model. The same request gives the same update, so it does
+not count again, unless the update has noise, which is new each time.
+
+Counts are in the site's state folder, because a worker may be started again at any time.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedskew.flower.site_answers import AlreadyAnswered, SiteAnswers
+from fedskew.flower.wire import Facts, digest
+
+FOLDER = "trainings"
+_CHOSEN = ("stage", "notes", "companions", "kept")
+"""The facts of a request, besides its tensors, that the server chooses and that change the update."""
+
+
+@dataclass(frozen=True)
+class SiteTrainings:
+    """The trainings of one site. `most` is the number of different requests for the same round that it answers."""
+
+    state_folder: Path
+    most: int
+
+    def require_new(self, round: str, request: Facts) -> None:
+        """Refuse a request for a round that was trained too often, before the site trains in vain."""
+        if not self._answers.is_allowed(round, request, self.most):
+            raise _too_often(round, self.most)
+
+    def record(self, round: str, request: Facts) -> None:
+        """Count a training before its update leaves, or refuse it."""
+        try:
+            self._answers.answer_once(round, request, lambda: ({}, b""), self.most)
+        except AlreadyAnswered as error:
+            raise _too_often(round, self.most) from error
+
+    @property
+    def _answers(self) -> SiteAnswers:
+        return SiteAnswers(self.state_folder, FOLDER)
+
+
+def round_question(run: str, facts: Facts) -> str:
+    """Name the planned round that a request is for."""
+    return f"round {facts['key']['round'] + 1} of stage {facts['stage']} in run {run}"
+
+
+def training_request(facts: Facts, payload: bytes, has_noise: bool) -> Facts:
+    """Return what may differ between requests for the same round. If the site adds noise, every request differs."""
+    chosen = {key: facts[key] for key in _CHOSEN}
+    return chosen | {"tensors": digest(payload)} | ({"noise": secrets.token_hex(16)} if has_noise else {})
+
+
+def _too_often(round: str, most: int) -> AlreadyAnswered:
+    return AlreadyAnswered(
+        f"this site has trained {round} {most} times; expected no more (policy.trainings_per_round), or a run with "
+        "another seed"
+    )
