@@ -109,7 +109,8 @@ class FederationSettings:
     privacy: str = _option(
         "none",
         choice("none", "central", "local", "example"),
-        "who adds noise: the server to the mean, each site to its update, or each site to gradients of single samples",
+        "who adds noise: the server to the mean (central), or each site to its update (local) or to the gradients of "
+        "single samples (example)",
     )
     clip: float = _option(1.0, real(above=0), "largest norm of a site's change, if privacy is central or local")
     noise: float = _option(1.0, real(above=0), "noise multiplier z: standard deviation of the noise, divided by clip")

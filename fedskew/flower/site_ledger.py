@@ -66,7 +66,7 @@ class SiteLedger:
         bare = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
         if bare:
             raise BudgetExceeded(
-                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} left the site without noise"
+                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} had no noise"
                 f"{' on the whole update' if any(e['noise'] for e in bare) else ''}, the last in run "
                 f"{bare[-1]['run']}, so no budget can hold for the same data"
             )

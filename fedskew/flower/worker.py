@@ -64,7 +64,7 @@ def serve(site: Path, listener: socket.socket) -> None:
                     listener.close()  # before the connection, so that the ClientApp starts another worker
                     return
                 send_frame(connection, *handler.answer(facts, payload))
-            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or is something else
+            except (OSError, EOFError, ValueError, RecursionError):  # a ClientApp that was killed, or another program
                 continue
 
 

@@ -98,7 +98,7 @@ def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
     assert "will refuse to train" in str(SiteLedger(tmp_path, Policy(epsilon=100.0)).describe_plan(bare, 3))
     assert SiteLedger(tmp_path, Policy()).describe_plan(bare, 3) == []
     SiteLedger(tmp_path, Policy()).charge(bare)
-    with pytest.raises(BudgetExceeded, match="1 earlier update left the site without noise, the last in run old"):
+    with pytest.raises(BudgetExceeded, match="1 earlier update had no noise, the last in run old"):
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(local())
 
 

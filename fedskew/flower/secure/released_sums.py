@@ -20,7 +20,7 @@ from fedskew.locks import exclusive
 
 NAME = "released-sums.jsonl"
 _MOST_REQUESTS = 2
-"""The most different requests for the same round or test. A round repeated after a restart may have another model."""
+"""Limit of different requests for the same round or test. A round repeated after a restart may have another model."""
 _INCOMPLETE = " (incomplete)"
 """Marks a line that a killed process could not complete."""
 

@@ -1,6 +1,6 @@
 """Secure aggregation at a site. The site trains and tests as usual, but what leaves is masked.
 
-Only the answer to a greeting is not masked, and it does not have the sample count.
+Besides the steps of the protocol, a site answers only a greeting without masks, and leaves out its sample count.
 """
 
 from __future__ import annotations
