@@ -314,7 +314,7 @@ def _run(
     from fedskew.flower.monitoring import monitored
     from fedskew.flower.planning import check_app_version, read_app
     from fedskew.flower.run_monitoring import RunMonitor
-    from fedskew.flower.supervised_run import FlowerRun, read_progress, run_to_end
+    from fedskew.flower.supervised_run import FlowerRun, only_command, read_progress, run_to_end
 
     require_posix("fedskew federate run")
     log = CommandLog("server", log_format, log_level)
@@ -323,9 +323,10 @@ def _run(
     folder = Path(run_folder or read_app(app)[0].folder).expanduser()
     changed = {} if run_folder is None else {"federation.folder": str(folder.resolve())}
     log_file = folder.with_name(f"{folder.name}.log")
-    with log.reporting_errors(), monitored(RunMonitor(folder), metrics_port) as address:
+    with log.reporting_errors(), only_command(folder), monitored(RunMonitor(folder), metrics_port) as address:
         if address is not None:
             log.write(f"metrics: {address}/metrics; health: {address}/healthz")
         log.write(f"the run's folder is {folder}; the whole log is {log_file}")
         runs = FlowerRun(Path(app), connection, log_file, {}, changed)
+        runs.stop_left_over(folder, log.write)
         run_to_end(runs.start, lambda: read_progress(folder), log.write)

@@ -7,6 +7,7 @@ ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -15,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock, Timeout
+
 from fedskew.errors import UserError
+from fedskew.experiment.storage.files import wait_until_unlocked
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.processes import Process
 
@@ -56,13 +60,58 @@ class FlowerRun:
         self.process = Process("run", command, self._log, self._env)
         return self.process
 
+    def stop_left_over(self, folder: Path, log: Callable[[str], None]) -> None:
+        """Stop a run of this folder that an earlier command left at the SuperLink, because the command was ended.
+
+        The run would keep the folder locked until it ends. `only_command` makes sure that no other command follows it.
+        """
+        run = _last_run(self._log)
+        if run is not None and self._stop_run(run):
+            log(f"warning: an earlier command left run {run} at the SuperLink; it was stopped, and this one resumes it")
+            wait_until_unlocked(RunFolder(folder).lock_path, _STOP_SECONDS)
+
     def _stop(self, run: Process) -> None:
         run.kill()
         if started := _RUN_ID.search(run.output()):
-            command = ["flwr", "stop", started[1], *self._connection]
-            stop = Process("stop", command, self._log, self._env)
-            stop.wait(_STOP_SECONDS)  # `flwr stop` fails if the run has ended, which does not matter
-            stop.kill()
+            self._stop_run(started[1])
+
+    def _stop_run(self, number: str) -> bool:
+        """Stop a run at the SuperLink. Return False if it has ended, or if the SuperLink does not answer."""
+        stop = Process("stop", ["flwr", "stop", number, *self._connection], self._log, self._env)
+        status = stop.wait(_STOP_SECONDS)
+        stop.kill()
+        return status == 0
+
+
+def _last_run(log: Path) -> str | None:
+    """Return the number of the run that was started last, unless its end is in the log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    started = list(_RUN_ID.finditer(text))
+    if not started:
+        return None
+    ends = (_outcome(line.strip()) for line in _LOGGED.findall(text, started[-1].end()))
+    return None if any(ends) else started[-1][1]
+
+
+@contextlib.contextmanager
+def only_command(folder: Path) -> Iterator[None]:
+    """Refuse a second command for the run in this folder, until this one ends."""
+    path = folder.with_name(f".{folder.name}.command.lock")
+    lock = FileLock(path, thread_local=False, fallback_to_soft=False)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UserError(
+            f"another command trains the run in {folder}; expected one at a time, so wait for it or end it"
+        ) from error
+    except OSError:  # the file system has no locks, or cannot be written, which the run itself will report
+        pass
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,27 @@ def _assert_as_simulated(real: Real, method: str, config: Config) -> None:
 
 
 @pytest.mark.slow
+def test_a_command_that_was_killed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its run goes on at the SuperLink and keeps the folder locked, until the next command stops and resumes it."""
+    sites = NAMES[:2]
+    real = Real(tmp_path, sites)
+    app, folder = real.app("killed", real.config("fedavg", rounds=12)), real.run_folder("killed")
+    with real.local as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
+        local.start()
+        command = [sys.executable, "-m", "fedskew", *federate_run_command(app)]
+        killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+        until(lambda: len(rounds(folder)) > 1, "the first round", local)
+        killed.kill()
+        killed.wait()
+        again = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=PATIENCE, check=False)
+    assert again.returncode == 0, again.stderr
+    assert re.search(r"an earlier command left run \d+ at the SuperLink; it was stopped", again.stderr)
+    assert [row["round"] for row in rounds(folder)] == list(range(13))
+
+
+@pytest.mark.slow
 def test_faults(tmp_path: Path) -> None:
     """One site after the other is killed, and then the server; the run goes on, and the model stays finite."""
     real = Real(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.processes import Process
-from fedskew.flower.supervised_run import WAIT_SECONDS, Progress, read_progress, run_to_end
+from fedskew.flower.supervised_run import WAIT_SECONDS, FlowerRun, Progress, only_command, read_progress, run_to_end
 
 NO_WAITS = (0.0, 0.0, 0.0)
 
@@ -87,3 +87,50 @@ def test_progress_is_the_rows_after_the_first_and_the_updates_that_arrived(tmp_p
     for event, kind in (("request", "train"), ("reply", "train"), ("reply", "hello"), ("failed", "train")):
         log.append({"site": "a", "kind": kind, "round": 1, "event": event})
     assert read_progress(tmp_path) == Progress(rounds=2, updates=1)
+
+
+STARTED = "🎊 Successfully started run {}\n"
+
+
+def left_over(folder: Path, log: str, status: int = 0) -> tuple[list[str], str]:
+    """What a new command logs, and which commands of Flower it runs, if the log of the run ends like this."""
+    flower = folder / "bin" / "flwr"
+    flower.parent.mkdir()
+    flower.write_text(f'#!/bin/sh\necho "$@" >> {folder / "commands"}\nexit {status}\n')
+    flower.chmod(0o755)
+    (folder / "run.log").write_text(log)
+    logged: list[str] = []
+    runs = FlowerRun(folder / "app", "federation", folder / "run.log", {"PATH": f"{flower.parent}:/usr/bin:/bin"})
+    runs.stop_left_over(folder / "run", logged.append)
+    commands = folder / "commands"
+    return logged, commands.read_text() if commands.exists() else ""
+
+
+def test_a_run_that_a_killed_command_left_is_stopped(tmp_path: Path) -> None:
+    before = STARTED.format(7) + "INFO : fedskew: failed: it is broken\n"
+    logged, commands = left_over(tmp_path, before + STARTED.format(42) + "INFO : fedskew: round 1\n")
+    assert commands == "stop 42 federation\n"
+    assert logged == [
+        "warning: an earlier command left run 42 at the SuperLink; it was stopped, and this one resumes it"
+    ]
+
+
+def test_a_run_that_has_ended_is_not_stopped(tmp_path: Path) -> None:
+    """Its end may be missing in the log, because the killed command wrote the log. Then `flwr stop` fails."""
+    for number, log in enumerate(("", STARTED.format(42) + "INFO : fedskew: finished with accuracy 90 %\n")):
+        (folder := tmp_path / str(number)).mkdir()
+        assert left_over(folder, log) == ([], "")
+    (folder := tmp_path / "ended").mkdir()
+    assert left_over(folder, STARTED.format(42), status=1) == ([], "stop 42 federation\n")
+
+
+def test_a_second_command_for_the_same_run_is_refused(tmp_path: Path) -> None:
+    """It would stop the run of the first one."""
+    with only_command(tmp_path / "run"):
+        with only_command(tmp_path / "other"):
+            pass
+        refusal = r"another command trains the run in .*run; expected one at a time"
+        with pytest.raises(UserError, match=refusal), only_command(tmp_path / "run"):
+            pass
+    with only_command(tmp_path / "run"):
+        pass
