@@ -154,8 +154,13 @@ def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
 def _has_attention(model: nn.Module, sample: Tensor) -> bool:
     """Return whether the model multiplies activations with each other, as every implementation of attention does."""
     with _Operations() as operations:
-        copy.deepcopy(model).to(sample.device).eval()(sample)
+        _copy_for(sample, model)(sample)
     return any(word in name for name in operations.names for word in _ATTENTION)
+
+
+def _copy_for(sample: Tensor, model: nn.Module) -> nn.Module:
+    """Return a copy of the model that accepts the sample, which may be on another device or in float64."""
+    return copy.deepcopy(model).to(sample.device, sample.dtype if sample.is_floating_point() else None).eval()
 
 
 _ATTENTION = ("aten::bmm", "attention", "transformer_encoder")
@@ -230,7 +235,7 @@ def count_multiplications(model: nn.Module, sample: Tensor) -> float:
         assert isinstance(weight, Tensor)
         total += out.numel() * prod(weight.shape[1:])
 
-    hooked = copy.deepcopy(model).to(sample.device).eval()
+    hooked = _copy_for(sample, model)
     for layer in hooked.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             layer.register_forward_hook(count)

@@ -54,6 +54,11 @@ def test_a_long_run_uses_the_cores(
     assert cpu_engine(linear(), IMAGE, clients) == "stacked"
 
 
+def test_samples_in_float64_do_not_change_the_choice() -> None:
+    assert count_multiplications(linear(), IMAGE.double()) == 256
+    assert cpu_engine(linear(), IMAGE.double(), 100) == cpu_engine(linear(), IMAGE, 100)
+
+
 def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
     image = torch.zeros(1, 1, 8, 8)
     assert count_multiplications(linear(), image) == 256
