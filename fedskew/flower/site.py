@@ -80,7 +80,7 @@ from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
 from fedskew.flower.wire import Facts, digest
-from fedskew.methods import Stage, Tensors, pack, unpack
+from fedskew.methods import Part, Stage, Tensors, pack, unpack
 from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Confusion, correct
 
@@ -440,9 +440,14 @@ def _totals(confusion: Confusion) -> Facts:
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
-    """Refuse to send tensors that the method does not declare, even if the method is part of the federation's app."""
-    if uplink and not any(part.sends for part in work.members):
+    """Refuse to send tensors of a part that does not declare `sends`, even if it is part of the federation's app.
+
+    Each part must declare what it sends. Otherwise the declaration of one part would also cover those of the others.
+    """
+    undeclared = [part for part in work.members if type(part).uplink is not Part.uplink and not part.sends]
+    if uplink and undeclared:
         raise UserError(
-            f"the method sends {min(uplink)!r} in addition to the model without declaring it; expected `sends` and "
-            "`reveals` on its class"
+            f"the method sends {', '.join(map(repr, sorted(uplink)))} in addition to the model, and its part "
+            f"{type(undeclared[0]).__name__} does not declare what it sends; expected `sends` and `reveals` on that "
+            "class"
         )

@@ -221,17 +221,21 @@ class Gossip(Objective):
 """
 
 
-def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
-    data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["gossiping:Gossip", "gossiping:Gossip+scaffold"])
+def test_a_method_with_a_part_that_does_not_declare_what_it_sends_sends_nothing(
+    method: str, data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A method of the federation's own, which came with its app: the site itself keeps what was not announced."""
+    """The method came with the federation's app. SCAFFOLD's declaration does not cover the objective's tensors."""
     (tmp_path / "gossiping.py").write_text(GOSSIP)
     monkeypatch.syspath_prepend(str(tmp_path))
-    values = {"method": "gossiping:Gossip", "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    values = {"method": method, "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
     here = case(tmp_path, split, data, with_values(Config(), values), site={"packages": ("gossiping",)}, attempts=1)
     with pytest.raises(UserError, match="too few good updates"):
         run_federation(here.grid, here.context)
-    assert all(m.payload == b"" and "'anything'" in m.facts["refused"] for m in here.grid.sent if m.kind == "train")
+    answers = [m for m in here.grid.sent if m.kind == "train"]
+    assert all(m.payload == b"" for m in answers)
+    assert all("'anything'" in m.facts["refused"] for m in answers)
+    assert all("its part Gossip does not declare what it sends" in m.facts["refused"] for m in answers)
 
 
 def test_a_site_does_not_pass_over_what_it_does_not_know(data: Path, split: Federation, tmp_path: Path) -> None:
