@@ -222,7 +222,7 @@ class Gossip(Objective):
 
 
 @pytest.mark.parametrize("method", ["gossiping:Gossip", "gossiping:Gossip+scaffold"])
-def test_a_method_with_a_part_that_does_not_declare_what_it_sends_sends_nothing(
+def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
     method: str, data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The method came with the federation's app. SCAFFOLD's declaration does not cover the objective's tensors."""
