@@ -15,7 +15,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.chained_log import ChainedLog, Entry, head_path, read_chain
 from fedskew.flower.policy import Policy
 from fedskew.flower.releases import ACCOUNTS, Account, Release
@@ -66,14 +66,14 @@ class SiteLedger:
         bare = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
         if bare:
             raise BudgetExceeded(
-                f"{limit}, but {len(bare)} earlier update{'s' if len(bare) > 1 else ''} had no noise"
+                f"{limit}, but {plural(len(bare), 'earlier update')} had no noise"
                 f"{' on the whole update' if any(e['noise'] for e in bare) else ''}, the last in run "
                 f"{bare[-1]['run']}, so no budget can hold for the same data"
             )
         after = self._epsilon(account, before, release)
         if after > budget:
             raise BudgetExceeded(
-                f"{limit}; {len(before)} update{'s' if len(before) != 1 else ''} spent "
+                f"{limit}; {plural(len(before), 'update')} spent "
                 f"{self._epsilon(account, before):.3g}, and round {release.round} would bring it to {after:.3g}"
             )
 
@@ -102,23 +102,23 @@ class SiteLedger:
         if math.isinf(release.mu_squared(account)):
             lacks = "the app adds no noise" if release.noise is None else "the app's noise is on single samples"
             return f"{name}: ε = {budget:g}, but {lacks}, so this site will refuse to train"
-        enough = self.affordable_rounds(release, rounds)
         before, after = self._entries(_UPDATE), [release] * rounds
         line = (
             f"{name}: ε = {self._epsilon(account, before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent; "
-            f"{rounds} rounds would bring it to {self._epsilon(account, before, *after):.3g}"
+            f"{plural(rounds, 'round')} would bring it to {self._epsilon(account, before, *after):.3g}"
         )
-        return line if enough == rounds else f"{line}, so this site will stop after round {enough}"
+        enough = self.affordable_rounds(account, release, rounds)
+        if enough == rounds:
+            return line
+        return f"{line}, so this site will " + (f"stop after round {enough}" if enough else "refuse to train")
 
-    def affordable_rounds(self, release: Release, rounds: int) -> int:
-        """The number of rounds of a planned run, at most `rounds`, for which all budgets suffice."""
-        before, enough = self._entries(_UPDATE), rounds
-        for account in ACCOUNTS:
-            budget = self._budget(account)
-            if budget is not None:
-                spent = partial(self._spent_after, account, before, release)
-                enough = min(enough, bisect.bisect_right(range(1, rounds + 1), budget, key=spent))
-        return enough
+    def affordable_rounds(self, account: Account, release: Release, rounds: int) -> int:
+        """The number of rounds of a planned run, at most `rounds`, for which the budget of this account suffices."""
+        budget = self._budget(account)
+        if budget is None:
+            return rounds
+        spent = partial(self._spent_after, account, self._entries(_UPDATE), release)
+        return bisect.bisect_right(range(1, rounds + 1), budget, key=spent)
 
     def _spent_after(self, account: Account, before: Iterable[Entry], release: Release, rounds: int) -> float:
         return self._epsilon(account, before, *[release] * rounds)

@@ -23,7 +23,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.policy import COLUMN_SUMS, Policy, read_policy
-from fedskew.flower.releases import Release, read_release
+from fedskew.flower.releases import SITE, Release, read_release
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.site_ledger import NAME, BudgetExceeded, SiteLedger
 from fedskew.flower.site_state import StateUnusable
@@ -82,13 +82,27 @@ def test_the_ledger_adds_up_runs_with_different_noise(tmp_path: Path) -> None:
 def test_a_budget_allows_exactly_what_it_covers(tmp_path: Path) -> None:
     three = epsilon(3, 4.0, 1e-5, sensitivity=2.0)
     ledger = SiteLedger(tmp_path, Policy(epsilon=three * (1 + 1e-9)))
-    assert ledger.affordable_rounds(local(), 10) == 3
+    assert ledger.affordable_rounds(SITE, local(), 10) == 3
     for round in (1, 2, 3):
         ledger.charge(local(round))
     with pytest.raises(BudgetExceeded, match=r"3 updates spent .*, and round 4 would bring it to"):
         ledger.charge(local(4))
     assert ledger.spent()["updates"] == 3
-    assert ledger.affordable_rounds(local(), 10) == 0
+    assert ledger.affordable_rounds(SITE, local(), 10) == 0
+
+
+def test_each_budget_names_its_own_last_round(tmp_path: Path) -> None:
+    """The budget of one sample covers three rounds, and that of the site is large enough for all ten."""
+    three = epsilon(3, 4.0, 1e-5, sensitivity=2.0) * (1 + 1e-9)
+    of_site, of_sample = SiteLedger(tmp_path, Policy(epsilon=100.0, example_epsilon=three)).describe_plan(local(), 10)
+    assert of_site.endswith(f"10 rounds would bring it to {epsilon(10, 4.0, 1e-5, sensitivity=2.0):.3g}")
+    assert of_sample.endswith(", so this site will stop after round 3")
+
+
+def test_a_budget_that_covers_no_round_stops_the_site_before_the_first(tmp_path: Path) -> None:
+    (line,) = SiteLedger(tmp_path, Policy(epsilon=0.1)).describe_plan(local(), 1)
+    spent = f"{epsilon(1, 4.0, 1e-5, sensitivity=2.0):.3g}"
+    assert line.endswith(f"; 1 round would bring it to {spent}, so this site will refuse to train")
 
 
 def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
