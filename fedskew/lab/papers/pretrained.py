@@ -55,15 +55,25 @@ def is_pretrained(sweep: Sweep) -> bool:
 
 def start_results(sweeps: Sequence[Sweep]) -> list[StartResult]:
     """Collect the results of all starts, in the order of the grids."""
-    found: dict[tuple[str, str, str], dict[float, dict[str, float]]] = {}
-    for sweep in sweeps:
-        if sweep.keys != _AXES:
-            continue
-        model = sweep.points[0].config.model
-        for (federation, beta, start, method), row in sweep.rows().items():
-            by_beta = found.setdefault((_NAMES.get(model, model), federation, start), {})
-            by_beta.setdefault(float(beta), {})[method] = 100 * row.mean_last.mean
-    return [StartResult(*key, accuracy) for key, accuracy in found.items()]
+    return [result for sweep in sweeps if sweep.keys == _AXES for result in _sweep_results(sweep)]
+
+
+def _sweep_results(sweep: Sweep) -> list[StartResult]:
+    """Collect the results of one grid.
+
+    A β counts only if all methods of the grid were run there. Otherwise, the best of them is not known.
+    """
+    model = sweep.points[0].config.model
+    found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
+    for (federation, beta, start, method), row in sweep.rows().items():
+        by_beta = found.setdefault((federation, start), {})
+        by_beta.setdefault(float(beta), {})[method] = 100 * row.mean_last.mean
+    results = []
+    for (federation, start), by_beta in found.items():
+        complete = {beta: by_method for beta, by_method in by_beta.items() if by_method.keys() == sweep.methods}
+        if complete:
+            results.append(StartResult(_NAMES.get(model, model), federation, start, complete))
+    return results
 
 
 def closed_forms(sweeps: Sequence[Sweep]) -> dict[str, dict[str, float]]:
@@ -113,9 +123,10 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 def draw_pretrained(folder: str | Path) -> list[Path]:
-    """Draw the picture of the section: accuracy over β, by network, federation and start."""
+    """Draw the picture of the section: accuracy over β, by network, federation and start. A line needs two β."""
     sweeps = [sweep for sweep in read_sweeps(folder) if is_pretrained(sweep)]
-    results, path = start_results(sweeps), Path(folder) / PICTURE
+    results = [result for result in start_results(sweeps) if len(result.betas) > 1]
+    path = Path(folder) / PICTURE
     if not results:
         return []
     _draw(results, closed_forms(sweeps), path)
@@ -132,11 +143,14 @@ def _draw(results: Sequence[StartResult], heads: Mapping[str, Mapping[str, float
     figure = Figure(figsize=(4.2 * len(federations), 3.1 * len(networks) + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(networks), len(federations), squeeze=False, sharex=True, sharey="row")
+    betas = sorted({beta for result in results for beta in result.accuracy})
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys(r.start for r in results))}
     for row, network in zip(axes, networks, strict=True):
         for axis, federation in zip(row, federations, strict=True):
             own = [r for r in results if (r.network, r.federation) == (network, federation)]
+            axis.set_visible(bool(own))
             _panel(axis, own, colours, heads.get(network, {}))
+            axis.set_xticks(betas, [f"β {beta:g}" for beta in betas])
             axis.set_title(f"{network}, {federation}", fontsize=9)
         row[0].set_ylabel("accuracy %", fontsize=9)
     figure.suptitle("CIFAR-10: FedAvg (solid) and the best method (dotted)", fontsize=10)
@@ -155,9 +169,9 @@ def _panel(axis: Any, results: Sequence[StartResult], colours: Mapping[str, str]
     if heads:
         name = max(heads, key=heads.__getitem__)
         axis.axhline(heads[name], color="grey", linewidth=0.8)
-        axis.annotate(name, (0.45, heads[name]), xycoords=("axes fraction", "data"), fontsize=7, va="bottom")
+        axis.annotate(
+            f"{name}, one round", (0.45, heads[name]), xycoords=("axes fraction", "data"), fontsize=7, va="bottom"
+        )
     axis.set_xscale("log")
-    ticks = sorted({beta for result in results for beta in result.accuracy})
-    axis.set_xticks(ticks, [f"β {beta:g}" for beta in ticks])
     axis.minorticks_off()
     axis.grid(alpha=0.3)

@@ -13,8 +13,8 @@ from fedskew.lab.sweep.records import Records, RecordsFile, until
 from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
 GRIDS_FOLDER = "grids"
-_LAST = 10
-"""Tables of sweeps show means over this many last rounds."""
+_NAMED = 6
+"""A table names at most this many combinations that were not run."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,16 @@ class Sweep:
     def keys(self) -> list[str]:
         """The axes of the grid."""
         return [key for key in self.points[0].grid_values if key != "seed"]
+
+    @property
+    def methods(self) -> set[str]:
+        """The methods of the grid."""
+        return {str(point.grid_values["method"]) for point in self.points if "method" in point.grid_values}
+
+    @property
+    def last_rounds(self) -> int:
+        """The number of last rounds over which accuracies are averaged, because single rounds vary."""
+        return self.points[0].config.mean_last
 
     def combinations(self) -> dict[tuple[str, ...], list[Point]]:
         """The points by their values on the axes. Those that differ only in the seed are together."""
@@ -46,7 +56,7 @@ class Sweep:
 def read_sweeps(folder: str | Path) -> list[Sweep]:
     """Read the grids that have records."""
     found = []
-    for path in sorted((Path(folder) / GRIDS_FOLDER).glob("*.yaml")):
+    for path in sorted((Path(folder) / GRIDS_FOLDER).glob("*.yaml"), key=lambda path: path.stem):
         records = Records(RecordsFile(path.with_suffix(".jsonl")).read())
         if len(records):
             found.append(Sweep(path, _with_recorded_weights(read_grid(path, {}).points(), records), records))
@@ -88,18 +98,30 @@ def device_line(records: Records) -> str:
 
 def _table(sweep: Sweep) -> str:
     keys, rows = sweep.keys, sweep.rows()
-    missing = [" ".join(values) for values in sweep.combinations() if values not in rows]
-    not_run = [f"\nNot run: {', '.join(missing)}."] if missing else []
-    cells = _one_row_per_federation(keys, rows) if len(keys) > 2 and "method" in keys else _ranking(keys, rows)
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in cells), *not_run]) + "\n"
+    measure = f"accuracy of the last {sweep.last_rounds} rounds (%)"
+    if len(keys) > 2 and "method" in keys:
+        caption = [f"Mean {measure}. The best method of a row is bold.\n"]
+        cells = _one_row_per_federation(keys, rows)
+    else:
+        caption, cells = [], _ranking(keys, rows, measure)
+    return "\n".join([*caption, *(f"| {' | '.join(line)} |" for line in cells), *_not_run(sweep, rows)]) + "\n"
 
 
-def _ranking(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow]) -> list[list[str]]:
+def _not_run(sweep: Sweep, rows: Mapping[tuple[str, ...], SweepRow]) -> list[str]:
+    """Name the combinations that were not run, or count them if they are many."""
+    combinations = sweep.combinations()
+    missing = [" ".join(values) for values in combinations if values not in rows]
+    if len(missing) > _NAMED:
+        return [f"\nNot run: {len(missing)} of {len(combinations)} combinations."]
+    return [f"\nNot run: {', '.join(missing)}."] if missing else []
+
+
+def _ranking(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow], measure: str) -> list[list[str]]:
     """List one combination per row, the best first."""
     ranked = sorted(rows, key=lambda values: -rows[values].mean_last.mean)
     headings = [
         *keys,
-        "accuracy of the last 10 rounds (%)",
+        measure,
         "best",
         "worst class",
         "compute (FedAvg: 1)",
@@ -109,7 +131,7 @@ def _ranking(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow]) -> list[
 
 
 def _one_row_per_federation(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow]) -> list[list[str]]:
-    """List the accuracy of the last 10 rounds, with one column per method. The best of a row is bold."""
+    """List the accuracies with one column per method. The best of a row is bold."""
     at = keys.index("method")
     methods = list(dict.fromkeys(values[at] for values in rows))
     by_setting: dict[tuple[str, ...], dict[str, SweepRow]] = {}
@@ -162,7 +184,7 @@ def _row(points: Sequence[Point], records: Records) -> SweepRow | None:
     curves = [until(record.curve, planned) for record in found]
     done = min(curve[-1][0] for curve in curves)
     return SweepRow(
-        mean_last=population_mean_std([mean_of_last(curve, _LAST).accuracy for curve in curves]),
+        mean_last=population_mean_std([mean_of_last(curve, points[0].config.mean_last).accuracy for curve in curves]),
         best=population_mean_std([best(curve).accuracy for curve in curves]),
         worst=population_mean_std([until(record.worst_curve, planned)[-1][1] for record in found]),
         compute=found[0].content["compute"][len(curves[0]) - 1] / max(1, curves[0][-1][0]),
