@@ -10,7 +10,7 @@ from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.figures.sweeps import curves_over
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
-from fedskew.results.naming import flat_config, varied_keys
+from fedskew.results.naming import shown_config, varied_keys
 from fedskew.results.ranking import METRICS, RankingMetric
 
 
@@ -52,7 +52,7 @@ def _winners(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _row(method: MethodRuns, keys: Sequence[str], shown: Sequence[RankingMetric]) -> list[Cell]:
-    values = flat_config(method.runs[0].config)
+    values = shown_config(method.runs[0].config)
     measured = [(method.over_seeds(metric.value), metric) for metric in shown]
     return [
         *(_cell(values.get(key)) for key in keys),

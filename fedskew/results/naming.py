@@ -18,14 +18,25 @@ IGNORED_KEYS = (
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """The configuration under dotted keys, without `IGNORED_KEYS`."""
+    """The configuration under dotted keys, without `IGNORED_KEYS`.
+
+    The file of initial weights is identified by its content, if the run recorded its digest, and not by its path.
+    """
     values: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
         if isinstance(value, Mapping):
             values |= {f"{key}.{inner}": v for inner, v in value.items()}
         elif key not in IGNORED_KEYS:
             values[key] = value
+    if (digest := values.pop("init_sha256")) is not None:
+        values["init"] = f"sha256:{digest[:12]}"
     return values
+
+
+def shown_config(config: Config) -> dict[str, Any]:
+    """As `flat_config`, with the path of the initial weights beside their digest. For readers only."""
+    values = flat_config(config)
+    return values if values["init"] == config.init else values | {"init": f"{config.init} ({values['init']})"}
 
 
 def varied_keys(configs: Sequence[Config]) -> list[str]:
@@ -80,7 +91,7 @@ def setting_label(config: Config, varied: Sequence[str]) -> str:
     """The values that distinguish a setting from others. If none vary, its data, split and model."""
     if not varied:
         return setting_name(config)
-    values = flat_config(config)
+    values = shown_config(config)
     other_keys = [key for key in varied if key in values and key != "partition.rule"]
     shown = [f"{key.removeprefix('partition.')}={values[key]}" for key in other_keys]
     if "partition.rule" in varied:

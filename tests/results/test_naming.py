@@ -3,9 +3,22 @@
 from __future__ import annotations
 
 from fedskew.experiment.config import Config
-from fedskew.results.naming import varied_keys
+from fedskew.results.naming import setting_label, varied_keys
 
 
 def test_saved_predictions_do_not_make_another_setting() -> None:
     assert varied_keys([Config(), Config(save_predictions=True)]) == []
     assert varied_keys([Config(lr=0.1), Config(lr=0.2, save_predictions=True)]) == ["lr"]
+
+
+def test_the_same_weights_at_another_path_do_not_make_another_setting() -> None:
+    here, there = (Config(init=f"{folder}/w.pt", init_sha256="0f" * 32) for folder in ("here", "there"))
+    assert varied_keys([here, there]) == []
+    assert varied_keys([Config(init="here/w.pt"), Config(init="there/w.pt")]) == ["init"]  # before a run has read them
+
+
+def test_other_weights_at_the_same_path_make_another_setting_that_names_path_and_digest() -> None:
+    first, second = (Config(init="w.pt", init_sha256=digest * 32) for digest in ("0f", "a1"))
+    assert varied_keys([first, second, Config()]) == ["init"]
+    assert setting_label(first, ["init"]) == "init=w.pt (sha256:0f0f0f0f0f0f)"
+    assert setting_label(Config(), ["init"]) == "init=None"
