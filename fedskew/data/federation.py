@@ -119,7 +119,7 @@ class Federation:
 
     @property
     def unused(self) -> int:
-        """The number of training samples that belong to no client."""
+        """The number of training samples that neither a client nor the server has."""
         held = sum(map(len, self.held_out)) + len(self.server_samples)
         return len(self.dataset.train) - int(self.sizes.sum()) - held
 
@@ -138,7 +138,7 @@ class Federation:
         return _indices_where(counts * self.classes > counts.sum())
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        """Return the same clients with only their samples of these labels. A client may have none left."""
+        """Return the same federation with only the samples of these labels. A client may have none left."""
         if self.dataset.train.y.ndim > 1:
             raise UserError("samples with several labels cannot be restricted to some labels; expected one class each")
         is_kept = np.zeros(self.classes, np.bool_)
@@ -146,11 +146,16 @@ class Federation:
             if not 0 <= label < self.classes:
                 raise UserError(f"label is {label}; expected 0 to {self.classes - 1}")
             is_kept[label] = True
+        has_kept_label = is_kept[self.dataset.train.y]
         samples = self.samples
-        keep = is_kept[self.dataset.train.y[samples]]
-        indices = ClientIndices(samples[keep], np.bincount(self.joined_indices.owners[keep], minlength=self.clients))
-        partition = {**self.partition, "restricted_to": np.flatnonzero(is_kept).tolist()}
-        return Federation(self.dataset, indices, partition, self.seed, self.client_names, self.notes)
+        keep = has_kept_label[samples]
+        return replace(
+            self,
+            indices=ClientIndices(samples[keep], np.bincount(self.joined_indices.owners[keep], minlength=self.clients)),
+            partition={**self.partition, "restricted_to": np.flatnonzero(is_kept).tolist()},
+            held_out=tuple(part[has_kept_label[part]] for part in self.held_out),
+            server_samples=self.server_samples[has_kept_label[self.server_samples]],
+        )
 
     def resplit(self, seed: int) -> Federation:
         """Split the same data by the same rule with another seed."""
@@ -159,6 +164,11 @@ class Federation:
         params = dict(self.partition)
         if "restricted_to" in params:
             raise UserError("a restricted federation cannot be split again; split the whole dataset, then restrict it")
+        if len(self.held_out) or len(self.server_samples):
+            raise UserError(
+                f"the federation has samples that clients hold out or the server holds, so it cannot be split again "
+                f"with seed {seed}; expected one without them, and the settings client_test or server_data"
+            )
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
     def hold_out(self, fraction: float) -> Federation:

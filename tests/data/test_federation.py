@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,27 @@ def test_vacant_minority_and_majority_split_at_an_even_share(tmp_path: Path) -> 
     assert (fed.vacant(1), fed.minority(1), fed.majority(1)) == ((), (0, 1, 2, 3, 4), ())
     assert (fed.vacant(2), fed.minority(2), fed.majority(2)) == ((0, 1, 3, 4), (), (2,))
     assert (fed.vacant(3), fed.minority(3), fed.majority(3)) == ((), (0, 1, 2), (3, 4))
+
+
+def test_restriction_keeps_held_out_and_server_samples_of_its_labels() -> None:
+    fed = federation(TOY, Dirichlet(4, 0.5), seed=1).give_server(0.1).hold_out(0.25)
+    restricted = fed.restrict([0, 3])
+    for before, after in zip(fed.held_out, restricted.held_out, strict=True):
+        assert after.tolist() == [row for row in before.tolist() if LABELS[row] in (0, 3)]
+    given_rows = [row for row in fed.server_samples.tolist() if LABELS[row] in (0, 3)]
+    assert restricted.server_samples.tolist() == given_rows
+    assert fed.unused == 0
+    assert restricted.unused == np.isin(LABELS, (1, 2, 4)).sum()
+
+
+@pytest.mark.parametrize("change", [lambda fed: fed.hold_out(0.25), lambda fed: fed.give_server(0.1)])
+def test_a_federation_with_other_samples_than_the_clients_is_not_split_again(
+    change: Callable[[Federation], Federation],
+) -> None:
+    fed = change(federation(TOY, Dirichlet(4, 0.5), seed=1))
+    assert fed.resplit(1) is fed
+    with pytest.raises(UserError, match=r"cannot be split again with seed 2; .* client_test or server_data"):
+        fed.resplit(2)
 
 
 @given(seed=st.integers(0, 1000), labels=st.sets(st.integers(0, 4)))
