@@ -13,6 +13,7 @@ import numpy as np
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.images import channel_statistics
 from fedskew.data.own.assembly import Array
+from fedskew.data.own.label_matrix import IntArray, encode_matrix
 from fedskew.data.own.labels import known_classes, read_labels
 from fedskew.errors import UserError
 
@@ -26,14 +27,27 @@ def is_mapped(folder: Path) -> bool:
 
 
 def load_mapped(folder: Path, *, classes: object = None) -> Dataset:
-    """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`. Labels are class numbers, which start at 0."""
+    """Load the arrays `x_train`, `y_train`, `x_test` and `y_test`.
+
+    Labels are class numbers, which start at 0, or a matrix of 0 and 1 with one column per label.
+    """
     train, test = (_samples(folder / x, folder / y) for x, y in zip(INPUTS, LABELS, strict=True))
-    largest = max(int(part.y.max(initial=0)) for part in (train, test))
-    names = tuple(known_classes(classes, tuple(map(str, range(largest + 1)))) or ())
+    names = _class_names(train.y, test.y, str(folder / LABELS[0]), classes)
     name = folder.resolve().name
     if train.x.ndim == 2:
         return Dataset(name, "table", names, train, test)
     return Dataset(name, "image", names, train, test, *channel_statistics(train.x))
+
+
+def _class_names(train: IntArray, test: IntArray, where: str, classes: object) -> tuple[str, ...]:
+    """Return the names that the user lists, or else the numbers of the classes or of the columns of labels."""
+    if train.ndim != test.ndim:
+        raise UserError(f"{where}: one class per sample in one part and several labels in the other; expected one kind")
+    if train.ndim == 2:
+        numbered = tuple(map(str, range(train.shape[1])))
+        return encode_matrix([train, test], where, known_classes(classes, numbered))[0]
+    largest = max(int(y.max(initial=0)) for y in (train, test))
+    return tuple(known_classes(classes, tuple(map(str, range(largest + 1)))) or ())
 
 
 def _samples(x: Path, y: Path) -> Samples:

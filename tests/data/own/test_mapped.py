@@ -76,3 +76,29 @@ def test_a_wrong_array_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "y_train.npy").unlink()
     with pytest.raises(UserError, match=r"y_train.npy does not exist; expected x_train.npy, x_test.npy"):
         fs.load(tmp_path)
+
+
+def test_the_columns_of_a_label_matrix_are_numbered_or_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    for part, rows in (("train", 60), ("test", 20)):
+        np.save(tmp_path / f"y_{part}.npy", np.random.default_rng(rows).integers(0, 2, (rows, 4)).astype(np.uint8))
+    assert fs.load(tmp_path).classes == ("0", "1", "2", "3")
+    assert fs.load(tmp_path, classes="a,b,c,d").classes == ("a", "b", "c", "d")
+    with pytest.raises(
+        UserError, match=r"y_train.npy: 4 columns of labels, but classes lists a, b; expected a differen"
+    ):
+        fs.load(tmp_path, classes="a,b")
+
+
+def test_a_label_matrix_with_one_label_per_row_or_other_columns_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    for part, rows in (("train", 60), ("test", 20)):
+        np.save(tmp_path / f"y_{part}.npy", np.eye(4, dtype=np.uint8)[np.arange(rows) % 4])
+    with pytest.raises(UserError, match="every row has exactly one 1, so each sample has one class"):
+        fs.load(tmp_path)
+    np.save(tmp_path / "y_test.npy", np.ones((20, 3), np.uint8))
+    with pytest.raises(UserError, match="columns of labels; expected equal numbers"):
+        fs.load(tmp_path)
+    np.save(tmp_path / "y_test.npy", np.ones(20, np.uint8))
+    with pytest.raises(UserError, match="one class per sample in one part and several labels in the other"):
+        fs.load(tmp_path, classes="a,b,c,d")
