@@ -22,7 +22,7 @@ Size = tuple[int, int]
 """Height and width."""
 
 _BLOCK = 1024  # how many images are decoded ahead, which limits memory and the delay before an error is raised
-_GREY_MODES = {"1", "L", "LA", "I", "I;16", "F"}
+_GREY_MODES = {"1", "L", "LA", "I", "I;16"}
 
 
 def parse_size(value: object) -> Size | None:
@@ -65,7 +65,7 @@ def decode_all(
         source = sources[index]
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _report_unreadable(pillow, name(index)), pillow.Image.open(file) as image:
-            return _pixels(pillow, image, size, colour)
+            return _pixels(pillow, image, name(index), size, colour)
 
     first = decode(0)
     out = np.empty((len(sources), *first.shape), np.uint8)
@@ -99,7 +99,7 @@ def image_pixels(image: Any, name: str, size: Size | None = None, colour: bool |
     """Return the pixels (channels, height, width) of a Pillow image, turned upright and resized to `size`."""
     pillow = _pillow()
     with _report_unreadable(pillow, name):
-        return _pixels(pillow, image, size, colour)
+        return _pixels(pillow, image, name, size, colour)
 
 
 @contextmanager
@@ -111,7 +111,9 @@ def _report_unreadable(pillow: Any, name: str) -> Iterator[None]:
         raise UserError(f"{name}: unreadable image ({reason})") from error
 
 
-def _pixels(pillow: Any, image: Any, size: Size | None, colour: bool | None) -> Pixels:
+def _pixels(pillow: Any, image: Any, name: str, size: Size | None, colour: bool | None) -> Pixels:
+    if image.mode == "F":  # their range is not known: 0 to 1, 0 to 255 or measurements
+        raise UserError(f"{name}: an image of 32-bit floats (mode F); expected 8 or 16 bits per channel")
     upright = pillow.ImageOps.exif_transpose(image)
     grey = not colour if colour is not None else upright.mode in _GREY_MODES
     converted = _to_8_bits(pillow, upright, grey)

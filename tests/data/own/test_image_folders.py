@@ -71,6 +71,17 @@ def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
     assert np.unique(np.concatenate([data.train.x, data.test.x])).tolist() == [7, 9]
 
 
+def test_an_image_of_floats_is_refused_because_its_range_is_not_known(tmp_path: Path) -> None:
+    save(tmp_path / "a" / "1.png", mode="L")
+    (tmp_path / "b").mkdir()
+    bright = Image.fromarray(np.full((6, 5), 0.8, np.float32))
+    bright.save(tmp_path / "b" / "1.tiff")
+    with pytest.raises(UserError, match=r"b/1.tiff: an image of 32-bit floats \(mode F\); expected 8 or 16 bits"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="an image of 32-bit floats"):
+        load([(bright, 0), (bright, 1)] * 5)
+
+
 def test_images_of_different_sizes_need_an_image_size(tmp_path: Path) -> None:
     for i in range(5):
         save(tmp_path / "a" / f"{i}.png")
