@@ -138,10 +138,15 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
         auprc=auprc,
         sensitivity=float(own[middle:].sum() / samples),
         specificity=float(others[:middle].sum() / rest),
-        threshold=1 / (1 + math.exp(REACH - chosen * WIDTH)) if chosen < SCORE_BINS else None,
+        threshold=_lowest_probability(chosen) if chosen < SCORE_BINS else None,
         sensitivity_at_specificity=float(own[chosen:].sum() / samples),
     )
     return found, (auroc_error, auprc_error)
+
+
+def _lowest_probability(bin: int) -> float:
+    """Return the lowest probability of a bin. The bin above 0.5 begins with the next number: 0.5 is not in it."""
+    return math.nextafter(0.5, 1) if bin == SCORE_BINS // 2 else 1 / (1 + math.exp(REACH - bin * WIDTH))
 
 
 def auroc_from_counts(own: Ints, others: Ints) -> tuple[float, float]:

@@ -81,3 +81,14 @@ def test_impossible_counts_are_recognised(change: str) -> None:
         brier = float("nan")
     assert good.is_consistent()
     assert not ScoreHistograms(own, others, reliability, brier).is_consistent()
+
+
+def test_samples_at_the_threshold_count_even_if_it_is_a_half() -> None:
+    """Three of four others are at 0.5, which predicts no class, so the lowest threshold is above 0.5."""
+    own = np.array([0.5, 0.5, 0.6, 0.7])
+    first = np.concatenate([own, [0.5, 0.5, 0.5, 0.8]])
+    shares, true = np.stack([first, 1 - first], axis=1), np.array([0] * 4 + [1] * 4)
+    found = ScoreHistograms.from_probabilities(shares, true).scores(specificity=0.75).classes[0]
+    assert found.threshold is not None
+    assert 0.5 < found.threshold < 0.501
+    assert found.sensitivity_at_specificity == (own >= found.threshold).mean() == 0.5
