@@ -176,7 +176,7 @@ def _describe_outcome(job: Job, outcome: Outcome) -> str:
 
 @contextmanager
 def _show_progress(jobs: Sequence[Job], quiet: bool, console: Console) -> Iterator[JobProgress]:
-    """Show a bar in a terminal, lines in a log, or nothing if `quiet`."""
+    """Show a bar in a terminal, lines in a log, or only notices if `quiet`."""
     if quiet:
         yield JobProgress(jobs)
     elif console.is_terminal:

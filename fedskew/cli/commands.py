@@ -211,8 +211,8 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
 
-    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`, because it reads another
-    kind of file. The help of its flags then leaves out the defaults, because that file sets them.
+    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`. The help of its flags then
+    leaves out the defaults, because a grid or a paper's protocol sets them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 

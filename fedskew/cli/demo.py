@@ -31,7 +31,7 @@ def _command(
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="folder for the demo's files")] = "runs/demo",
     seeds: Annotated[str | None, option("--seeds", "N", "number of splits (default: 3)")] = None,
     rounds: Annotated[str | None, option("--rounds", "N", "communication rounds (default: 60)")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="delete earlier runs of the demo")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="delete earlier runs with the same settings")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -70,7 +70,7 @@ def _write_settings(folder: Path) -> Path:
 
 
 def _delete_runs(runs: list[Prepared], folder: Path) -> None:
-    """Delete the demo's runs, and nothing else in the folder."""
+    """Delete the folders of these runs, and nothing else in `folder`."""
     from fedskew.experiment.config import run_folder
 
     for prepared in runs:

@@ -44,7 +44,7 @@ def evaluate(
     """Test a finished model on every site's own data: accuracy, AUROC and calibration.
 
     The app must declare the test (`federation.evaluate_only`), and each site's policy decides whether it takes part
-    and whether it is listed by name. Run this command on the server.
+    and whether its own results are listed. Run this command on the server.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.remote_scoring import EVALUATION, weights_file
@@ -142,7 +142,7 @@ def describe_column(column: dict[str, Any]) -> str:
 
 
 def show_evaluation(found: dict[str, Any]) -> None:
-    """Show the results of all sites together, and of each site that agreed to be listed."""
+    """Show the results of all sites together, and of each site whose own results are listed."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,6 +1,6 @@
 """What the long-running commands of a federation print: one line per message, with a level, as text or JSON.
 
-Text on a terminal has no times. Everywhere else, each line has one, and no line has colours. Results go to stdout.
+Text on a terminal has no times. Everywhere else, each line has one. No line has colours. Results go to stdout.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
     if not site.policy.allows(COLUMN_SUMS):
         notice(
             "this site's policy does not allow column sums, so the encoding will be fitted without its data; to send "
-            f"them, add policy: {{reveals: [{COLUMN_SUMS}]}}"
+            f"the sums, add policy: {{reveals: [{COLUMN_SUMS}]}}"
         )
         return
     for sums in sum_site_columns(federation, site.policy):

@@ -10,12 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-_SIMILAR = str.maketrans("±×–…·█━─│→≤≥‖τλβγη∇", "~x-..#--|><>|tlbgnd")
-"""ASCII characters that resemble the non-ASCII characters that the program prints most. All others become `?`."""
+_SIMILAR = str.maketrans(
+    "±×–−…·█━─│→←≤≥≠‖∇✓" + "αβγδεηκλμρστφΔΣ" + "²₁₂ᵀ",
+    "~x--..#--|><<>!|d+" + "abgdenklmrstfDS" + "212T",
+) | {ord("∞"): "inf"}
+"""ASCII replacements of the non-ASCII characters that the program prints most. All others become `?`."""
 
 
 def allow_any_encoding() -> None:
-    """Make stdout and stderr print an ASCII character in place of each character that they cannot encode."""
+    """Make stdout and stderr replace each character that they cannot encode by ASCII."""
     codecs.register_error("fedskew", _replace_by_similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
