@@ -100,7 +100,7 @@ _NAMES = {
 }
 """The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
 
-`methods` is the package `fedskew.methods`, which is callable. A function of this name would be hidden as soon as the
+`choose` and `methods` are packages that can be called. A function of the same name would be hidden as soon as its
 package is imported."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

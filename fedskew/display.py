@@ -22,7 +22,7 @@ def data_frame(records: Records, columns: Sequence[str] | None = None) -> Any:
 
 
 def text_table(records: Records) -> str:
-    """Format the records as text in columns, with numbers aligned right."""
+    """Format the records as text in columns, with columns of numbers aligned right."""
     cells = _cells(records)
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     are_numeric = [all(isinstance(record[key], int | float) for record in records) for key in records[0]]

@@ -12,7 +12,7 @@ import math
 DELTA = 1e-5
 """The δ of a reported ε, unless another one is set."""
 _LARGEST_MU = 1e100
-"""For a larger μ, ε counts as infinite. It is above μ²/2, which no float can hold if μ is much larger."""
+"""For a larger μ, ε counts as infinite. ε is above μ²/2, and no float can hold that if μ is much larger."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:

@@ -28,7 +28,7 @@ read -r _
 echo quit | {_CONTROL} > /dev/null 2>&1
 rm -rf "${_FOLDER}"
 """
-"""Starts the service and stops it when stdin is closed, which also happens if the process that started it is killed."""
+"""Starts the service and stops it when stdin is closed, which also happens if the parent process is killed."""
 
 
 class GpuSharing:
@@ -39,7 +39,7 @@ class GpuSharing:
         self.variables = _variables(folder)
 
     def stop(self) -> None:
-        """Stop the service. No process may use the GPU through it any more."""
+        """Stop the service. All processes that used it must have ended."""
         _close(self._guard)
 
 

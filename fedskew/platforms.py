@@ -1,7 +1,7 @@
 """Portable functions for what differs between Linux, macOS and Windows.
 
-Processes are forked on Linux only. macOS has `os.fork`, but Apple's libraries may abort in a forked process. Windows
-has no fork. Federations need Unix sockets, process groups and forks, so their processes do not run on Windows.
+The engine's workers are forked on Linux only. macOS has `os.fork`, but Apple's libraries may abort in a forked process.
+Windows has no fork. Federations need Unix sockets, process groups and forks, so their processes do not run on Windows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from fedskew.errors import UserError
 
 CAN_FORK = sys.platform == "linux"
-"""Whether worker processes may be forked. If not, they are spawned."""
+"""Whether the engine's workers may be forked. If not, they are spawned."""
 
 
 def available_cores() -> int:
@@ -62,7 +62,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process of this machine runs, whoever owns it."""
+    """Return whether a process of this machine runs. On Windows, another user's process counts as ended."""
     if os.name == "nt":  # os.kill(process, 0) would send Ctrl-C there
         return _is_alive_on_windows(process)
     try:

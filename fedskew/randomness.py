@@ -1,7 +1,7 @@
 """Random numbers drawn by key, not from a sequence.
 
 Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers were drawn
-before. A run is therefore the same on any engine, in any order and after a resume.
+before. A run therefore makes the same choices on any engine, in any order and after a resume.
 
 There are two sources. Numpy's Philox generates the numbers per client or round, on the host. A counter-based hash in
 integer tensor arithmetic generates the numbers per sample or activation, with the same bits on every device.

@@ -41,5 +41,5 @@ def importing_from_current_folder() -> Iterator[None]:
 
 
 def describe(error: Exception) -> str:
-    """Return the error's type and message in one line."""
+    """Return the error's type and message."""
     return f"{type(error).__name__}: {error}"

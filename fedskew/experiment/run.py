@@ -99,7 +99,7 @@ def run_prepared(
     with contextlib.closing(server), arithmetic(prepared.config.precision):
         if out is None:
             return _run(prepared, server, loop, None, callbacks)
-        with RunFolder(out).open(prepared.config, server.repeated_by) as folder:
+        with RunFolder(out).open(prepared.config, server.how_to_repeat) as folder:
             return _run(prepared, server, loop, folder, callbacks)
 
 
@@ -206,7 +206,10 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
-    """Refuse a folder with another model. Of a model object, the configuration has only the class name."""
+    """Refuse a folder with another model.
+
+    The configuration cannot tell, because it records only the class name of a model object.
+    """
     if {name: p.shape for name, p in expected.items()} != {name: p.shape for name, p in saved.items()}:
         raise UserError(
             f"{folder.path} holds a run of another model (its parameters have other names or shapes); "

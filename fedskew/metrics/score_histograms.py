@@ -48,11 +48,11 @@ class ScoreHistograms:
     """What one site, or several together, report on their test samples. The row sums of `own` are label counts."""
 
     own: Ints
-    """[classes, bins]: samples of the class."""
+    """[classes, SCORE_BINS]: samples of the class."""
     others: Ints
-    """[classes, bins]: samples of other classes."""
+    """[classes, SCORE_BINS]: samples of other classes."""
     reliability: Floats
-    """[3, bins]: see `Reliability.from_sums`."""
+    """[3, BINS]: see `Reliability.from_sums`."""
     brier: float
     """The sum of the samples' Brier scores."""
     multi_label: bool = False

@@ -93,8 +93,8 @@ def _accuracy(histograms: ScoreHistograms) -> float:
     """Return the share of samples predicted correctly. With several labels per sample, every label is a decision.
 
     The second of two classes is predicted if its probability is above 0.5, whichever class is the positive one. With
-    more than two, the predicted class may have a lower probability. The reliability diagram then gives the number of
-    correct predictions.
+    more than two, the predicted class may have a probability below 0.5. The reliability diagram then gives the number
+    of correct predictions.
     """
     classes = len(histograms.own)
     if classes != 2 and not histograms.multi_label:
@@ -181,7 +181,7 @@ class Fairness:
     worst: float
     worst_site: str
     worst_decile: float
-    """Mean over the worst tenth of the sites, rounded down, but at least one site."""
+    """Mean over the worst tenth of the sites. Their number is rounded down, but at least 1."""
 
 
 def fairness(values: Mapping[str, float | None]) -> Fairness | None:

@@ -14,7 +14,8 @@ from fedskew.methods import make_method
 IGNORED_KEYS = (
     "seed", "data_dir", "checkpoint_every", "save_predictions", "engine", "device", "compile", "eval_local",
 )  # fmt: skip
-"""Keys that may differ between the runs of one setting: the seed, and keys that do not change what is measured."""
+"""Keys that may differ between the runs of one setting: the seed, and keys that change the compared results at most by
+rounding."""
 
 
 def flat_config(config: Config) -> dict[str, Any]:

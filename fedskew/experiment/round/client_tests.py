@@ -1,8 +1,8 @@
 """Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
 
-In a round with an evaluation, the new global model is evaluated on every client's held-out samples. The participants'
-models are evaluated before and after their local training. After the last round, the final model is scored for every
-client.
+In a round with an evaluation, the new global model is evaluated on every client's held-out samples. If there is no
+global model, each client's own model is evaluated instead. The participants' models are evaluated before and after
+their local training. After the last round, each client's own model is scored if it has one, or else the global model.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ from fedskew.models.concatenation import concatenate
 class Server:
     """The server of one run. It plans rounds, passes them to an engine, aggregates, evaluates and records."""
 
-    repeated_by = "fedskew run -c config.yaml"
-    """How to repeat the run. A comment in the run's config.yaml shows it."""
+    how_to_repeat = "fedskew run -c config.yaml"
+    """A comment in the run's config.yaml shows it."""
     saves_whole_model: bool = False
     """Whether the saved model also has the tensors that the run does not train."""
 
@@ -51,7 +51,7 @@ class Server:
         self._federation, self._config = federation, config
         self.saves_whole_model = self.saves_whole_model or config.head == "etf"  # the head's simplex is not trained
         if federation.dataset.in_memory:
-            self.repeated_by = "the same call in Python, with the same data"
+            self.how_to_repeat = "the same call in Python, with the same data"
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config, model))
         self.device = self._runtimes.devices[0]
         self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))

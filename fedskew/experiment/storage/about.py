@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedskew import __version__
 from fedskew.data import Dataset, Federation
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared
@@ -107,8 +108,6 @@ def _without_secrets(words: list[str]) -> list[str]:
 
 def versions() -> Mapping[str, str]:
     """The versions of Python, fedskew and the `PACKAGES` that have metadata."""
-    from fedskew import __version__  # it is not set yet when this module is imported
-
     found = {"python": platform.python_version(), "fedskew": __version__}
     for package in PACKAGES:
         try:

@@ -157,17 +157,17 @@ class RunFolder:
         self._run = ""
         """The hash of the run's configuration."""
 
-    def open(self, config: Config, repeated_by: str = "fedskew run -c config.yaml") -> Self:
+    def open(self, config: Config, how_to_repeat: str = "fedskew run -c config.yaml") -> Self:
         """Create the folder, or open it to resume its run. A folder with anything else is refused.
 
-        `repeated_by` is the command that repeats the run. A comment in config.yaml shows it.
+        `how_to_repeat` is a command, or words, for a comment in config.yaml.
         """
         self.refuse_foreign()
         with reporting_os_errors("write", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.lock_path)
         try:
-            self._resume_or_create(config, repeated_by)
+            self._resume_or_create(config, how_to_repeat)
         except BaseException:
             lock.release()
             raise
@@ -361,7 +361,7 @@ class RunFolder:
                 f"{self.path} is not empty and not a run folder (it has no config.yaml); choose another --out"
             )
 
-    def _resume_or_create(self, config: Config, repeated_by: str) -> None:
+    def _resume_or_create(self, config: Config, how_to_repeat: str) -> None:
         if self.config_path.exists():
             if differing := differing_keys(self.config, config):
                 raise UserError(
@@ -369,7 +369,7 @@ class RunFolder:
                     "choose another --out, or delete that folder"
                 )
         else:
-            header = f"# To repeat this run: {repeated_by}\n"
+            header = f"# To repeat this run: {how_to_repeat}\n"
             text = yaml.safe_dump(config.to_mapping(), sort_keys=False, allow_unicode=True)
             write_file(self.config_path, header + text)
             with reporting_os_errors("write", self.path):
