@@ -1,4 +1,4 @@
-"""The content of a report: a chapter for each race and each setting, and an overview if there are several settings."""
+"""The content of a report: chapters on races and settings, and an overview if there are several settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MAX_SETTINGS = 4
-"""Up to this many settings get a chapter each. More settings are shown only in the overview."""
+"""If there are more settings than this, none of them has a chapter, and all are shown only in the overview."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Document:
     summary: Section | None
     """The overview, if there are several settings."""
     problems: Sequence[str]
-    """One line for each run that could not be read."""
+    """One line for each run folder that could not be read."""
 
     @property
     def sections(self) -> list[Section]:

@@ -113,10 +113,10 @@ class _Grid:
         shown_rows = min(len(self.rows), MAX_LINES - 2)
         panels = max(1, MAX_LINES // (shown_rows + 2))
         for start in range(0, min(across, panels * per_panel), per_panel):
-            columns = range(start, min(start + per_panel, across))
-            yield from self._heading(columns, cell)
+            shown = range(start, min(start + per_panel, across))
+            yield from self._heading(shown, cell)
             for row in range(shown_rows):
-                yield self._line(row, columns, cell, shades)
+                yield self._line(row, shown, cell, shades)
         hidden = {"client": 0, "class": 0}
         hidden[self.across_kind] = max(0, across - panels * per_panel)
         hidden["class" if self.across_kind == "client" else "client"] = len(self.rows) - shown_rows
@@ -124,21 +124,21 @@ class _Grid:
             if number:
                 yield Text(f"... and {number} more {'clients' if kind == 'client' else 'classes'}", style="dim")
 
-    def _heading(self, columns: range, cell: int) -> list[Text]:
+    def _heading(self, shown: range, cell: int) -> list[Text]:
         """Label the columns with names if there is room, otherwise with numbers, one digit per line."""
         if cell > 3:
-            names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in columns)
+            names = "".join(f" {self.columns[c][: cell - 1]:>{cell - 1}}" for c in shown)
             return [Text(self.across_kind.ljust(self.margin) + names, style="bold")]
-        lines, digits = [], len(str(columns.stop - 1))
-        for digit in range(digits):
-            numbers = "".join(str(c).rjust(digits)[digit].ljust(cell) for c in columns)
-            kind = self.across_kind if digit == digits - 1 else ""
+        lines, height = [], len(str(shown.stop - 1))
+        for place in range(height):
+            numbers = "".join(str(c).rjust(height)[place].ljust(cell) for c in shown)
+            kind = self.across_kind if place == height - 1 else ""
             lines.append(Text(kind.ljust(self.margin) + numbers, style="bold"))
         return lines
 
-    def _line(self, row: int, columns: range, cell: int, shades: str) -> Text:
+    def _line(self, row: int, shown: range, cell: int, shades: str) -> Text:
         line = Text(self.rows[row][:NAME_WIDTH].ljust(self.margin), no_wrap=True)
-        for count in self.counts[row, columns.start : columns.stop].tolist():
+        for count in self.counts[row, shown.start : shown.stop].tolist():
             level = _level(count, self.largest)
             written = str(count) if count else ""
             text = written.rjust(cell) if cell > self.digits else shades[level] * cell

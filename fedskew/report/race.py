@@ -53,7 +53,7 @@ def _cells(finalist: Finalist) -> list[str]:
 
 
 def standings_table(title: str, standings: Sequence[Standing], repeats: Repeats = SPLITS) -> Table:
-    """List the best candidates so far, with their lead over the best FedAvg candidate on the same splits."""
+    """List the best candidates so far, with their lead over the best FedAvg candidate with the same seeds."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "method", "learning rate", repeats.many, "mean %", "over FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -70,7 +70,7 @@ def standings_table(title: str, standings: Sequence[Standing], repeats: Repeats 
 
 
 def mean_lead(standing: Standing, baseline: Standing) -> str:
-    """Format the mean difference in points, over the splits that both have. Empty if there is nothing to compare."""
+    """Format the mean difference in points, over the seeds that both have. Empty if there is nothing to compare."""
     common = standing.scores.keys() & baseline.scores.keys()
     if not common or standing is baseline:
         return ""
@@ -78,5 +78,5 @@ def mean_lead(standing: Standing, baseline: Standing) -> str:
 
 
 def signed(share: float) -> str:
-    """Format a difference in points, with its sign."""
+    """Format a difference of shares as points, with its sign."""
     return f"{100 * share:+.1f}".replace("-", "−")

@@ -21,7 +21,7 @@ MAX_CLASSES = 5
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Write the conclusion as sentences. A warning about unfinished runs comes first, then the most important ones."""
+    """Write the conclusion: a warning if runs are unfinished, then the other sentences, the most important first."""
     ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
@@ -268,9 +268,9 @@ def _mean_cost(method: MethodRuns, key: str) -> float:
     return method.over_seeds(lambda run: run.bytes_moved if key == "bytes" else run.compute).mean
 
 
-def signed(points: float, digits: int = 0) -> str:
+def signed(value: float, digits: int = 0) -> str:
     """Format a number with its sign. The minus sign is as wide as the plus sign."""
-    return f"{points:+.{digits}f}".replace("-", "−")
+    return f"{value:+.{digits}f}".replace("-", "−")
 
 
 def _ranks_by_sample_accuracy(comparison: Comparison) -> bool:

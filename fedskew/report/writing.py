@@ -98,7 +98,7 @@ def _answer(content: Document) -> Iterator[str]:
 
 
 def page_path(out: str | Path) -> Path:
-    """Return the path of the page. Refuse a file name that does not end in .html, before any run is read."""
+    """Return the path of the page. Refuse a file name that ends in neither .html nor .htm, before any run is read."""
     target = Path(out)
     if target.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"cannot write a page to {str(out)!r}; expected a file that ends in .html")

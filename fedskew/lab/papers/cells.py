@@ -151,7 +151,7 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
 
 
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
-    """Make a run of one round that starts from another method's model and evaluates clients before and after."""
+    """Make a run of one round that starts from the model of `trained_by` and evaluates clients before and after."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))

@@ -118,7 +118,10 @@ def _step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the list. `runs` is 0 for a line without a cost."""
+    """One line of the list. `runs` is 0 for a line without a cost.
+
+    `steps` and `seconds` include the training of start models, which `runs` does not count.
+    """
 
     what: str
     about: str
@@ -136,7 +139,7 @@ class Line:
 
 
 def list_tables(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
-    """List the citation, the variants and the known flaws of each paper, then one line per table."""
+    """List, for each paper, its citation, variants and known flaws, then one line per table."""
     lines, before = [], ""
     for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
         rules = protocol(paper)

@@ -1,4 +1,4 @@
-"""Generate RESULTS.md from the records in results/: every table and sweep with a rerun.
+"""Generate RESULTS.md from the records in results/: every table that was rerun, and every sweep that was run.
 
 The comments on tables come from results/findings.yaml, and those on sweeps from the grid files.
 """

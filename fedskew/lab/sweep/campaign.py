@@ -45,7 +45,7 @@ class Campaign:
         self._pool: JobPool | None = None
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
-        """List the jobs without a sufficient record, each experiment once."""
+        """List the jobs without a sufficient record. Jobs with the same identity become one."""
         return merge_jobs(job for job in jobs if not self.is_done(job))
 
     def is_done(self, job: Job) -> bool:

@@ -107,7 +107,7 @@ def _prepare(job: Job, terms: Terms) -> Prepared:
 
 
 _trained_models: dict[str, nn.Module] = {}
-"""The start model that this process used last, by its job."""
+"""The start model that this process used last, by the name of the job that trains it."""
 
 
 def _train_start_model(job: Job, terms: Terms) -> nn.Module:

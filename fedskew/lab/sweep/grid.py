@@ -43,7 +43,7 @@ class Point:
     grid_values: Mapping[str, Any]
     """The run's values on the grid's axes, as the table shows them."""
     tag: str = ""
-    """The keys that the grid varies although they do not distinguish experiments, such as the device."""
+    """Values that the grid varies although they do not distinguish experiments, such as `device=cpu`."""
 
     @property
     def job(self) -> Job:
@@ -140,6 +140,7 @@ def _seeds(base: Config, listed: Any) -> list[int]:
 
 
 def _tag(settings: Mapping[str, Any]) -> str:
+    """The tag of a run. It leaves out `rounds`, because a longer run also serves the shorter ones."""
     compared = [key for key in settings if key in NON_IDENTIFYING_KEYS and key != "rounds"]
     return ",".join(f"{key}={_format_value(settings[key])}" for key in compared)
 

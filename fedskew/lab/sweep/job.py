@@ -62,7 +62,7 @@ def _init_digest(config: Config) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _file_digest(path: Path, changed: int) -> str:  # noqa: ARG001 - a changed file has another digest
+def _file_digest(path: Path, changed: int) -> str:  # noqa: ARG001 - a part of the cache's key
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -117,7 +117,7 @@ class Job:
 
     @cached_property
     def identity(self) -> str:
-        """A string that all jobs of one experiment share."""
+        """A string that jobs share if they are the same experiment, with the same start model and tag."""
         start = "" if self.start is None else f"-after-{identity(self.start)}"
         return identity(self.config) + start + (f"-{self.tag}" if self.tag else "")
 
@@ -143,7 +143,7 @@ class Job:
 
 
 def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Merge jobs of the same experiment into one run that serves all of them. The order is kept."""
+    """Merge jobs with the same identity into one run that serves all of them. The order is kept."""
     found: dict[str, Job] = {}
     for job in jobs:
         before = found.get(job.identity)

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:
-    """Make the row of a run, up to `rounds` if the record is longer."""
+    """Make the row of a run, up to `rounds` if the record is longer. `diverged` and `seconds` count all its rounds."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
     return {**grid_values, "status": status, **measured}
 
@@ -46,7 +46,7 @@ def _measured(record: Record, rounds: int) -> Row:
     return dict(zip(_MEASURED, values, strict=True))
 
 
-GridValues = tuple[str, ...]
+PointKey = tuple[str, ...]
 """The values of the grid's keys, as the table shows them. They identify a point of the grid."""
 
 
@@ -60,10 +60,10 @@ def grid_keys(lines: Sequence[Row]) -> list[str]:
     return names[: names.index("seed")]
 
 
-def by_point(lines: Sequence[Row]) -> dict[GridValues, list[Row]]:
+def by_point(lines: Sequence[Row]) -> dict[PointKey, list[Row]]:
     """Group the runs by point of the grid. Each group has one run per seed."""
     keys = grid_keys(lines)
-    points: dict[GridValues, list[Row]] = {}
+    points: dict[PointKey, list[Row]] = {}
     for row in lines:
         points.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
     return points
@@ -74,7 +74,7 @@ def measured_name(metric: RankingMetric) -> str:
     return metric.name.replace("-", "_")
 
 
-def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[GridValues]:
+def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[PointKey]:
     """Return the point with the best mean over its seeds for each federation and participation.
 
     There is none where fewer than two points compete.
@@ -83,20 +83,20 @@ def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[GridValues]:
     """
     keys = grid_keys(lines)
     federation_axes = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
-    means: dict[GridValues, dict[GridValues, float]] = {}
-    for grid_values, rows in by_point(lines).items():
+    means: dict[tuple[str, ...], dict[PointKey, float]] = {}
+    for point, rows in by_point(lines).items():
         if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
-            merit = metric.sign * _mean(grid_values, rows, metric)
-            means.setdefault(tuple(grid_values[i] for i in federation_axes), {})[grid_values] = merit
-    return {max(found, key=lambda grid_values: found[grid_values]) for found in means.values() if len(found) > 1}
+            merit = metric.sign * _mean(point, rows, metric)
+            means.setdefault(tuple(point[i] for i in federation_axes), {})[point] = merit
+    return {max(found, key=lambda point: found[point]) for found in means.values() if len(found) > 1}
 
 
-def _mean(grid_values: GridValues, rows: Sequence[Row], metric: RankingMetric) -> float:
+def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
-        point = ", ".join(grid_values)
         raise UserError(
-            f"{point} has no {metric.label}: {_reason_for_gap(metric)}, or repeat the sweep with another --out"
+            f"{', '.join(point)} has no {metric.label}: {_reason_for_gap(metric)}, "
+            "or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
 

@@ -37,7 +37,7 @@ def maps(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the labels of each round's clients, and what each method predicts after the round, from its first run."""
+    """Draw the labels of each round's clients, and what the first run of each method predicts after the round."""
     panels: list[Heat] = []
     for comparison in comparisons:
         runs = [(m, run) for m in comparison.methods if (run := m.first) is not None and shown_rounds(run)]
@@ -91,8 +91,7 @@ def embeddings(comparisons: Sequence[Comparison]) -> Figure:
 def model_internals(comparisons: Sequence[Comparison]) -> Figure:
     """Draw three panels per method: distances between the classes' mean features, mean probabilities, and confusion.
 
-    The first two show the method's first run, because they need its model. The confusion matrix is the mean over all
-    its runs.
+    The first two need a model, so they show the method's first run. The confusion matrix is the mean over the seeds.
     """
     panels: list[Chart] = []
     for comparison, method, outputs in _outputs(comparisons):

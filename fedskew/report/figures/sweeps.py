@@ -45,7 +45,7 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
             [_mean([method for v, method in found if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
             for r in rows
         ]
-        rows_named, columns_named = ([f"{value:g}" for value in values] for values in (rows, columns))
+        rows_named, columns_named = ([f"{value:g}" for value in axis] for axis in (rows, columns))
         panels.append(
             Heat(f"grid-{i}", str(name), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
                  "share", show_numbers=True)
@@ -76,7 +76,7 @@ def _varied(points: Sequence[Point]) -> list[str]:
             if key in values:
                 name = values["method.name"] if key.startswith("method.") else ""
                 by_method.setdefault(name, set()).add(str(values[key]))
-        if key != "method.name" and any(len(values) > 1 for values in by_method.values()):
+        if key != "method.name" and any(len(different) > 1 for different in by_method.values()):
             found.append(key)
     return found
 

@@ -1,4 +1,4 @@
-"""PKD's groups of classes, how similar they are, and how often each expert taught."""
+"""PKD's groups of classes, how similar the classes are, and how often each expert taught."""
 
 from __future__ import annotations
 

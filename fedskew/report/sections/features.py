@@ -1,6 +1,6 @@
 """The section with t-SNE and PCA of the models' features.
 
-The charts of class distances and of mean probabilities are drawn only as figures (`report.figures.heat_maps`).
+The charts of class distances and of mean probabilities are not in the section. `report.figures.heat_maps` uses them.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 30
 """With more sites, the bars are left out."""
 MAX_ROWS = 400
-"""The most rows in the table of scores."""
+"""The table of scores lists as many methods as fit in this many rows, and at least one."""
 PARAGRAPHS = (
     "Each site holds out a part of its own data. The final model is tested on it, and every site counts once, whatever "
     "its size. The worst decile is the mean of the worst tenth of the sites.",
@@ -43,7 +43,7 @@ def sites(comparison: Comparison) -> Section | None:
 
 
 def site_accuracies(run: Result) -> dict[str, float]:
-    """Accuracy after the last evaluated round on each site's own test samples. Empty if none was recorded."""
+    """Accuracy on each site's own test samples, after the last round that recorded it. Empty if no round did."""
     rows = [row for row in run.evaluated if _accuracies(run, row)]
     return _accuracies(run, rows[-1]) if rows else {}
 
