@@ -11,7 +11,7 @@ from fedskew.report.charts.chart import Chart, Figure, Lines
 MAX_LABELS = 30
 """The most labels on an axis, and the most names in a legend."""
 MAX_NUMBERS = 10
-"""The most numbers that label an x axis, such as rounds. If an axis has too many names, as many of them are shown."""
+"""The most numbers that label an x axis, such as rounds. It also limits a list of more than `MAX_LABELS` names."""
 MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 PLOT_SHARE = 0.8

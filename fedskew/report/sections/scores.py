@@ -26,7 +26,7 @@ COLUMNS = {
     "sensitivity at 0.5": "sensitivity",
     "specificity at 0.5": "specificity",
 }
-"""The headings of the tables, and the attributes of `Scores` and of `ClassScores` below them."""
+"""The headings of the tables, and the attributes of `Scores` and of `ClassScores` that they show."""
 
 
 def scores(comparison: Comparison) -> Section:
