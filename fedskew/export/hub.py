@@ -31,10 +31,10 @@ def check_upload(name: str) -> None:
 
 
 def upload(exported: Exported, name: str, private: bool = False) -> str:
-    """Upload the files of an exported model to the repository OWNER/NAME, as one commit. Return its address.
+    """Upload the files of an exported model as one commit to the repository OWNER/NAME. Return the repository's URL.
 
-    The repository is created if it does not exist, and is then public unless `private`. With `private`, an existing
-    public repository is refused.
+    The repository is created if it does not exist. It is then public, unless `private` is set or the organisation's
+    default is private. With `private`, an existing public repository is refused.
     """
     check_upload(name)
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -54,7 +54,7 @@ def _hub_errors(name: str, endpoint: str) -> Iterator[None]:
     """Report what can go wrong between here and the Hub in one line."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    transport_error: type[Exception] = HfHubHTTPError.__mro__[1]  # of httpx, or of the package that replaces it
+    transport_error: type[Exception] = HfHubHTTPError.__mro__[1]  # HTTPError of httpx or, in newer versions, of httpx2
     try:
         yield
     except (transport_error, OSError, ValueError, RuntimeError) as error:

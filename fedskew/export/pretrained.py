@@ -26,7 +26,7 @@ _TOTAL_DECAY = 0.01
 
 
 def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Config:
-    """Return the configuration that trains the model on all data: one client, one epoch per round."""
+    """Return the configuration that trains the model on all training data: one client, one epoch per round."""
     values: dict[str, Any] = {
         "partition": {"rule": "iid", "clients": 1},
         "method": "fedavg",

@@ -50,7 +50,7 @@ def build_archive(app: Path) -> bytes:
 
 
 def require_approval(app: Path, site_folder: Path) -> bool:
-    """Refuse an app that the site has not approved. Return whether the site has a list of approvals."""
+    """If the site has a list of approvals, refuse an app that is not on it. Return whether there is such a list."""
     approvals = read_approvals(site_folder)
     if approvals is None:
         return False

@@ -52,7 +52,7 @@ def read_approvals(folder: Path) -> list[Approval] | None:
 
 
 def add_approval(folder: Path, approval: Approval) -> Path:
-    """Add an approval to the site's list, in place of an earlier one of the same app."""
+    """Add an approval to the site's list, in place of an earlier one with the same hash."""
     others = [known for known in read_approvals(folder) or [] if known.hash != approval.hash]
     path, draft = folder / NAME, folder / f"{NAME}.draft"
     draft.write_text(json.dumps([asdict(known) for known in (*others, approval)], indent=2) + "\n", encoding="utf-8")

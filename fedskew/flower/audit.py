@@ -3,7 +3,7 @@
 Every site has one in its state folder, and the server has one in the run's folder. Both are chained logs. A site
 writes an entry before its reply leaves. If it cannot, it sends a refusal instead of the reply.
 
-    event      request, reply, refused, failed, repaired; at the server also start, end, discarded (a reply that is not
+    event      reply, refused, failed, repaired; at the server also request, start, end, discarded (a reply that is not
                used), late and absent (no reply), disconnected
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
@@ -13,7 +13,7 @@ writes an entry before its reply leaves. If it cannot, it sends a refusal instea
     epsilon    ε of the whole site and of one sample, for all updates in all runs together
     reason     why a request was refused or failed
 
-The digests in a site's log are also in the server's, so the two logs can be compared.
+The server logs the digests of the replies that it receives, so the two logs can be compared.
 """
 
 from __future__ import annotations

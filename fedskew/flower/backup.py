@@ -1,8 +1,9 @@
 """A backup of a federation's server, taken while it works.
 
 A plain copy of the server's files can be unusable. SQLite's newest pages are in a second file, a checkpoint may be
-replaced while it is read, and an audit log may grow between the copies of its two files. So SQLite copies the database,
-the audit log is copied while nobody can write to it, and the run folder in an order in which every copy can be resumed.
+replaced while it is read, and an audit log may grow between the copies of its two files. So SQLite copies the database.
+The audit log is copied while nobody can write to it. The run's other files are copied in an order in which every copy
+can be resumed.
 
     superlink.db    the SuperLink's database, with the registered keys
     run/            the run folder
@@ -25,7 +26,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""How many times the checkpoints are listed at most. A run may remove all of them before they are copied."""
+"""How many times the checkpoints are listed at most. A run may remove all that are listed before they are copied."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def copy_run(source: Path, target: Path) -> None:
         copy = target / path.relative_to(source)
         if not copy.exists():
             copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # a state that the run no longer needs
+            with suppress(FileNotFoundError):  # the run removes files that it no longer needs
                 shutil.copy2(path, copy)
 
 

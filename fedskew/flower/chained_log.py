@@ -1,8 +1,9 @@
 """An append-only log of JSON lines in which every line has the hash of the line before it.
 
-A line that was changed, removed or moved breaks the chain, and `read_chain` names it. The file NAME.head beside the log
-has the number and the hash of the last line, so that missing lines at the end are also found. Whoever may write both
-files can write a whole new chain, so note the last hash elsewhere from time to time.
+A line that was changed, removed or moved breaks the chain, and `read_chain` names it. The log has a head beside it:
+that of `audit.jsonl` is `audit.head`. It has the number and the hash of the last line, so that missing lines at the end
+are also found. Whoever may write both files can write a whole new chain, so note the last hash elsewhere from time to
+time.
 
 `append` forces its line to disk before it returns. A process that is killed while it writes may leave an incomplete
 line. The next `append` ends that line and adds a line with the event `repaired`, which has the hash of the incomplete

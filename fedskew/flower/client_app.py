@@ -1,6 +1,6 @@
 """The ClientApp. It passes messages to the site's worker, and the worker's replies back, without reading the tensors.
 
-Flower starts a new process for every message, so this module imports neither torch nor data.
+Flower starts a new process for every message, so this module neither imports torch nor loads data.
 """
 
 from __future__ import annotations

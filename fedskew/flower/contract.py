@@ -32,7 +32,7 @@ _FAR = 5.0
 
 Array = npt.NDArray[np.generic]
 Scaling = tuple[tuple[float, float], ...]
-"""Mean and standard deviation of each column."""
+"""Mean and standard deviation of each input of a table."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,15 @@ class Contract:
     shape: tuple[int, ...]
     """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
     mean: tuple[float, ...] = ()
-    """Mean per channel of images scaled to [0, 1], or per column of a table. If it is empty, each site uses its own."""
+    """Mean per channel of images scaled to [0, 1], or per input of a table. If it is empty for a table, each site uses
+    its own."""
     std: tuple[float, ...] = ()
-    """Standard deviation per channel or column."""
+    """Standard deviation per channel or input."""
     vocabulary: int = 0
     """Number of words or tokens, for text."""
     columns: tuple[str, ...] = ()
-    """Columns of a table, in order. If it is empty, nothing checks that sites use the same columns."""
+    """Names of a table's inputs, in order: of its columns, or of what `encoding` makes of them. If it is empty, nothing
+    checks that sites use the same columns."""
     words: str = ""
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
     words_hash: str = ""
@@ -88,12 +90,12 @@ class Contract:
 
     @property
     def scaling(self) -> Scaling:
-        """Mean and standard deviation of each of a table's columns."""
+        """Mean and standard deviation of each of a table's inputs. Empty if each site uses its own."""
         return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
 
     @property
     def table_encoding(self) -> TableEncoding | None:
-        """The encoding of a table with named columns. None for other data."""
+        """The encoding of a table whose columns have names, means and deviations here. None for other data."""
         if self.encoding is not None or self.kind != "table" or not self.columns or not self.scaling:
             return self.encoding
         return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
@@ -288,8 +290,8 @@ class Contract:
         if dataset.input_shape != self.shape:
             found.append(f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}")
         if self.columns and dataset.columns:
-            if unknown := [name for name in dataset.columns if name not in self.columns]:
-                found.append(f"columns {shorten(unknown)} are not among {shorten(self.columns)}")
+            if surplus := [name for name in dataset.columns if name not in self.columns]:
+                found.append(f"columns {shorten(surplus)} are not among {shorten(self.columns)}")
             if missing := [name for name in self.columns if name not in dataset.columns]:
                 found.append(f"columns {shorten(missing)} are missing")
         if sorted(dataset.fields) != sorted(self.fields):

@@ -61,7 +61,7 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
     loss = " and the mean training loss" if settings.share_loss else ""
     if settings.secure_aggregation:
         return _secure_disclosures(settings, config, entries_name(entries))
-    tests = TESTS[settings.site_metrics]
+    tests, labels = TESTS[settings.site_metrics], learned_labels(settings, config)
     if settings.local_tests:
         tests += (
             f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many are right before "
@@ -73,7 +73,7 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
         *([COLUMN_SUMS] if contract.column_sums else []),
         f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",
-        f"besides what updates can reveal, the server learns about its labels: {learned_labels(settings, config)}",
+        f"besides what updates can reveal, the server learns about the site's labels: {labels}",
         f"privacy: {describe_privacy(settings, config)}",
     ]
 

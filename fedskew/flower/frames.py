@@ -17,19 +17,19 @@ _LARGEST_FACTS = 2**30
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
     body = json.dumps(facts).encode()
     to.sendall(_LENGTH.pack(len(body)) + _LENGTH.pack(len(payload)) + body)
-    if payload:  # without a payload, the receiver may have closed already
+    if payload:  # otherwise the frame is complete, and the receiver may have closed: even an empty send would fail
         to.sendall(payload)
 
 
 def receive_frame(from_: socket.socket) -> tuple[dict[str, Any], bytes]:
     """Read one frame. Raise EOFError if the connection ends early, and ValueError if the content is not a frame."""
-    body, payload = (int(_LENGTH.unpack(_receive(from_, _LENGTH.size))[0]) for _ in range(2))
-    if body > _LARGEST_FACTS:
-        raise ValueError(f"facts of {body} bytes; expected at most {_LARGEST_FACTS}")
-    facts = json.loads(_receive(from_, body))
+    body_length, payload_length = (int(_LENGTH.unpack(_receive(from_, _LENGTH.size))[0]) for _ in range(2))
+    if body_length > _LARGEST_FACTS:
+        raise ValueError(f"facts of {body_length} bytes; expected at most {_LARGEST_FACTS}")
+    facts = json.loads(_receive(from_, body_length))
     if not isinstance(facts, dict):
         raise ValueError("facts that are not a JSON object")
-    return facts, bytes(_receive(from_, payload))
+    return facts, bytes(_receive(from_, payload_length))
 
 
 def _receive(from_: socket.socket, count: int) -> bytearray:

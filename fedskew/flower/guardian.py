@@ -33,12 +33,12 @@ def start_guardian(mark: str) -> subprocess.Popen[bytes]:
 
 
 def marked_processes(mark: str) -> list[int]:
-    """List the processes with this mark. Only Linux shows the environments of processes."""
-    entry_with_mark = os.fsencode(f"{VARIABLE}={mark}")
+    """List the processes with this mark. Empty except on Linux, where /proc shows the environments of processes."""
+    assignment = os.fsencode(f"{VARIABLE}={mark}")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if int(entry.name) != os.getpid() and entry_with_mark in (entry / "environ").read_bytes().split(b"\0"):
+            if int(entry.name) != os.getpid() and assignment in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found
 

@@ -1,6 +1,6 @@
 """Runs that train nothing: a survey of the sites' data, or a test of a finished model on these data.
 
-The results are in a folder beside the run's, such as `runs/first-survey`.
+The answers are written to a folder beside that of the training run, such as `runs/first-survey`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MakeSites = Callable[[Contract, Config], Sites]
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
-    """The folder of an inquiry's results, beside the run's folder."""
+    """The folder of an inquiry's answers, beside `folder`, which is that of the training run."""
     run = Path(folder).expanduser()
     return run.with_name(f"{run.name}-{purpose}")
 

@@ -1,9 +1,9 @@
 """Compare a finished model with one that the site trains alone, on the site's held-out samples.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
-architecture and settings, and as many epochs as a site that takes part in every round. Neither model has seen the
-samples on which both are tested. The interval of the difference is that of paired results: with one label per sample,
-each sample counts +1, 0 or −1.
+architecture and settings, but starts from random weights and trains without noise. It trains for as many epochs as a
+site that takes part in every round. Neither model has seen the samples on which both are tested. The interval of the
+difference is that of paired results: with one label per sample, each sample counts +1, 0 or −1.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
 
 
 def _on_device(run: SiteRun, model: ModelState) -> ModelState:
-    """Return a copy of the model without gradients, on the site's device."""
+    """Return the model without gradients, on the site's device."""
     parts = ({name: t.detach() for name, t in tensors.items()} for tensors in (model.params, model.buffers))
     return ModelState(*(run.on_device(part) for part in parts))
 
@@ -164,8 +164,9 @@ def write_page(comparison: LocalComparison) -> str:
             ),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
-            f"only, with the federation's architecture and settings, for {comparison.epochs} epochs. The interval of "
-            "the difference is for paired results on these samples, and is unreliable for fewer than about 30 of them.",
+            "only, from random weights, with the federation's architecture and settings, for "
+            f"{comparison.epochs} epochs. The interval of the difference is for paired results on these samples, and "
+            "is unreliable for fewer than about 30 of them.",
             "",
             f"Model: `{comparison.model}`, SHA-256 `{comparison.sha256}`. Nothing left the site for this page.",
             "",

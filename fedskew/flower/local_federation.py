@@ -1,12 +1,13 @@
 """A whole federation on one machine, for trials: separate processes, with real TLS and node keys.
 
 FOLDER/
-  keys/       authority, server certificate and node keys
-  app/        the Flower app
-  sites/      one folder per site: site.yaml and its state
-  logs/       the output of every process
-  flower/     Flower's own files
-  run/        the run's folder
+  keys/           authority, server certificate and node keys
+  app/            the Flower app
+  sites/          one folder per site: site.yaml and its state
+  logs/           the output of every process
+  flower/         Flower's own files
+  superlink.db    the SuperLink's database
+  run/            the run's folder
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _RESTART_SECONDS = 10.0
 _CONNECTED = "SuperNode ID"
 """What a SuperNode logs once the SuperLink has accepted it."""
 _CONNECTION = "federation"
+"""The name of the connection to the SuperLink, in Flower's configuration file."""
 
 
 class LocalFederation:
@@ -82,7 +84,7 @@ class LocalFederation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of all processes: a separate folder for Flower's files, and the mark for the guardian."""
+        """Variables of all processes: Flower's own folder, the guardian's mark, and the fork server's socket if any."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
         return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 

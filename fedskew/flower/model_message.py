@@ -1,4 +1,4 @@
-"""Models and results as the named tensors of messages."""
+"""A round's models, and what a site sends back, as the named tensors of messages."""
 
 from __future__ import annotations
 

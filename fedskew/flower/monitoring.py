@@ -3,7 +3,8 @@
     /healthz    200 and `ok`, or 503 and the reason
     /metrics    Prometheus' text format
 
-What is shown is read from the files of the run or of the site at each request. The numbers are kept nowhere else.
+At each request, the numbers are brought up to date from the files of the run or of the site, so a restarted command
+shows the same ones.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def _lines(metric: Metric) -> Iterator[str]:
     elif metric.kind == "summary":
         yield from (f"{metric.name}_{part} {_number(value)}" for part, value in metric.value.items())
     else:
-        for label, value in metric.value.items():
-            yield f'{metric.name}{{{metric.label}="{label.translate(_ESCAPES)}"}} {_number(value)}'
+        for label_value, value in metric.value.items():
+            yield f'{metric.name}{{{metric.label}="{label_value.translate(_ESCAPES)}"}} {_number(value)}'
 
 
 def _number(value: float) -> str:

@@ -43,7 +43,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.runtime import run_clientapp as runtime
 
 from fedskew.errors import UserError
-from fedskew.flower import client_app  # imported here because the app imports it
+from fedskew.flower import client_app  # the app imports it too, so the forks share it
 from fedskew.flower.approved_apps import app_hash, file_hashes, refusal
 from fedskew.flower.audit import describe_reply, describe_request, site_log
 from fedskew.flower.wire import Garbled, from_records, to_records

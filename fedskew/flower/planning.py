@@ -80,7 +80,7 @@ def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
 
 
 def check_app_version(path: str | Path) -> str | None:
-    """Refuse an app of another minor version of fedskew. Return a warning if another version wrote it."""
+    """Refuse an app of another minor version of fedskew. Return a warning if another or an unknown version wrote it."""
     file = _project_file(path)
     recorded = _read_project(file).get("tool", {}).get("fedskew", {}).get("version")
     if recorded is None:

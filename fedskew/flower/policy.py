@@ -6,7 +6,7 @@
       smallest_group: 5              # column sums hide groups of fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
-      clip: 2.0                      # largest clip of local privacy, with noise
+      clip: 2.0                      # largest clip of local privacy; has no effect without `noise`
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
@@ -134,7 +134,7 @@ class Policy:
             )
 
     def require_request(self, facts: Facts, now: datetime) -> None:
-        """Refuse a request at a wrong hour, for too many rounds, or for an update with too little noise."""
+        """Refuse a request at a wrong hour, for a round beyond the limit, or for an update with too little noise."""
         if self.hours is not None and not _within(now.hour, *self.hours):
             first, last = self.hours
             raise UserError(f"this site works from {first} to {last} o'clock only (policy.hours)")
@@ -150,7 +150,7 @@ class Policy:
     def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
         """If the site demands noise, refuse losses, which have none, and updates to which only the server adds noise.
 
-        `privacy` says who adds noise: local, central, example or none.
+        What `reveals` lists is not refused. `privacy` is the run's kind of privacy: local, central, example or none.
         """
         if not self.demands_noise:
             return
@@ -202,7 +202,7 @@ def _within(hour: int, first: int, last: int) -> bool:
 
 
 def read_policy(values: Any) -> Policy:
-    """Read the policy in a site's YAML file. If there is none, there are no limits."""
+    """Read the policy in a site's YAML file. If there is none, return the defaults."""
     if values is None:
         return Policy()
     expect(isinstance(values, Mapping), "policy", values, "keys such as methods and rounds")

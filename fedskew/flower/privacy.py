@@ -1,7 +1,8 @@
 """Differential privacy: clipped changes, Gaussian noise, and what ε is about.
 
     central   The server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K
-              changes. So the models of the run reveal little about the data of any one site.
+              changes, where z is the noise multiplier. So the models of the run reveal little about the data of any
+              one site.
     local     Every site clips its change and adds noise of deviation z·C before sending it. So the server itself learns
               little about any site, but the mean has √K times as much noise.
     example   Every site clips the gradient of each sample and adds noise to their sum, in every local step
@@ -21,8 +22,9 @@ T releases with noise multiplier z are together as private as one Gaussian mecha
 μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
 The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
-Flower's own wrappers are not used. The server-side one accounts for FedAvg only, and reseeds from the run's global
-state. `LocalDpMod` needs one array per tensor, and uses a formula for σ that holds for ε < 1 and a single release.
+Flower's own wrappers are not used. The server-side one accounts for FedAvg only, and draws its noise from NumPy's
+global generator. `LocalDpMod` needs one array per tensor, and uses a formula for σ that holds for ε < 1 and a single
+release.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
 from fedskew.metrics.confusion import MEASURES
+from fedskew.metrics.multi_label import MultiLabelEvaluation
 from fedskew.results.ranking import METRICS
 
 FolderOf = Callable[[Prepared], Path]
@@ -39,7 +40,8 @@ def scalars(row: RoundRow) -> dict[str, float]:
     }
     found |= {f"tally/{name.replace(' ', '_')}": number for name, number in row.tally.items()}
     if row.is_evaluated:
-        found |= {f"test/{name}": getattr(row.evaluation, name) for name in MEASURES if name != "micro_f1"}
+        left_out = () if isinstance(row.evaluation, MultiLabelEvaluation) else ("micro_f1",)  # it is the accuracy
+        found |= {f"test/{name}": getattr(row.evaluation, name) for name in MEASURES if name not in left_out}
         found |= {f"class/{c}": a for c, a in enumerate(row.required_evaluation.class_accuracy)}
     return {name: float(value) for name, value in found.items() if value is not None and value == value}
 

@@ -66,7 +66,7 @@ def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, caps
         "sites: north, south\n",
         "method fedvls, model ",
         "data: image of shape [1, 8, 8], classes 0, 1",
-        "the server learns about its labels: nothing\n",
+        "the server learns about the site's labels: nothing\n",
         "privacy: no noise is added",
         f"{PACKAGE}/client_app.py\n",
     ):

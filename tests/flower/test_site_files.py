@@ -84,7 +84,7 @@ def test_the_site_command_checks_data_against_the_federation(
     told = capsys.readouterr().out
     assert "a: 16 training samples (dog 8, cat 8)" in told
     assert "tests: the number of test samples and how many of them are right" in told
-    assert "the server learns about its labels: nothing" in told
+    assert "the server learns about the site's labels: nothing" in told
     assert "privacy: no noise is added" in told
 
 
@@ -99,13 +99,14 @@ def test_the_site_command_says_that_results_by_class_reveal_label_counts(
     assert main(["federate", "site", file, "--check", str(tmp_path / "app")]) == 0
     shown = capsys.readouterr()
     assert "results and score histograms by class, whose sums are the label counts of the site's test part" in shown.out
-    assert "the server learns about its labels: label counts of its test part" in shown.out
+    assert "the server learns about the site's labels: label counts of its test part" in shown.out
     assert "privacy: central, ε = 17.9 at δ = 1e-05 after 10 rounds, for a site whose data are replaced" in shown.out
     assert "this site allows only metrics: total, so the server will not receive its test results" in shown.err
     assert "warning: the noise on a round's mean is" in shown.err
     readme = (tmp_path / "app" / "README.md").read_text(encoding="utf-8")
     assert (
-        "- besides what updates can reveal, the server learns about its labels: label counts of its test part" in readme
+        "- besides what updates can reveal, the server learns about the site's labels: label counts of its test part"
+        in readme
     )
 
 

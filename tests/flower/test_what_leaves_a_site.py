@@ -131,7 +131,7 @@ def test_weights_from_the_federations_counts_send_them_in_every_round_and_the_ap
     }
     assert lines[None] == lines["balanced"]
     assert "fedavg+class_weights=counts sends: model, sample count, label counts and the mean" in lines["counts"][0]
-    assert any(line.endswith("the server learns about its labels: label counts") for line in lines["counts"])
+    assert any(line.endswith("the server learns about the site's labels: label counts") for line in lines["counts"])
 
 
 _MODEL = {"trained:params", "trained:buffers"}

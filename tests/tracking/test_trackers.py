@@ -14,6 +14,7 @@ import fedskew as fs
 from fedskew.cli import main
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
+from fedskew.metrics.multi_label import MultiLabelEvaluation
 from fedskew.tracking.choice import TRACKERS, make_trackers
 from fedskew.tracking.trackers import scalars
 
@@ -38,6 +39,13 @@ def test_a_round_s_numbers_have_names_that_tools_group_by() -> None:
     assert "class/1" not in told
     assert scalars(replace(row, tally={"distilled": 5, "expert 0": 3}))["tally/expert_0"] == 3
     assert "test/accuracy" not in scalars(replace(row, model="expert.0"))
+
+
+def test_micro_f1_is_logged_only_where_it_is_not_the_accuracy() -> None:
+    row = RoundRow(round=1, loss=0.5, lr=0.1, compute=1.0, bytes={}, evaluation=Evaluation(np.eye(2, dtype=int)))
+    assert "test/micro_f1" not in scalars(row)
+    by_label = MultiLabelEvaluation(np.array([[[3, 1], [0, 2]], [[2, 2], [1, 1]]]))
+    assert scalars(replace(row, evaluation=by_label))["test/micro_f1"] == pytest.approx(6 / 10)
 
 
 def test_tensorboard_reads_every_round(tmp_path: Path) -> None:
