@@ -69,9 +69,9 @@ class Result:
     None if the run is unfinished, has no global model, or is from a version that did not compute them. Also None if
     memory was too small, or if the sites that tested the model report totals only."""
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
-    """Scores on each client's held-out samples (`client_test`): of the client's own model if the method has one, else of
-    the final model. In a federation whose sites report results by class: scores of the final model on each site's test
-    part. The keys are the clients' names, or their numbers."""
+    """Scores on each client's held-out samples (`client_test`): of the client's own model if the method has one, else
+    of the final model. In a federation whose sites report results by class: scores of the final model on each site's
+    test part. The keys are the clients' names, or their numbers."""
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from fedskew.data import Federation, Partition, federation, load
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
-from fedskew.experiment.config import Config, parse_method, with_values
+from fedskew.experiment.config import Config, PartitionConfig, parse_method, with_values
 from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.preparation import Prepared, partition_rule, prepare
 from fedskew.experiment.progress import showing_progress
@@ -89,6 +90,8 @@ def _base_federation(
     for key in ("seed", "method"):
         if key in settings:
             raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
+    if isinstance(data, Federation) or partition is not None:
+        config = replace(config, partition=PartitionConfig())
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
@@ -96,7 +99,7 @@ def _base_federation(
     base = with_values(config, settings)
     dataset = load(data, base.data_dir)
     if isinstance(data, str | PathLike):
-        base = with_values(base, {"data": str(data)})
+        base = with_values(base, {"data": {"name": str(data)}})
     else:
         base = with_values(base, {"data": dataset.described})
     return base, federation(dataset, partition or partition_rule(base), 0)

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 import fedskew as fs
-from fedskew.experiment.config import load_yaml
+from fedskew.experiment.config import PartitionConfig, load_yaml
 
 SHORT: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "clients_per_round": 2}
 RULE = fs.Dirichlet(clients=4, beta=0.5)
@@ -56,6 +56,22 @@ def test_a_federation_gives_the_first_seed_and_may_keep_its_split() -> None:
         np.testing.assert_array_equal(run.label_counts, fed.label_counts)
     assert varied.runs[0].accuracy == kept.runs[0].accuracy
     assert varied.runs[1].label_counts.tolist() != kept.runs[1].label_counts.tolist()
+
+
+def test_the_configuration_of_a_given_federation_or_partition_does_not_limit_the_clients() -> None:
+    config = fs.Config(partition=PartitionConfig(clients=1))
+    for data, rule in ((fs.federation("digits", RULE), None), ("digits", RULE)):
+        found = fs.compare(data, ["fedavg"], 1, partition=rule, config=config, **SHORT)
+        assert found.config.partition.clients == 4
+
+
+def test_the_options_for_other_data_are_not_recorded(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("x,other,label\n" + "".join(f"{i + 0.5},{'ab'[i % 2]},{'cd'[i // 30]}\n" for i in range(60)))
+    config = fs.Config(data=str(table), data_params={"label": "other"})
+    found = fs.compare(table, ["fedavg"], 1, partition=fs.IID(clients=2), config=config, **SHORT)
+    assert found.classes == ("c", "d")
+    assert found.config.data_params == {}
 
 
 def test_methods_as_mappings_and_objects_and_a_model_of_ones_own() -> None:
