@@ -121,13 +121,13 @@ class Costs:
         first, *later = rung_ends(rounds)
         total = plan.splits * sum(self.trial_cost(candidate, first) for candidate in field)
         before = first
-        for size, rung in zip(plan.sizes(len(methods))[-len(later) :] if later else (), later, strict=True):
+        for size, end in zip(plan.sizes(len(methods))[-len(later) :] if later else (), later, strict=True):
             total += (
                 min(size, MAX_PER_METHOD * len(methods))
                 * plan.splits
-                * (self.per_trial + self.mean_round * (rung - before))
+                * (self.per_trial + self.mean_round * (end - before))
             )
-            before = rung
+            before = end
         return total + self.final_cost(plan, rounds)
 
     def final_cost(self, plan: Plan, rounds: int) -> float:
@@ -149,7 +149,7 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
 
 
 def shrink_final(plan: Plan, left: float, costs: Costs, rounds: int) -> Plan:
-    """Reduce the final to what is left of the budget, but keep one method besides FedAvg and three splits."""
+    """Reduce the final to what is left of the budget, but keep at least one method besides FedAvg and three splits."""
     smaller = [Plan(plan.settings, plan.splits, finalists, splits)
                for splits in range(plan.final_splits, 2, -1) for finalists in range(plan.finalists, 0, -1)]  # fmt: skip
     fitting = [small for small in smaller if costs.final_cost(small, rounds) <= left]

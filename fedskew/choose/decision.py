@@ -68,8 +68,8 @@ def decide(
     baseline_rank = next(i for i, finalist in enumerate(final) if finalist.standing is baseline)
     better = enumerate(final[:baseline_rank])
     chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
-    trials = len(results[0].standing.scores) + len(results[0].earlier_scores)
-    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, trials, repeats))}
+    tried = len(results[0].standing.scores) + len(results[0].earlier_scores)
+    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, tried, repeats))}
 
 
 def _finalist(
@@ -98,10 +98,11 @@ def _beats(standing: Standing, baseline: Standing) -> bool:
     return standing is not baseline and fmean(leads) > stdev(leads) / math.sqrt(len(leads))
 
 
-def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, trials: int, repeats: Repeats) -> list[str]:
+def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, tried: int, repeats: Repeats) -> list[str]:
+    """Write the answer. `tried` is the number of splits on which each finalist was trained to the end."""
     metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
     advice = f"Use {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
-    lines = [f"{advice}, mean of {trials} {repeats.many}."]
+    lines = [f"{advice}, mean of {tried} {repeats.many}."]
     baseline = next(finalist for finalist in final if finalist.standing.method == BASELINE)
     if chosen is baseline:
         lines += [_no_better(final, baseline, metric, repeats)]
@@ -109,15 +110,15 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, trials: i
         tuned = f"FedAvg with its best learning rate, {baseline.standing.lr:g}"
         where = f"{repeats.on.capitalize()} {fresh} fresh {repeats.many}"
         lines += [f"{where} it beats {tuned}, by {_lead(chosen.difference, repeats)}.", f"It {_cost(chosen)}."]
-        lines += _warning(trials, repeats)
+        lines += _warning(tried, repeats)
     return [*lines, *_alternatives(final, chosen)]
 
 
-def _warning(trials: int, repeats: Repeats) -> list[str]:
-    if trials >= _ENOUGH_SPLITS:
+def _warning(tried: int, repeats: Repeats) -> list[str]:
+    if tried >= _ENOUGH_SPLITS:
         return []
-    tried = f"It was tried {repeats.on} only {trials} {repeats.many}. It may fail {repeats.on} others."
-    return [f"{tried} A larger budget tries more."]
+    risk = f"It was tried {repeats.on} only {tried} {repeats.many}. It may fail {repeats.on} others."
+    return [f"{risk} A larger budget tries more."]
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, repeats: Repeats) -> str:

@@ -55,27 +55,27 @@ class Race:
     def run(self) -> RaceRecord:
         """Run the race from the start, or from where an earlier session stopped."""
         self._seconds_before, self._began = self.trials.seconds, time.monotonic()
-        rounds, methods = rung_ends(self.base.rounds), self.record.methods
+        ends, methods = rung_ends(self.base.rounds), self.record.methods
         if self.budget.unit == "rounds":
             costs = Costs.counted(methods)
             plan = self._plan(costs)
         else:
-            self._train(f"measuring {len(methods)} methods", make_field(methods, self.base.lr, 0), [0], rounds[0])
-            costs = self._measured_costs(rounds[0])
+            self._train(f"measuring {len(methods)} methods", make_field(methods, self.base.lr, 0), [0], ends[0])
+            costs = self._measured_costs(ends[0])
             plan = self._plan(costs)
         field = make_field(self.record.methods, self.base.lr, plan.settings)
-        sizes = plan.sizes(len(self.record.methods))[-len(rounds[1:]) :] if rounds[1:] else ()
-        for number, rung in enumerate(rounds):
+        sizes = plan.sizes(len(self.record.methods))[-len(ends[1:]) :] if ends[1:] else ()
+        for number, end in enumerate(ends):
             field = self._without_failed(field)
-            heading = f"rung {number + 1} of {len(rounds)}: {len(field)} candidates, to round {rung}"
-            self._train(heading, field, range(plan.splits), rung)
-            ranking = self._rank(self._without_failed(field), range(plan.splits), rung)
+            heading = f"rung {number + 1} of {len(ends)}: {len(field)} candidates, to round {end}"
+            self._train(heading, field, range(plan.splits), end)
+            ranking = self._rank(self._without_failed(field), range(plan.splits), end)
             size = sizes[number] if number < len(sizes) else 0
             kept = keep_best(ranking, size) if size else finalists(ranking, self._fit_final(plan, costs))
             self.trials.drop([c for c in field if c not in kept], self._seeds(range(plan.splits)))
-            self._record_rung(number, rung, ranking, kept)
+            self._record_rung(number, end, ranking, kept)
             field = kept
-        return self._final(field, self._fit_final(plan, costs).final_splits, rounds[-1])
+        return self._final(field, self._fit_final(plan, costs).final_splits, ends[-1])
 
     def _plan(self, costs: Costs) -> Plan:
         """Return the plan of an earlier session, or the most thorough plan that the budget allows."""

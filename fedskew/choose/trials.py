@@ -73,7 +73,7 @@ class Trials:
         return self._measured[trial.key, trial.until]
 
     def run(self, heading: str, trials: Sequence[Trial]) -> None:
-        """Run the trials without a result. A method whose trial fails is listed in `failures`."""
+        """Run the trials that have no result yet. A method whose trial fails is listed in `failures`."""
         todo = [trial for trial in trials if (trial.key, trial.until) not in self._measured]
         self._watcher.on_trials(heading, todo)
         requests = [t.request(self._base, self._fraction, self._folder / RUNS, self._pool is None) for t in todo]

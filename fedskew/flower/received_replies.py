@@ -38,7 +38,7 @@ class ReceivedReplies:
         write_file(self._folder / f"round-{round}.{site}", head.encode() + b"\n" + reply.payload)
 
     def find(self, round: int, site: str, request: str) -> Reply | None:
-        """Return a site's reply to this request. None if there is none, or if its file is damaged."""
+        """Return a site's reply to this request. None if there is none, or if its file has a damaged first line."""
         path = self._folder / f"round-{round}.{site}"
         with reporting_os_errors("read", path):
             content = path.read_bytes() if path.exists() else b""

@@ -24,7 +24,7 @@ saved that state. The state itself stays at the site."""
 
 @dataclass(frozen=True)
 class Update:
-    """A site's update in the expected form. If a number in it is not finite, it has no tensors and a loss of NaN."""
+    """A site's update in the expected form. If it is not finite, `tensors` is empty and `loss` is NaN."""
 
     tensors: Tensors
     loss: float
@@ -100,15 +100,15 @@ def _are_finite(tensors: Tensors, sent_buffers: Tensors) -> bool:
 
 def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
     """Find the clients whose tensors besides the model differ in form from those of most clients."""
-    kinds = {
+    found = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
         if update.tensors
     }
-    if not kinds:
+    if not found:
         return []
-    usual = Counter(kinds.values()).most_common(1)[0][0]
-    return [client for client, kind in kinds.items() if kind != usual]
+    usual = Counter(found.values()).most_common(1)[0][0]
+    return [client for client, form in found.items() if form != usual]
 
 
 def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]) -> SizeCheck:

@@ -1,13 +1,14 @@
 """The privacy that an update of a site spends: of the whole site, and of one sample.
 
-Every release with noise is a Gaussian mechanism with parameter μ = 2/z, for the noise multiplier z (see `privacy.py`).
-Over rounds and runs, the squares of μ add up, which is exact for Gaussian mechanisms, even if each one depends on the
-results of those before it. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ. No amplification
-by sampling is counted. An update without noise makes ε infinite.
+An update with noise consists of Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
+`privacy.py`). Over rounds and runs, the squares of μ add up, which is exact for Gaussian mechanisms, even if each one
+depends on the results of those before it. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ.
+No amplification by sampling is counted. An update without noise makes ε infinite.
 
-    local     the site adds the noise itself, to its update; one release
-    central   the server says that it adds the noise to the mean, and the site has to trust it; one release
-    example   the site adds noise to the gradients of single samples; one release per epoch and gradient of a step
+    local     the site adds the noise itself, to its update; one mechanism
+    central   the server says that it adds the noise to the mean, and the site has to trust it; one mechanism
+    example   the site adds noise to the gradients of single samples; in each epoch, as many mechanisms as a local step
+              computes gradients
     none      there is no noise
 
 There are two accounts: one of the privacy of the whole site, and one of the privacy of one sample. What protects the

@@ -73,7 +73,7 @@ def read_sums(answer: Reply | Failure, draft: TableEncoding, most_samples: int) 
     columns = answer.facts.get("columns")
     if not isinstance(columns, list) or len(columns) != len(draft.columns):
         raise Garbled(f"it does not report {len(draft.columns)} columns")
-    return tuple(_read_column(found, one, most_samples) for found, one in zip(columns, draft.columns, strict=True))
+    return tuple(_read_column(found, like, most_samples) for found, like in zip(columns, draft.columns, strict=True))
 
 
 def _read_column(found: Any, column: ColumnEncoding, most_samples: int) -> ColumnSums:

@@ -56,7 +56,7 @@ class SiteEvaluation:
 
     @property
     def by_sites(self) -> bool:
-        """Whether the evaluation uses the sites' test data. Otherwise it uses the server's."""
+        """Whether a row's `evaluation` comes from the sites' test data. Otherwise it comes from the server's."""
         return self._settings.evaluation == "sites"
 
     def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
@@ -72,7 +72,7 @@ class SiteEvaluation:
     def request(
         self, model: ModelState, tested: TestedModel, labels: Labels, frozen: Mapping[str, ModelState], kept: Kept
     ) -> dict[int, Reply]:
-        """Ask all sites to test a model, with the personal tensors of the states that `kept` names."""
+        """Ask the connected sites to test a model, with the personal tensors of the states that `kept` names."""
         return self._ask(model, self.test_request(tested, labels, list(frozen)) or {}, frozen, kept)
 
     def _ask(
@@ -127,8 +127,8 @@ class SiteEvaluation:
             return Evaluation.from_counts(total, log_loss=math.fsum(losses) / int(total.sum()))
         counts = self._counts(replies)
         _require_tests(counts)
-        correct, samples = np.sum(list(counts.values()), axis=0).tolist()
-        return Evaluation.from_counts(blank, (correct, samples))
+        right, tested = np.sum(list(counts.values()), axis=0).tolist()
+        return Evaluation.from_counts(blank, (right, tested))
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """Return the fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
@@ -161,10 +161,10 @@ class SiteEvaluation:
 
     def _accuracies(self, replies: Replies) -> dict[str, Any]:
         counts = self._counts(replies)
-        return {self._sites.names[client]: {"accuracy": right / samples} for client, (right, samples) in counts.items()}
+        return {self._sites.names[client]: {"accuracy": right / tested} for client, (right, tested) in counts.items()}
 
     def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
-        """Return the numbers of correctly predicted and of all test samples, for each site that reports both."""
+        """Return the numbers of correct and of all predictions, for each site that reports both."""
         counts = {client: _read_counts(reply.facts) for client, reply in replies.items()}
         return {client: count for client, count in counts.items() if count is not None}
 
@@ -183,11 +183,11 @@ def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | N
 
 
 def _read_counts(reported: object) -> tuple[int, int] | None:
-    """Read the numbers of correctly predicted and of all test samples. None if a site reports impossible numbers."""
+    """Read the numbers of correct and of all predictions. None if a site reports impossible numbers."""
     if not isinstance(reported, dict):
         return None
-    right, samples = reported.get("right"), reported.get("tested")
-    return (right, samples) if is_count(right) and is_count(samples, at_least=1) and right <= samples else None
+    right, tested = reported.get("right"), reported.get("tested")
+    return (right, tested) if is_count(right) and is_count(tested, at_least=1) and right <= tested else None
 
 
 def _require_tests(results: Mapping[int, object]) -> None:

@@ -1,4 +1,7 @@
-"""A federation whose samples are at its sites. The server knows at most how many samples each site has."""
+"""A federation whose samples are at its sites.
+
+The server knows at most how many samples each site has, and for some methods how many of certain labels.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site, with the stage's labels. 0 for a site that has not connected yet."""
+        """Samples per site. After `restrict`, only samples of those labels count. 0 until the site has connected."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)

@@ -1,7 +1,7 @@
 """Have a finished model tested on the sites' own data. The sites send score histograms, which are added up.
 
-A site may decline to be listed by name. If exactly one site declines, no site is listed, because the total minus the
-others would be that site's result. The server itself receives the histograms of every site, with or without a list.
+A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
+the total minus the others would be that site's result. The server itself receives the histograms of every site.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def read_finished_model(file: str, contract: Contract, config: Config) -> Finish
     model, report = start_from(file, blank)
     if report.left:
         name, reason = next(iter(report.left.items()))
-        raise UserError(f"{file} is not a finished {config.model}: {name}, {reason}; expected the app's model and data")
+        raise UserError(
+            f"{file} is not a finished {config.model}: {name}, {reason}; expected weights of the app's model, for the "
+            "app's classes and inputs"
+        )
     state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
     return FinishedModel(state, file, report.sha256)
 

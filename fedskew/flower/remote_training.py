@@ -59,7 +59,7 @@ class SiteTraining:
         self._sites, self._settings, self._received = sites, settings, received
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
         self._usual_norms: dict[str, float] = {}
-        self._replies: dict[tuple[int, str], str] = {}
+        self._origins: dict[tuple[int, str], str] = {}
         """The digest of the model that an update was trained from, by client and digest of the update."""
 
     def request(
@@ -69,12 +69,13 @@ class SiteTraining:
         local_tests: bool = False,
         kept: Mapping[int, Facts] | None = None,
     ) -> tuple[Answers, dict[int, Reply]]:
-        """Ask the sites to train a round. With `test_request`, all sites also test the model at the start of the round.
+        """Ask the sites to train a round.
 
+        With `test_request`, all connected sites also test the model at the start of the round.
         With `local_tests`, the participants test the model before and after their training. `kept` names the states of
         sites that test their own models.
 
-        Return the participants' replies, and the reports of all sites on their tests.
+        Return the participants' replies, and all sites' reports on their tests.
         """
         if self._settings.sites_add_noise:
             self._count_release()
@@ -127,7 +128,7 @@ class SiteTraining:
             return answer
         if answer.facts.get("start") != start:
             return Failure("it was trained from another model than the server sent")
-        if self._replies.setdefault((client, digest(answer.payload)), start) != start:
+        if self._origins.setdefault((client, digest(answer.payload)), start) != start:
             return Failure("it repeats the update of an earlier round")
         return answer
 

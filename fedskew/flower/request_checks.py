@@ -185,7 +185,7 @@ def require_planned_test(model: str, round: int, planned: Collection[tuple[str, 
 
 
 def require_agreed_survey(policy: Policy) -> SurveyRules:
-    """Return how the site hides single samples in a survey. Refuse the survey if its policy does not allow surveys."""
+    """Return how the site hides single samples in a survey. Refuse the survey if the site allows none."""
     if policy.survey is None:
         raise UserError(
             "the server requests a survey, which this site does not allow; expected policy.survey, {} for the defaults"
@@ -194,7 +194,7 @@ def require_agreed_survey(policy: Policy) -> SurveyRules:
 
 
 def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
-    """Return the site's rules for tests of finished models. Refuse the test if its policy does not allow any."""
+    """Return the site's rules for tests of finished models. Refuse the test if the site allows none."""
     if policy.evaluate is None:
         raise UserError(
             "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate, "

@@ -1,7 +1,8 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
-The server's audit log says which site was asked when, and when it replied. `rounds.jsonl` has the updates that counted,
-and `status.json` how the last attempt ended. Nothing is written, so the run may be in progress.
+The server's audit log says which site was asked when, when it replied, and how each attempt ended. `rounds.jsonl` has
+the updates that counted. `status.json` is read only for a run without an audit log. Nothing is written, so the run may
+be in progress.
 """
 
 from __future__ import annotations

@@ -70,7 +70,8 @@ _PROGRAM = "flwr-serverapp"
 def main(grid: Grid, context: Context) -> None:
     """Run the federation to its end. If it ends early, the log and the run's `status.json` have the reason.
 
-    A run with status `stopped` would end in the same way again. A run with status `failed` may be started again.
+    With status `stopped`, only a person can correct the cause. With `failed`, another start may help (see
+    `supervised_run`).
 
     The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
@@ -96,7 +97,7 @@ def _end_with_superlink() -> None:
     """End this process at once when the SuperLink is killed, or the SuperExec, which started this process.
 
     Flower would let the ServerApp go on for minutes. Meanwhile, the run's folder would stay locked, and the run could
-    not resume. Every round is saved, so the run can end at any moment.
+    not resume. The run may end at any moment, because it resumes from its last checkpoint.
     """
     superexec = os.getppid()
     wait_for_end(superexec, parent_of(superexec))

@@ -275,7 +275,7 @@ class Site:
             private = private_change(trained, start, clip, multiplier * clip)
             reply_tensors |= pack("trained:params", private)
         answer = reply, to_bytes(reply_tensors)
-        # Both are recorded before anything leaves, and before the state that the next update depends on.
+        # The training and its privacy are recorded before the answer leaves and before the site's state changes.
         trainings.record(round, request)
         self._ledger.charge(release)
         if result.states:
@@ -440,9 +440,9 @@ def _totals(confusion: Confusion) -> Facts:
 
 
 def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
-    """Refuse to send tensors of a part that does not declare `sends`, even if it is part of the federation's app.
+    """Refuse to send tensors of a part that does not declare `sends`, even if the federation's app brings that part.
 
-    Each part must declare what it sends. Otherwise the declaration of one part would also cover those of the others.
+    Each part must declare what it sends. Otherwise the declaration of one part would also cover what the others send.
     """
     undeclared = [part for part in work.members if type(part).uplink is not Part.uplink and not part.sends]
     if uplink and undeclared:

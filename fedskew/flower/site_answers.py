@@ -1,9 +1,9 @@
-"""Answers that a site gives only once. They are on disk before they leave, so a restart does not forget them.
+"""Answers that a site computes only once. They are on disk before they leave, so a restart does not forget them.
 
 A server that may ask about the same data again and again learns more with each answer. So the site records its test
 results, sums and counts. The same request gets the recorded answer again, even if the data have changed since: the
-difference of two answers would show the rows that changed. Other requests for the same thing are refused once `most` of
-them were answered.
+difference of two answers would show the rows that changed. At most `most` different requests for the same thing are
+answered.
 """
 
 from __future__ import annotations

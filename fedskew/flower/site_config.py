@@ -51,9 +51,9 @@ class SiteConfig:
     """Seconds without work after which the worker process ends and frees its memory. The next work starts it again. If
     it is None, the worker keeps running."""
     metrics: str = ""
-    """The most that this site reports of its test results: none, total (how many samples, and how many are correct), or
-    class (results by class). The default is total. It is none if the policy demands noise or lists what may be
-    revealed, because tests have no noise and can reveal label counts."""
+    """The most that this site reports of its test results: none, total (how many predictions, and how many are
+    correct), or class (results by class). The default is total, but none if the policy demands noise or lists what may
+    be revealed, because tests have no noise and can reveal label counts."""
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     keys: str | None = None

@@ -22,7 +22,7 @@ class SiteMonitor:
     """One site and its connection to the server."""
 
     def __init__(self, site: Path, connection: Connection) -> None:
-        """`site` is the path of the site's site.yaml, which was checked. Reading all of it would need torch."""
+        """`site` is the path of the site's site.yaml, which was checked. `load_site` would import torch."""
         self._connection = connection
         self._policy: dict[str, Any] = read_site_values(site).get("policy") or {}
         self._log = NewEntries(site_log(site).path)

@@ -36,7 +36,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     With `column_sums`, the sites fit the encoding of their table together.
     """
     federation = build_federation(config)
-    if federation.notes:
+    if federation.notes:  # perhaps that counts were mapped to other classes
         data = load(config.data, config.data_dir, **data_options(config))
         if federation.dataset.classes != data.classes:
             raise UserError(
@@ -125,7 +125,7 @@ def _data_dir(config: Config) -> str | None:
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:
     agreed = [item for item, used in ((COLUMN_SUMS, column_sums), (LOCAL_TESTS, settings.local_tests)) if used]
-    own_code = [name.partition(":")[0] for name in (*config.method.split("+"), config.model) if ":" in name]
+    own_code = [code.partition(":")[0] for code in (*config.method.split("+"), config.model) if ":" in code]
     return {
         "name": name,
         "data": _data(config),

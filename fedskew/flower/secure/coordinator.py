@@ -50,23 +50,23 @@ class Coordinator:
     def unmask(
         self,
         masked: Mapping[str, Vector],
-        seeds: Mapping[str, Mapping[str, bytes]],
-        keys: Mapping[str, Mapping[str, bytes]],
+        seed_shares: Mapping[str, Mapping[str, bytes]],
+        key_shares: Mapping[str, Mapping[str, bytes]],
     ) -> Vector:
         """After step 5: return the sum of the contributors' vectors.
 
-        `seeds` and `keys` have the revealed shares of seeds and of masking keys, first by the site that revealed the
-        share, then by the site that owns the secret.
+        `seed_shares` and `key_shares` have the revealed shares of seeds and of masking keys, first by the site that
+        revealed the share, then by the site that owns the secret.
         """
         total: Vector = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
         length = len(total)
         for name in masked:
-            seed = self._recover(name, seeds)
+            seed = self._recover(name, seed_shares)
             if hashlib.sha256(seed).digest() != self._keys[name].commitment:
                 raise Garbled(f"the revealed shares do not give the seed of {name}: a site has revealed a wrong share")
             total = total - expand_seed(seed, length)
         for missing in self._sealed.keys() - masked.keys():
-            key = AgreementKey(self._recover(missing, keys))
+            key = AgreementKey(self._recover(missing, key_shares))
             if key.public != self._keys[missing].masking:
                 raise Garbled(
                     f"the revealed shares do not give the key of {missing}: a site has revealed a wrong share"

@@ -1,4 +1,4 @@
-"""Tests at the sites with secure aggregation: the server learns only how many of all sites' predictions are right."""
+"""Tests at the sites with secure aggregation: the server learns only totals of all and of correct predictions."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
 
 
 def _refuse_stages(config: Config) -> None:
-    """Refuse stages with a survey, or with parts of their own for which the server needs individual updates."""
+    """Refuse stages that ask sites about labels, or have own parts for which the server needs individual updates."""
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         asks = stage.survey is not None or stage.labels is not None

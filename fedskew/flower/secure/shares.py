@@ -13,11 +13,11 @@ _HALF = 16
 """The library splits 16 bytes at a time. Both halves of a secret have shares with the same numbers."""
 
 
-def split_secret(secret: bytes, threshold: int, number: int) -> list[bytes]:
-    """Return shares 1 to `number`, in this order."""
+def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Return shares 1 to `count`, in this order."""
     if len(secret) != SECRET_BYTES:
         raise ValueError(f"a secret of {len(secret)} bytes; expected {SECRET_BYTES}")
-    halves = (Shamir.split(threshold, number, secret[start : start + _HALF], False) for start in (0, _HALF))
+    halves = (Shamir.split(threshold, count, secret[start : start + _HALF], False) for start in (0, _HALF))
     return [first + second for (_, first), (_, second) in zip(*halves, strict=True)]
 
 

@@ -1,6 +1,6 @@
 """Secure aggregation at a site. The site trains and tests as usual, but what leaves is masked.
 
-Besides the steps of the protocol, a site answers only a greeting without masks, and leaves out its sample count.
+Besides the steps of the protocol, a site answers only greetings. These answers have no mask, and no sample count.
 """
 
 from __future__ import annotations
@@ -167,7 +167,10 @@ def _contribution(
     answer_plainly: Callable[[Facts, bytes], Answer],
     largest_loss: float,
 ) -> Contribution:
-    """Train or test as without secure aggregation. Return what is added to the sum."""
+    """Train or test as without secure aggregation. Return what is added to the sum.
+
+    A loss above `largest_loss` counts as `largest_loss`.
+    """
     if facts["kind"] == "evaluate":
         return _tests(facts, payload, answer_plainly)
     reply, tensors = answer_plainly(facts, payload)
