@@ -146,6 +146,8 @@ class FederationServer(Server):
             counts[client] = report["label_counts"].numpy()
             if with_predictions:
                 sums += report["probability"].numpy() * counts[client][:, None]
+        if not counts.any():
+            raise UserError(f"no site sent usable label counts at the end of stage {stage.name!r}")
         total = counts.sum(axis=0)[:, None]
         mean = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
         return Survey(counts, mean if with_predictions else None)

@@ -399,6 +399,15 @@ def test_tests_and_surveys_that_cannot_be_are_left_out(
     assert_finite(result)
 
 
+def test_a_run_without_any_usable_label_counts_ends(data: Path, split: Federation, tmp_path: Path) -> None:
+    def lie(_site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        return facts, to_bytes({"label_counts": torch.zeros(3)}) if asked["kind"] == "survey" else answer
+
+    here = case(tmp_path, split, data, settings("pkd"), lie)
+    with pytest.raises(UserError, match="no site sent usable label counts at the end of stage"):
+        run_federation(here.grid, here.context)
+
+
 def test_sites_that_tested_no_sample_report_no_tests(data: Path, split: Federation, tmp_path: Path) -> None:
     def report_nothing(_site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
         empty = {"confusion": [[0] * 10] * 10, "log_loss": 0.0}
