@@ -48,13 +48,13 @@ class DatasetEntry:
     classes: int
     train: int
     test: int
-    """The number of test samples. If users make the split with the publisher's script, it is 0, and `train` counts all
-    samples."""
+    """The number of test samples. It is 0 if the user makes the test part with the publisher's script. Then `train`
+    counts all samples."""
     sources: tuple[str, ...]
     licence: str
     citation: str
     loader: Callable[..., Dataset]
-    """Loads the dataset. Its arguments are the list of the dataset's files, if it has any, and the options."""
+    """Loads the dataset from the list of its files, if there are any, and the options."""
     published: Published | None = None
     """The dataset's files; None if it is generated, ships with an installed package or consists of other datasets."""
     components: tuple[str, ...] = ()

@@ -9,12 +9,13 @@ fewer than `smallest_group` rows are hidden:
 - if there are fewer values, they count as gaps
 - if both are fewer, nothing about the column is reported
 - in a column with repeated values, every value that enters the sums belongs to enough rows. Rarer values are replaced
-  by the median of their neighbours, or by the nearest frequent value if there are too few of them
+  by the median of their neighbours. If fewer than `smallest_group` rows have rarer values, each becomes the nearest
+  frequent value
 
 The sums are those of the changed column, so subtracting the other rows does not reveal a hidden group. If no value has
-enough rows and most values differ, as measured values do, nothing is replaced and the sums are exact. A value that is
-far larger than all others then shows in the sum of squares. Two answers before and after a row was added would differ
-by that row, so a site answers only once (see `flower/site_answers.py`).
+enough rows and most values differ, as measured values do, no value is replaced, and the sums are exact unless gaps are
+hidden. A value that is far larger than all others then shows in the sum of squares. Two answers before and after a row
+was added would differ by that row, so a site answers only once (see `flower/site_answers.py`).
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983), which loses no digits if the mean is
 large compared with the deviation.
@@ -108,7 +109,8 @@ def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
     """Replace values that fewer than `smallest` rows share, unless all values are that rare and most of them differ.
 
     The rare values, in order, form groups of `smallest` rows or more. Each group gets its median, which is one of its
-    values, so that whole numbers stay whole.
+    values, so that whole numbers stay whole. If there are fewer than `smallest` rare values, each becomes the nearest
+    frequent value.
     """
     distinct, codes, frequencies = np.unique(values, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(frequencies[codes] < smallest)
@@ -156,16 +158,16 @@ def fit_encoding_to_sums(sites: Sequence[Sequence[ColumnSums]]) -> TableEncoding
 def find_other_units(sites: Mapping[str, Sequence[ColumnSums]]) -> list[str]:
     """Return a warning for each column of a site that may be in other units: its mean is far from the others' mean."""
     found = []
-    for name, sums in sites.items():
+    for site, sums in sites.items():
         for position, column in enumerate(sums):
-            others = [one[position] for other, one in sites.items() if other != name]
+            others = [one[position] for other, one in sites.items() if other != site]
             rest = [one for one in others if isinstance(one, NumberSums) and one.count]
             if not isinstance(column, NumberSums) or not column.count or not rest:
                 continue
             mean, std = _add_moments(column.name, rest)
             if abs(column.mean - mean) > _FAR * std:
                 found.append(
-                    f"column {column.name!r} of {name} has mean {column.mean:.4g}, but the other sites have "
+                    f"column {column.name!r} of {site} has mean {column.mean:.4g}, but the other sites have "
                     f"{mean:.4g} ± {std:.4g}: is it in other units?"
                 )
     return found

@@ -64,7 +64,7 @@ class Dataset:
     train: Samples
     test: Samples
     mean: tuple[float, ...] = (0.5,)
-    """Mean of each channel of images scaled to [0, 1]. Published datasets have their usual values."""
+    """Mean of each channel of images scaled to [0, 1]. Most published datasets have their usual values."""
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
     """Number of token ids of a text dataset, including the padding id 0."""
@@ -155,7 +155,7 @@ def check_samples(samples: Samples, classes: int, where: str) -> None:
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)
-        y = np.zeros(len(y), np.int64)
+        y = np.zeros(len(y), np.int64)  # the labels are checked; below, only their number counts
     if len(x) != len(y):
         raise UserError(f"{where}: {plural(len(x), 'input')} but {plural(len(y), 'label')}; expected equal lengths")
     if len(y) == 0:
@@ -225,7 +225,8 @@ def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, In
     classes.
     """
     check_fraction(fraction)
-    y, _ = task_for(y).groups(y, tuple(map(str, range(y.shape[-1]))))
+    names = tuple(map(str, range(y.shape[-1])))  # used only with several labels per sample, one name per column
+    y, _ = task_for(y).groups(y, names)
     tested = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         members = np.flatnonzero(y == label)

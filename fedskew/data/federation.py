@@ -210,8 +210,8 @@ class Federation:
         """Draw a share of each client's samples of each class, as a mask over the training samples.
 
         A client keeps at least one sample of every class that it has, so no class becomes vacant. Apart from that, each
-        number of samples is rounded up or down at random, so that the share is right on average. Seed, client and class
-        determine the random numbers.
+        number of samples is rounded up or down at random, so that the share is right on average. Seed, purpose, client
+        and class determine the random numbers.
         """
         labels, _ = self.dataset.groups
         held = np.zeros(len(labels), dtype=bool)
@@ -265,7 +265,7 @@ def load_for(
     needed = partition.data_options()
     dataset = load(data, data_dir, **{**needed, **options})
     source = {key: value for key, value in dataset.source.items() if key in options or key not in needed}
-    return replace(dataset, source=source)  # the partition of a configuration implies the other options
+    return replace(dataset, source=source)  # without options that a configuration's partition already implies
 
 
 def _frozen(array: IntArray) -> IntArray:

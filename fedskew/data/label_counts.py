@@ -234,6 +234,9 @@ def _histogram(path: Path) -> dict[str, int]:
         if any(len(row.cells) != 2 for row in rows):
             raise UserError(f"{path}: expected two columns, a class and its number of samples")
         rows = rows if _COUNT.fullmatch(rows[0].cells[1]) else rows[1:]
+        names = [row.cells[0] for row in rows]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise UserError(f"{path}: class {twice[0]!r} appears twice; expected each class once")
         found = {row.cells[0]: _parse_count(row.cells[1], path, row.line, 2) for row in rows}
     else:
         found = _json_histogram(path)

@@ -54,14 +54,16 @@ def load_synthetic(
     )  # fmt: skip
     if not _is_number(separation) or not 0 < float(str(separation)) < math.inf:
         raise UserError(f"separation is {separation!r}; expected a number above 0, such as {SEPARATION}")
-    shape, key = _image_shape(image), _whole("seed", seed, 0)
+    shape, checked_seed = _image_shape(image), _whole("seed", seed, 0)
     if shape is not None and features is not None:
         raise UserError("both features and image are set; expected features for a table, or image for images")
     dimensions = _whole("features", FEATURES if features is None else features, 1)
     if shape is not None:
         dimensions = shape[0] * _PATCHES**2
-    centres = _centres(len(names), dimensions, float(str(separation)), key)
-    training, testing = (_samples(centres, count, shape, key, part) for part, count in enumerate((train, test)))
+    centres = _centres(len(names), dimensions, float(str(separation)), checked_seed)
+    training, testing = (
+        _samples(centres, count, shape, checked_seed, part) for part, count in enumerate((train, test))
+    )
     if shape is None:
         columns = tuple(f"feature {i}" for i in range(dimensions))
         return Dataset("synthetic", "table", names, training, testing, columns=columns)

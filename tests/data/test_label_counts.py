@@ -123,6 +123,12 @@ def test_no_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
         read_counts(tmp_path)
 
 
+def test_a_class_that_a_histogram_lists_twice_is_refused(tmp_path: Path) -> None:
+    written(tmp_path / "rome.csv", "class,count\na,1\nb,2\na,3\n")
+    with pytest.raises(UserError, match="class 'a' appears twice; expected each class once"):
+        read_counts(tmp_path)
+
+
 def test_two_histograms_of_one_client_are_refused(tmp_path: Path) -> None:
     written(tmp_path / "a.csv", "x,1\ny,2\n")
     written(tmp_path / "a.json", '{"x": 1, "y": 2}')

@@ -61,7 +61,7 @@ POLICY = (
 class AutoAugment:
     """Applies one of the 25 sub-policies to each image. Magnitudes are drawn uniformly from their bins.
 
-    Each image uses five random numbers of its stream, from number `first_draw` on.
+    Each image uses five draws of its key, from number `first_draw` on.
     """
 
     first_draw: int

@@ -57,7 +57,7 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
 
 
 def _affine(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
-    """Return the integer part of an affine map at each pixel's centre, in Pillow's 16.16 fixed point: [N, H, W]."""
+    """Return the integer part of an affine map at each pixel's centre, computed in 16.16 fixed point: [N, H, W]."""
     column = torch.arange(width, device=start.device)
     row = torch.arange(height, device=start.device).unsqueeze(1)
     centre = start + (per_column + per_row) / 2
@@ -132,7 +132,7 @@ def _mean_grey(images: Tensor) -> Tensor:
 
 
 def _blend_with_copy(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply colour and sharpness. Magnitude 0 gives the grey or smooth copy, 1 the image, and more exaggerates it."""
+    """Apply colour and sharpness. Magnitude 0 gives the grey or smooth copy, 1 the image, more a stronger effect."""
     color = (operations == COLOR)[:, None, None, None]
     sharpness = (operations == SHARPNESS)[:, None, None, None]
     copy = torch.where(color, _grey(images), torch.where(sharpness, _smooth(images), images))

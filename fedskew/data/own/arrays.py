@@ -68,8 +68,9 @@ def array_dataset(
     if kind == "table":
         tables = _raw_tables(inputs, where, columns)
         dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
-        has_only_numbers = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
-        return replace(dataset, columns=(), encoding=None) if has_only_numbers else dataset
+        # Without gaps, `scaling` describes the encoding, and x0, x1 … are not the user's names.
+        is_plain = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
+        return replace(dataset, columns=(), encoding=None) if is_plain else dataset
     if columns is not None:
         raise UserError(f"columns is set, but {where[0]} holds images; leave columns out")
     return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)

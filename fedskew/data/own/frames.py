@@ -1,4 +1,4 @@
-"""Tables in memory: pandas and Polars DataFrames, and Arrow tables. None of these packages has to be installed."""
+"""Tables in memory: pandas and Polars DataFrames, and Arrow tables. The packages are optional. Polars needs pyarrow."""
 
 from __future__ import annotations
 

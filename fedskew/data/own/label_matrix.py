@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def read_matrix(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> IntArray:
-    """Read a matrix of 0 and 1. Raise `UserError` for other values. If they are numbers, it names the first bad row."""
+    """Read a matrix of 0 and 1. Raise `UserError` for other values, and name the first bad row if all are numbers."""
     if values.ndim != 2:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample, or a matrix")
     try:

@@ -151,11 +151,11 @@ def _encode_by_name(
     return classes, [np.full(len(part), classes.index(names[0]), np.int64) for part in numbers]
 
 
-def _check_classes(numbers: int, samples: int, where: str) -> None:
+def _check_classes(different: int, samples: int, where: str) -> None:
     """Refuse whole numbers that look like measurements: many different ones, with few samples each."""
-    if numbers > MANY_NUMBERS and samples < FEW_SAMPLES * numbers:
+    if different > MANY_NUMBERS and samples < FEW_SAMPLES * different:
         raise UserError(
-            f"{where}: {numbers} different numbers in {samples} labels look like measurements; expected classes, "
+            f"{where}: {different} different numbers in {samples} labels look like measurements; expected classes, "
             "because fedskew does classification only, not regression; if they are classes, number them from 0 and "
             "name them with the option 'classes'"
         )

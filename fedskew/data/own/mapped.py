@@ -1,7 +1,7 @@
 """Folders of `.npy` arrays, which stay on disk. Rows are read when they are needed.
 
-Use this format for data that does not fit in memory. The arrays must already have the types and shapes that models
-read, because nothing is converted.
+Use this format for data that does not fit in memory. The inputs must already have the types and shapes that models
+read, because they are not converted.
 """
 
 from __future__ import annotations

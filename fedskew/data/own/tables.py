@@ -46,7 +46,7 @@ class Table:
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By column, the names of its classes, if the file has them (`ClassLabel` of Hugging Face)."""
     mistakes: dict[str, str] = field(default_factory=dict)
-    """The error message for each column that cannot be an input. It is raised only if the column is used as one."""
+    """The error message for each column that cannot be an input. Nothing is raised unless the column is used."""
 
 
 class ColumnMismatch(UserError):
@@ -97,7 +97,7 @@ def load_tables(
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
     tables = [_select_columns(table, columns, drop, label_and_site) for table in tables]
-    if tokens := token_columns(tables[0].columns):
+    if tokens := token_columns({n: c for n, c in tables[0].columns.items() if n not in label_and_site}):
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = known_classes(classes, tables[0].class_names.get(label))
         return load_fields(name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary)

@@ -41,8 +41,8 @@ class Dirichlet(CountedPartition):
 
     This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench. Classes are divided in order. A client that already has
     an even share of all samples gets no more, and the others' shares are renormalised. The remainder after rounding
-    goes to the last client, which therefore often has single samples of many classes. The draw is repeated until every
-    client has at least `min_size` samples.
+    goes to the last of these others. So the last client often has single samples of many classes. The draw is repeated
+    until every client has at least `min_size` samples.
 
     For CIFAR-10 with 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn,
     many draws at a time. Samples are assigned only once, for the accepted draw.
@@ -109,7 +109,7 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
 def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_cap: npt.NDArray[np.bool_]) -> IntArray:
     """Divide one class in each draw, in proportion to the weights of the clients that may get more samples.
 
-    Cut points are rounded down, and the last client gets the remainder.
+    Cut points are rounded down, and the last of these clients gets the remainder.
     """
     log_weights = np.where(below_cap, log_weights, -np.inf)
     shares = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))

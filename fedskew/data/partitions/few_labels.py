@@ -24,7 +24,7 @@ from fedskew.randomness import generator
 
 @dataclass(frozen=True)
 class FewLabels(CountedPartition):
-    """A rule that gives every client the same number of labels."""
+    """A rule that gives a client at most `labels_per_client` labels."""
 
     clients: int
     labels_per_client: int = 2
@@ -88,15 +88,15 @@ class Quantity(FewLabels):
         check_positive_number("upper", self.upper, at_most=1)
 
     def counts(self, labels: Labels, seed: int) -> IntArray:
-        owners = self._layout(labels)
+        ranges = self._layout(labels)
         counts = np.zeros((self.clients, labels.classes), np.int64)
-        for c, (first, last) in enumerate(owners):
+        for c, (first, end) in enumerate(ranges):
             rng = generator(seed, "partition quantity", c)
-            counts[first:last, c] = self._divide(int(labels.class_sizes[c]), last - first, rng)
+            counts[first:end, c] = self._divide(int(labels.class_sizes[c]), end - first, rng)
         return counts
 
     def _layout(self, labels: Labels) -> list[tuple[int, int]]:
-        """Return, for each class, the range of clients that share it."""
+        """Return, for each class, the range of clients that share it: the first, and the one after the last."""
         self.require_labels(self.labels_per_client, labels)
         self.require_clients(self.clients, len(labels))
         owners_per_class = self.clients * self.labels_per_client // labels.classes
@@ -113,10 +113,10 @@ class Quantity(FewLabels):
                 f"the other clients would have no label; use {groups * owners_per_class} clients"
             )
         starts = [c // self.labels_per_client * owners_per_class for c in range(labels.classes)]
-        owners = [(start, min(start + owners_per_class, self.clients)) for start in starts]
-        needed = np.array([last - first for first, last in owners])
+        ranges = [(start, min(start + owners_per_class, self.clients)) for start in starts]
+        needed = np.array([end - first for first, end in ranges])
         self.require_samples(needed, labels.class_sizes, labels)
-        return owners
+        return ranges
 
     def _divide(self, class_size: int, owners: int, rng: np.random.Generator) -> list[int]:
         """Divide one class among its owners. Every owner but the last draws its number of samples."""

@@ -177,11 +177,11 @@ class Partition(ABC):
         given, sizes = indices.samples, indices.sizes
         if len(given) and (given.min() < 0 or given.max() >= samples):
             raise self.error(f"an index is outside 0 to {samples - 1}")
-        owners = np.bincount(given, minlength=samples)  # how many clients have each sample
-        if (owners > 1).any():
-            raise self.error(f"sample {int(np.argmax(owners > 1))} goes to more than one client")
-        if self.uses_all and (owners == 0).any():
-            raise self.error(f"sample {int(np.argmax(owners == 0))} goes to no client")
+        owner_counts = np.bincount(given, minlength=samples)  # how many clients have each sample
+        if (owner_counts > 1).any():
+            raise self.error(f"sample {int(np.argmax(owner_counts > 1))} goes to more than one client")
+        if self.uses_all and (owner_counts == 0).any():
+            raise self.error(f"sample {int(np.argmax(owner_counts == 0))} goes to no client")
         if not len(indices):
             raise self.error("it makes no clients; expected at least one")
         if sizes.min() < self.smallest:
@@ -327,9 +327,9 @@ def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArr
 
     `owned` [clients, classes] marks which client owns which class.
     """
-    owners = np.maximum(owned.sum(axis=0), 1)
+    owner_counts = np.maximum(owned.sum(axis=0), 1)
     rank = np.cumsum(owned, axis=0) - 1
-    shares = class_sizes // owners + (rank < class_sizes % owners)
+    shares = class_sizes // owner_counts + (rank < class_sizes % owner_counts)
     return np.where(owned, shares, 0)
 
 

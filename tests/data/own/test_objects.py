@@ -345,3 +345,10 @@ def test_federations_and_datasets_have_a_short_repr() -> None:
     assert repr(fed) == "Federation('arrays', 3 clients, labels(labels_per_client=1), seed=2)"
     assert repr(fed.dataset) == "Dataset('arrays', table, 3 classes, 48 training and 12 test samples of shape (4,))"
     assert repr(fed.dataset.train) == "Samples(48 of shape (4,), float32)"
+
+
+def test_lists_of_labels_are_not_inputs_beside_token_ids() -> None:
+    columns = {"input_ids": RANDOM.integers(1, 9, (60, 4)).tolist(), "labels": RANDOM.integers(0, 2, (60, 3)).tolist()}
+    dataset = fs.load(pa.table(columns))
+    assert [name for name, _, _ in dataset.fields] == ["input_ids"]
+    assert dataset.train.y.shape[1:] == (3,)
