@@ -198,10 +198,11 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
-        """Plan the batches of each client. In training, a last batch of fewer than `smallest` samples is dropped.
+        """Plan the batches of each client. A last batch of fewer than `smallest` samples is dropped.
 
-        Full batches have `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches
-        need the training data, because they depend on the labels.
+        Without epochs, it is kept, because only passes in eval mode then use the batches. Full batches have
+        `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches need the training
+        data, because they depend on the labels.
         """
         largest = max(len(a.samples) for a in self.assignments)
         width, epochs = min(self.local.batch_size, largest), self.local.epochs

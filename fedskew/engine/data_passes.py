@@ -1,8 +1,8 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
-A pass sees each sample at most once, without augmentation, with the model in eval mode. As in training, a last batch
-that is too small is left out. A hook computes the statistics of one client's batch. Their sums over the batches are the
-same in every engine, up to rounding.
+A pass sees each sample at most once, without augmentation, with the model in eval mode. In a round with local training,
+a pass also leaves out a last batch that is too small to train on. A hook computes the statistics of one client's batch.
+Their sums over the batches are the same in every engine, up to rounding.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
 
 
 def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork:
-    """Run the opening pass, and return the work with its sums in the clients' states, for `RoundWork.client`."""
+    """Run the opening pass. Return the work with the pass's sums in the clients' states, for `RoundWork.client`."""
     data_pass, device = DataPass(work, "opening"), data.y.device
     opened: list[Assignment] = []
     for first in range(0, len(plans), _CLIENTS_AT_A_TIME):

@@ -115,7 +115,7 @@ def _phase_state(state: Tensors, carried: Tensors, keeps_model: bool) -> Tensors
 
 
 def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
-    """Train the clients' second models, near the model that the server sent, and add them to the clients' states."""
+    """Train the clients' second models with this solver, and add them to the clients' states."""
     starts = [unpack(PERSONAL, a.state) for a in work.assignments]
     own = replace(
         work,

@@ -35,7 +35,7 @@ def unit_vectors(features: Tensor) -> Tensor:
 
 
 def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """The mean square of the off-diagonal entries of XᵀX, divided by N (FedDecorr).
+    """1/N times the mean square of the off-diagonal entries of XᵀX (FedDecorr).
 
     X has N rows of standardised features. The term is 0 for a batch of one. `targets` only marks padded rows.
     """
@@ -44,7 +44,11 @@ def decorrelation(features: Tensor, targets: Tensor) -> Tensor:
 
 
 def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
-    """`decorrelation` within each class that occurs at least twice in the batch, summed (FedMR's intra-class term)."""
+    """1/N times the mean square of the off-diagonal entries of XᵀX, summed over classes (FedMR's intra-class term).
+
+    X has the standardised features of one class. Only classes that occur at least twice in the batch count, and N is
+    the number of their samples.
+    """
     real = real_rows(targets)
     return _off_diagonal(features, (targets.unsqueeze(-1) == targets) & real.unsqueeze(-1) & real)
 

@@ -55,7 +55,7 @@ class ETFHead(nn.Module):
 
 
 class PersonalHead(nn.Module):
-    """A generic head and, on top of it, a personal one.
+    """A generic head and a personal one. The personal logits are the sum of both heads' outputs.
 
     Training the personal head changes neither the generic head nor the features. In training, the output has the
     generic logits and then the personal ones: [B, 2C]. Otherwise, it has the personal logits, which are the generic

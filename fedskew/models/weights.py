@@ -1,7 +1,7 @@
 """Initialise a model with weights from a file. Tensors that match by name and shape are copied.
 
 All other tensors keep their initial values. The file is in safetensors format, or is a state dict that `torch.save`
-wrote (`.pt`, `.pth`). A state dict is read with `weights_only`, so that no code in it can run.
+wrote (`.pt`, `.pth`, `.bin`). A state dict is read with `weights_only`, so that no code in it can run.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _read(file: str) -> bytes:
         hint = f"; did you mean {str(path / found[-1])!r}?" if found else ""
         raise UserError(f"init is {file!r}, a folder; expected a file such as weights.safetensors{hint}")
     if path.suffix not in (".safetensors", *_TORCH_SUFFIXES):
-        raise UserError(f"init is {file!r}; expected a file that ends in .safetensors, .pt or .pth")
+        raise UserError(f"init is {file!r}; expected a file that ends in .safetensors, .pt, .pth or .bin")
     try:
         return path.read_bytes()
     except OSError as error:

@@ -78,7 +78,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
     (tmp_path / "run" / "model.safetensors").touch()
     expected = {
         "missing.safetensors": "No such file",
-        "notes.txt": "expected a file that ends in .safetensors, .pt or .pth",
+        "notes.txt": "expected a file that ends in .safetensors, .pt, .pth or .bin",
         "run": "did you mean '.*model.safetensors'",
         "module.pt": "expected a state dict of tensors",
         "list.pt": "has no named tensors",

@@ -17,11 +17,14 @@ from fedskew.randomness import fold, integer_key, permutation
 
 @dataclass(frozen=True)
 class RoundKey:
-    """The key of a round's randomness: the run's seed, the number of the model that is trained, and its round."""
+    """The key of the randomness in a round, or in one phase of it."""
 
     seed: int
+    """The run's seed."""
     model: int
+    """The number of the model that is trained."""
     round: int
+    """In how many rounds this model was trained before."""
     phase: int = 0
     """The number of the phase of local training (`methods.personal.Phase`), counted from 0."""
 
@@ -39,7 +42,7 @@ class BatchPlan:
     client: int
     epochs: int
     width: int
-    """Samples in a full batch."""
+    """Samples in a full batch of the round's largest client. Rows of `indices` have this length."""
     per_epoch: int
     """Batches per epoch."""
     key: RoundKey

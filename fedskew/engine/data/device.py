@@ -130,7 +130,10 @@ def _inputs_on(device: torch.device, x: npt.NDArray[np.generic]) -> Tensor:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a small tensor from the host to the device, without waiting. A device without float64 gets float32."""
+    """Copy a small tensor from the host to the device, without waiting for a CUDA GPU.
+
+    A device without float64 gets float32.
+    """
     if tensor.dtype == torch.float64:
         tensor = tensor.to(ACCURATE[device.type])
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

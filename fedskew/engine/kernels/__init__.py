@@ -1,8 +1,8 @@
-"""GPU kernels for layers of many clients, each with its own weights. Most are Triton programs in channels-last memory.
+"""GPU kernels for layers of many clients, each with its own weights. Most are Triton programs.
 
-cuDNN's grouped convolution would also work, but it is designed for a few large groups. A BatchNorm over valid rows,
-written as tensor operations, would read its images many times. Importing this package needs neither Triton nor a GPU.
-`supported` returns whether the kernels can run.
+Images have their channels last in memory. cuDNN's grouped convolution would also work, but it is designed for a few
+large groups. A BatchNorm over valid samples, written as tensor operations, would read its images many times. Importing
+this package needs neither Triton nor a GPU. `supported` returns whether the kernels can run.
 """
 
 from __future__ import annotations

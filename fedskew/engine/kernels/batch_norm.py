@@ -1,7 +1,7 @@
-"""BatchNorm of stacked clients over their valid rows, with the activation that follows it.
+"""BatchNorm of stacked clients over their valid samples, with the activation that follows it.
 
 Memory bandwidth limits its speed: both the forward and the backward pass read the images twice. The forward pass keeps
-only the images and their statistics for the backward pass. The operations take and return contiguous images
+only its inputs and the statistics for the backward pass. The operations take and return contiguous images
 [K, B, H, W, C]. Sums are computed in two stages of a fixed order, so that results have the same bits each time.
 """
 
@@ -27,8 +27,8 @@ def stacked_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalise images [K, B, C, H, W] by each client's batch, scale them by weight and bias [K, C], and activate them.
 
-    Also return the mean and biased variance [K, C] in float32, without gradient. Rows that are not `valid` [K, B] are
-    normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
+    Also return the mean and biased variance [K, C] in float32, without gradient. Samples that are not `valid` [K, B]
+    are normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
     """
     y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
     return channels_first(y), mean.detach(), var.detach()
@@ -90,7 +90,7 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
 # -- launches ----------------------------------------------------------------------------------------------
 
 
-def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
+def _grid_and_chunk(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
     """Return the grid of programs, and the number of rows per split."""
     clients, samples, h, w, channels = x.shape
     chunk = blocks(blocks(samples * h * w, tiling.rows), tiling.splits) * tiling.rows
@@ -100,7 +100,7 @@ def _cut(x: Tensor, tiling: Tiling) -> tuple[tuple[int, int, int], int]:
 def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
     """Return a tensor [K, C] with contiguous rows, and the stride between them.
 
-    If the tensor is missing, return the images, because a program needs some pointer. It does not read them as values.
+    If the tensor is missing, return the images in its place, as a pointer that the program does not use.
     """
     if values is None:
         return x, 0
@@ -123,7 +123,7 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, channels = x.shape[0], x.shape[4]
-    grid, chunk = _cut(x, tiling)
+    grid, chunk = _grid_and_chunk(x, tiling)
     partial = x.new_empty(tiling.splits, clients, 2, channels, dtype=torch.float32)
     counts = x.new_empty(tiling.splits, clients, dtype=torch.float32)
     statistics_program[grid](
@@ -154,7 +154,7 @@ def launch_normalisation(
     from fedskew.engine.kernels.batch_norm_programs import normalisation_program
 
     clients, channels = x.shape[0], x.shape[4]
-    grid, chunk = _cut(x, tiling)
+    grid, chunk = _grid_and_chunk(x, tiling)
     y = torch.empty_like(x)
     mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
     scale, scale_stride = _by_client(weight, x)
@@ -219,7 +219,7 @@ def launch_gradient_sums(grad: Tensor, saved: SavedForBackward, tiling: Tiling) 
     from fedskew.engine.kernels.batch_norm_programs import gradient_sums_program
 
     x = saved.x
-    grid, chunk = _cut(x, tiling)
+    grid, chunk = _grid_and_chunk(x, tiling)
     partial = x.new_empty(tiling.splits, x.shape[0], 2, x.shape[4], dtype=torch.float32)
     gradient_sums_program[grid](
         grad,
@@ -241,7 +241,7 @@ def launch_input_gradient(
     from fedskew.engine.kernels.batch_norm_programs import input_gradient_program
 
     x = saved.x
-    grid, chunk = _cut(x, tiling)
+    grid, chunk = _grid_and_chunk(x, tiling)
     grad_x = torch.empty_like(x)
     grad_weight, grad_bias = torch.empty_like(saved.mean), torch.empty_like(saved.mean)
     input_gradient_program[grid](

@@ -188,7 +188,7 @@ def normalisation_program(
     if split == 0:
         tl.store(batch_mean + client * C + channel, mean, mask=known)
         tl.store(batch_var + client * C + channel, var, mask=known)
-    scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0) / tl.sqrt(var + eps)
+    factor = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0) / tl.sqrt(var + eps)
     shift = _per_channel(bias + client * bias_client, channel, known, HAS_BIAS, 0.0)
     x += client * rows * C
     y += client * rows * C
@@ -199,7 +199,7 @@ def normalisation_program(
         offset = (row * C)[:, None] + channel[None, :]
         mask = (row < rows)[:, None] & known[None, :]
         value = tl.load(x + offset, mask=mask, other=0.0).to(tl.float32)
-        value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
+        value = (value - mean[None, :]) * factor[None, :] + shift[None, :]
         value = tl.maximum(value, low, propagate_nan=tl.PropagateNan.ALL)
         value = tl.minimum(value, high, propagate_nan=tl.PropagateNan.ALL)
         tl.store(y + offset, value.to(y.dtype.element_ty), mask=mask)

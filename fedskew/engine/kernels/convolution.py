@@ -57,7 +57,7 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    """Return how blocks are multiplied. Without TF32, a float32 product is computed as three TF32 products."""
+    """Return how float32 blocks are multiplied: without TF32, by three TF32 products. 16-bit blocks ignore it."""
     return "tf32" if tf32 or dtype != torch.float32 else "tf32x3"
 
 
@@ -81,8 +81,7 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     The result has `columns` channels, and each tap has `channels`. Blocks are as wide as the result, up to 128 columns,
     so that the images are read as few times as possible. A block of the reduction lies inside one tap if 16 divides the
     number of channels. Otherwise it has 32 entries, or up to 128 if pixels have four channels of 16 bits, because such
-    pixels are loaded whole. Exact float32 needs smaller blocks in all three directions, because a program holds each
-    block in two parts.
+    pixels are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
@@ -99,7 +98,7 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
     """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
 
-    If the channels do not fill whole vectors, they are loaded one by one. A block then has fewer pixels, because
+    A block has fewer pixels if the number of input channels is not a multiple of 8, or of 16 in float32, because
     registers would spill otherwise. Float32 blocks have fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32

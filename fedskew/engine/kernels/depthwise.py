@@ -36,7 +36,7 @@ class Tiling:
     """How a kernel is divided into programs."""
 
     pixels: int
-    """The number of pixels per block. If rows are processed one by one, they are columns of one or more samples."""
+    """Pixels per block. If rows are processed one by one, a block has so many columns, of one or more samples."""
     channels: int
     warps: int = 4
     splits: int = 1

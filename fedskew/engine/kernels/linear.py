@@ -42,12 +42,12 @@ class _StackedLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
+        rows, converted = ctx.saved_tensors
         (grad,) = grads
         grad_rows = grad_weight = grad_bias = None
         with torch.autocast(grad.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
-                grad_rows = torch.bmm(grad, weight)
+                grad_rows = torch.bmm(grad, converted)
             if ctx.needs_input_grad[1]:
                 grad_weight = _product_in(ctx.weight_dtype, grad.transpose(1, 2), rows)
             if ctx.needs_input_grad[2]:

@@ -1,4 +1,4 @@
-"""Weights of stacked layers, converted and rearranged for the kernels in one pass, and gradients of convolutions."""
+"""Weights of stacked layers in the dtype and order that the kernels read, and sums of a convolution's gradients."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def packed_weights(weight: Tensor, wide: int, dtype: torch.dtype, outputs_last: 
         packed = weight.new_empty(shape, dtype=dtype)
     weight = weight if weight[0].is_contiguous() else weight.contiguous()
     tap_slots = 1 << (taps - 1).bit_length()
-    outs, run = (32, 4) if outputs_last else (1, power_of_two(1, max(4, _RUN * 32 // max(tap_slots, 32)), wide))
-    pack_program[(blocks(out, outs) * blocks(wide, run), clients)](
-        weight, packed, weight.stride(0), *packed.stride()[1:], out, C=channels, WIDE=wide, TAPS=taps, OUTS=outs,
+    block_outs, run = (32, 4) if outputs_last else (1, power_of_two(1, max(4, _RUN * 32 // max(tap_slots, 32)), wide))
+    pack_program[(blocks(out, block_outs) * blocks(wide, run), clients)](
+        weight, packed, weight.stride(0), *packed.stride()[1:], out, C=channels, WIDE=wide, TAPS=taps, OUTS=block_outs,
         CHANNELS=run, TAP_SLOTS=tap_slots, num_warps=4,
     )  # fmt: skip
     return packed
@@ -71,10 +71,10 @@ def summed_gradient(partial: Tensor, like: Tensor) -> Tensor:
     from fedskew.engine.kernels.weights_programs import gradient_program
 
     clients, out, channels, kh, kw = like.shape
-    taps, outs = kh * kw, power_of_two(16, _BLOCK, out)
+    taps, block_outs = kh * kw, power_of_two(16, _BLOCK, out)
     grad = like.new_empty(like.shape)
-    gradient_program[(blocks(channels * taps, _BLOCK) * blocks(out, outs), clients)](
+    gradient_program[(blocks(channels * taps, _BLOCK) * blocks(out, block_outs), clients)](
         partial, grad, clients, len(partial), out, C=channels, WIDE=partial.shape[2] // taps, TAPS=taps, PLACES=_BLOCK,
-        OUTS=outs, num_warps=4,
+        OUTS=block_outs, num_warps=4,
     )  # fmt: skip
     return grad

@@ -1,8 +1,10 @@
 # mypy: ignore-errors
-"""The Triton programs that convert weights, rearrange those of stacked convolutions [K, O, C, taps], and sum gradients.
+"""The Triton programs that convert weights to another dtype, rearrange those of convolutions, and sum gradients.
 
-The convolution reads weights [K, O, taps, wide], in any memory order, and writes partial gradients
-[splits, K, taps, wide, O]. `wide` is C, or more if the images have added channels of zeros.
+The weights of a stacked convolution are [K, O, C, taps]. Its programs read them as [K, O, taps, wide]: contiguous in
+the forward pass, and in any memory order for the input's gradient. They write partial gradients of the weights
+[splits, K, taps, wide, O]. A split is a part of the pixels. `wide` is C, or more if the images have added channels of
+zeros.
 """
 
 import triton
@@ -11,7 +13,10 @@ import triton.language as tl
 
 @triton.jit
 def convert_program(weight, result, row, size, SIZE: tl.constexpr):
-    """Convert SIZE weights of one client. `row` is the stride from one client's weights to the next's in `weight`."""
+    """Convert SIZE weights of one client to the dtype of `result`.
+
+    `row` is the stride from one client's weights to the next's in `weight`.
+    """
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     value = tl.load(weight + client * row + at, mask=at < size)

@@ -42,7 +42,8 @@ class InputLayout:
             usual, other = (self._outputs(x) for x in (samples, channels_last(samples)))
         except RuntimeError:
             return False
-        # Rounding differs between the layouts by far less than this tolerance. Other random numbers differ by far more.
+        # In float32, the layouts' rounding differs by far less than this tolerance. In bf16, it may differ by more, and
+        # then the usual layout is kept. Outputs with other random numbers differ by far more.
         return torch.allclose(usual, other, rtol=0, atol=1e-2 * float(usual.abs().max()))
 
     def _outputs(self, x: Tensor) -> Tensor:

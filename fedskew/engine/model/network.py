@@ -23,7 +23,7 @@ from fedskew.models.base import Classifier, has_features
 class ModelState:
     """The tensors of one model: trained parameters, and buffers such as BatchNorm's statistics.
 
-    In results and in stacks of clients, the tensors have a leading axis of clients.
+    In a `RoundResult` and in stacks of clients, the tensors have a leading axis of clients.
     """
 
     params: Tensors
@@ -31,7 +31,7 @@ class ModelState:
 
 
 class Network:
-    """A model whose parameters, buffers and randomness are arguments."""
+    """A model whose trained parameters, buffers and randomness are arguments."""
 
     def __init__(
         self, model: nn.Module, dtype: torch.dtype = torch.float32, autocast: torch.dtype | None = None
@@ -213,7 +213,8 @@ class Network:
 
         together = logits(samples)
         apart = torch.cat([logits(samples[row : row + 1]) for row in range(len(samples))])
-        # The tolerance is far above rounding errors.
+        # In float32, rounding errors are far below this tolerance. In bf16, they may exceed it. A wrong True only costs
+        # time, because frozen models then run on one batch per client instead of one large batch.
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:

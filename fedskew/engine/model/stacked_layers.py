@@ -68,7 +68,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Stacked:
-    """A value with a leading axis of clients, [K, B, …]. Other values are the same for all clients."""
+    """A value with a leading axis of clients, [K, …]. Other values are the same for all clients."""
 
     tensor: Tensor
 

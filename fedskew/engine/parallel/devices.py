@@ -45,10 +45,10 @@ class DevicesEngine(Engine):
         return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
-        """Train the shares in parallel, except in the first round with these parts of a method.
+        """Train the shares in parallel, unless a device trains these parts of a method for the first time.
 
-        In that round, engines trace the model. Torch patches its own modules while it traces, which would disturb
-        other threads.
+        Its engine then traces the model. Torch patches its own modules while it traces, which would disturb other
+        threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}
         if not kinds <= self._trained_kinds:

@@ -18,7 +18,7 @@ from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, 
 
 
 def work_facts(work: RoundWork) -> Facts:
-    """Return everything but the tensors. The receiver knows the parts of the method."""
+    """Return everything but the tensors. The receiver knows the parts of the method, and uses `keyed_noise`."""
     return {
         "companions": _needed_companions(work),
         "clients": [a.client for a in work.assignments],

@@ -118,7 +118,7 @@ class Slots:
         program.prepare({bool(round_.full[0])})
         self._fill_common(work)
         round_.begin()
-        positions = min(program.window, schedule.times)
+        positions = min(program.window_size, schedule.times)
         state = {"next": 0}
 
         def step() -> None:

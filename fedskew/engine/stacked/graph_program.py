@@ -105,21 +105,21 @@ class GraphProgram(Program):
             return None
 
     def _prepare_staging(self) -> list[Callable[[int], None]]:
-        windows = [self._window_memory(number) for number in range(self.windows)]
+        memories = [self._window_memory(number) for number in range(self.windows)]
         if self._compile and self._staging.data.compilable:
             with contextlib.suppress(Exception):  # a compiler may fail in any way, and the program works without it
-                program = compiled(self._staging, windows[0], _LONGEST_EXPRESSION)
-                return [self._captured_staging(program, window) for window in windows]
+                program = compiled(self._staging, memories[0], _LONGEST_EXPRESSION)
+                return [self._captured_staging(program, memory) for memory in memories]
         try:
-            return [self._captured_staging(self._staging, window) for window in windows]
+            return [self._captured_staging(self._staging, memory) for memory in memories]
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # an augmentation that synchronises with the device cannot be captured
             torch.cuda.synchronize()
         return super()._prepare_staging()
 
-    def _captured_staging(self, staging: StaticStep, window: Memory) -> Callable[[int], None]:
-        return _ignoring_position(captured(staging, window, self._pools.staging, "staging"))
+    def _captured_staging(self, staging: StaticStep, memory: Memory) -> Callable[[int], None]:
+        return _ignoring_position(captured(staging, memory, self._pools.staging, "staging"))
 
     def _notice(self, what: str, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

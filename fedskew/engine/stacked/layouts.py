@@ -47,19 +47,19 @@ class RowLayout:
         self._dtypes = {_dtype_name(t): t.dtype for t in tensors.values()}
         # Tensors whose size is a multiple of the alignment come first. So each of them starts aligned.
         for name in sorted(tensors, key=lambda n: tensors[n].numel() % _ALIGNMENT != 0):
-            tensor, kind = tensors[name], _dtype_name(tensors[name])
-            self._places[name] = _Place(kind, self._widths.get(kind, 0), tensor.shape)
-            self._widths[kind] = self._widths.get(kind, 0) + tensor.numel()
-        self._widths = {kind: -(-width // _ALIGNMENT) * _ALIGNMENT for kind, width in self._widths.items()}
+            tensor, dtype = tensors[name], _dtype_name(tensors[name])
+            self._places[name] = _Place(dtype, self._widths.get(dtype, 0), tensor.shape)
+            self._widths[dtype] = self._widths.get(dtype, 0) + tensor.numel()
+        self._widths = {dtype: -(-width // _ALIGNMENT) * _ALIGNMENT for dtype, width in self._widths.items()}
 
     @property
     def row_bytes(self) -> int:
-        return sum(width * self._dtypes[kind].itemsize for kind, width in self._widths.items())
+        return sum(width * self._dtypes[dtype].itemsize for dtype, width in self._widths.items())
 
     def zeros(self, rows: int, device: torch.device, pinned: bool = False) -> Flats:
         return {
-            kind: torch.zeros(rows, width, dtype=self._dtypes[kind], device=device, pin_memory=pinned)
-            for kind, width in self._widths.items()
+            dtype: torch.zeros(rows, width, dtype=self._dtypes[dtype], device=device, pin_memory=pinned)
+            for dtype, width in self._widths.items()
         }
 
     def views(self, flats: Mapping[str, Tensor]) -> Tensors:
@@ -73,14 +73,14 @@ class RowLayout:
     def flat(self, tensors: Mapping[str, Tensor]) -> Flats:
         """Pack named tensors [rows, …] into arrays."""
         flats: Flats = {}
-        for kind, width in self._widths.items():
+        for dtype, width in self._widths.items():
             parts = [
                 tensors[name].reshape(len(tensors[name]), -1)
                 for name, place in self._places.items()
-                if place.dtype == kind
+                if place.dtype == dtype
             ]
             rows, gap = len(parts[0]), width - sum(part.shape[1] for part in parts)
-            flats[kind] = torch.cat([*parts, parts[0].new_zeros(rows, gap)], dim=1) if gap else torch.cat(parts, dim=1)
+            flats[dtype] = torch.cat([*parts, parts[0].new_zeros(rows, gap)], dim=1) if gap else torch.cat(parts, dim=1)
         return flats
 
 

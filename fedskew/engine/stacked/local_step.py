@@ -310,8 +310,8 @@ class SlotStep:
         """Update the parameters: whole rows of memory at once on a CUDA GPU without a kernel, else tensor by tensor."""
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
-        flat_direction = direction if by_tensor else layout.flat(direction)
-        names = list(flat_direction)
+        arranged = direction if by_tensor else layout.flat(direction)
+        names = list(arranged)
 
         def tensors(kind: str) -> list[Tensor]:
             named = layout.views(memory[kind]) if by_tensor else memory[kind]
@@ -320,7 +320,7 @@ class SlotStep:
         state = {kind: tensors(kind) for kind in optimiser.shaped_state}
         if optimiser.counts_steps:
             state[STEPS] = [memory[STEPS][""]]
-        optimiser.step(tensors("params"), [flat_direction[name] for name in names], state, lr, self.use_kernel)
+        optimiser.step(tensors("params"), [arranged[name] for name in names], state, lr, self.use_kernel)
 
 
 @dataclass(frozen=True)
@@ -356,14 +356,14 @@ class Program:
         self._lr = 0.0
 
     @property
-    def window(self) -> int:
+    def window_size(self) -> int:
         """Number of steps whose batches are staged at a time."""
         return len(self.memory["plan"]["steps"])
 
     @property
     def windows(self) -> int:
         """Number of windows in memory. There are two if one is staged while the steps of the other run."""
-        return len(self.memory["inputs"]["y"]) // self.window
+        return len(self.memory["inputs"]["y"]) // self.window_size
 
     def start_round(self, work: RoundWork) -> Program:
         self._lr = work.local.lr
@@ -412,9 +412,9 @@ class Program:
 
     def _window_memory(self, number: int) -> Memory:
         """Return the memory with the inputs of only one window."""
-        rows = slice(number * self.window, (number + 1) * self.window)
+        rows = slice(number * self.window_size, (number + 1) * self.window_size)
         return self.memory | {"inputs": {n: t[rows] for n, t in self.memory["inputs"].items() if n != "at"}}
 
-    def _stage_now(self, window: Memory, steps: int) -> None:
-        ahead = {kind: {name: t[:steps] for name, t in window[kind].items()} for kind in ("plan", "inputs")}
-        self._staging(window | ahead)
+    def _stage_now(self, memory: Memory, steps: int) -> None:
+        ahead = {kind: {name: t[:steps] for name, t in memory[kind].items()} for kind in ("plan", "inputs")}
+        self._staging(memory | ahead)

@@ -183,9 +183,9 @@ class SlotRound:
         for time in range(self._schedule.times):
             if time in self._schedule.arrivals:
                 self._enter(*self._moves.arrivals[time], self._schedule.arrivals[time].clients)
-            if time % self._program.window == 0:
-                self._stage(time // self._program.window)
-            self._program.run(time % self._program.window, bool(self.full[time]))
+            if time % self._program.window_size == 0:
+                self._stage(time // self._program.window_size)
+            self._program.run(time % self._program.window_size, bool(self.full[time]))
             if time in self._schedule.departures:
                 self._leave(*self._moves.departures[time])
         self._return_idle_clients()
@@ -200,7 +200,7 @@ class SlotRound:
 
     def _stage(self, window: int, again: bool = False) -> None:
         """Stage the batches of a window. With `again`, a window after the round's end repeats the first one."""
-        size = self._program.window
+        size = self._program.window_size
         first = window * size
         first = 0 if again and first >= self._schedule.times else first
         self._program.stage(window, _batches_per_slot(self._plans, self._schedule, self._width, first, size))
@@ -250,7 +250,7 @@ class SlotRound:
         for name, rows in layout.views(host).items():
             for row, state in zip(rows, states, strict=True):
                 row.copy_(state[name])
-        return {kind: flat.to(self._device, non_blocking=True) for kind, flat in host.items()}
+        return {dtype: flat.to(self._device, non_blocking=True) for dtype, flat in host.items()}
 
     def _leave(self, slots: Rows, clients: Rows) -> None:
         for kind, results in self._results.items():
@@ -362,10 +362,10 @@ def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) ->
 
 
 def _batches_per_slot(
-    plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window: int
+    plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window_size: int
 ) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the sample indices and keys per slot, for `window` times from `first` on."""
-    end = min(first + window, schedule.times)
+    """Return the sample indices and keys per slot, for `window_size` times from `first` on."""
+    end = min(first + window_size, schedule.times)
     step = schedule.step[first:end]
     indices = np.full((*step.shape, width), -1, dtype=np.int64)
     epoch_keys, client_keys = np.zeros_like(step), np.zeros_like(step)

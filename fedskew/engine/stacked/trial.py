@@ -127,7 +127,8 @@ class Trial:
 
         def results(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in trained.items()}
-            # The frozen models' outputs must differ from the student's.
+            # The frozen models' outputs must differ from the trained model's. Otherwise, a distillation term would be 0
+            # with and without padding.
             others = {kind: t[:count].roll(1, dims=-1) for kind, t in trained.items()}
             frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
             loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
