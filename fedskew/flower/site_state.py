@@ -73,8 +73,8 @@ class SiteState:
     def read_nearest(self, model: str, round: int, log: Callable[[str], object]) -> Tensors | None:
         """Read the state after a round. None if the site has no state.
 
-        If the site has states but not this one, read the last earlier one, or else the first later one. The site removes
-        old states, which a server that was restored from an older backup may request.
+        If the site has states but not this one, read the last earlier one, or else the first later one. The site
+        removes old states, which a server that was restored from an older backup may request.
         """
         if not self._path(model, round).exists() and (rounds := self._rounds(model)):
             before = [number for number in rounds if number <= round]
