@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from fedskew.data import Federation, Partition, federation, load
+from fedskew.data import Federation, Partition, federation
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
@@ -97,12 +97,9 @@ def _base_federation(
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
         return with_values(config, {**settings, "data": data.dataset.described}), data
     base = with_values(config, settings)
-    dataset = load(data, base.data_dir)
-    if isinstance(data, str | PathLike):
-        base = with_values(base, {"data": {"name": str(data)}})
-    else:
-        base = with_values(base, {"data": dataset.described})
-    return base, federation(dataset, partition or partition_rule(base), 0)
+    split = federation(data, partition or partition_rule(base), 0, base.data_dir)
+    described = {"name": str(data)} if isinstance(data, str | PathLike) else split.dataset.described
+    return with_values(base, {"data": described}), split
 
 
 def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:

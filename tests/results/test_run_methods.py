@@ -11,6 +11,7 @@ from torch import nn
 
 import fedskew as fs
 from fedskew.experiment.config import PartitionConfig, load_yaml
+from fedskew.experiment.preparation import build_federation
 
 SHORT: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "clients_per_round": 2}
 RULE = fs.Dirichlet(clients=4, beta=0.5)
@@ -72,6 +73,15 @@ def test_the_options_for_other_data_are_not_recorded(tmp_path: Path) -> None:
     found = fs.compare(table, ["fedavg"], 1, partition=fs.IID(clients=2), config=config, **SHORT)
     assert found.classes == ("c", "d")
     assert found.config.data_params == {}
+
+
+def test_a_table_is_split_by_its_column_of_sites(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text("x,hospital,label\n" + "".join(f"{i + 0.5},{'AB'[i % 2]},{'cd'[i // 30]}\n" for i in range(60)))
+    found = fs.compare(table, ["fedavg"], 1, partition=fs.Column("hospital"), out=tmp_path / "runs", **SHORT)
+    assert found.client_labels == ("A", "B")
+    [folder] = (tmp_path / "runs").iterdir()
+    np.testing.assert_array_equal(build_federation(load_yaml(folder / "config.yaml")).label_counts, found.label_counts)
 
 
 def test_methods_as_mappings_and_objects_and_a_model_of_ones_own() -> None:
