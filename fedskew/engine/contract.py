@@ -234,7 +234,7 @@ class RoundResult:
 
 
 class Engine(Protocol):
-    """Executes a round's local training. Callers use only what is declared here."""
+    """Executes a round's local training. Callers other than benchmarks use only what is declared here."""
 
     name: str
     notices: list[str]

@@ -1,4 +1,4 @@
-"""The samples of each client at each local step, drawn once per round and the same for every engine."""
+"""The samples of each client at each local step. They are the same for every engine."""
 
 from __future__ import annotations
 
