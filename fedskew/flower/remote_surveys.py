@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import torch
 
+from fedskew.errors import UserError
 from fedskew.experiment.round.aggregate import server_key
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import work_tensors
@@ -28,13 +29,15 @@ def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
             answers[client] = _read(reply)
         except Garbled as problem:
             sites.log(f"warning: the answers of {sites.names[client]} are discarded: {problem}")
-    usual = Counter(map(forms, answers.values())).most_common(1)
-    for client in [client for client, found in answers.items() if forms(found) != usual[0][0]]:
+    if not answers:
+        raise UserError(f"no site sent usable answers to the survey of stage {plan.stage.name!r}")
+    usual = Counter(map(forms, answers.values())).most_common(1)[0][0]
+    for client in [client for client, found in answers.items() if forms(found) != usual]:
         sites.log(
             f"warning: the answers of {sites.names[client]} are discarded: they differ in form from those of most sites"
         )
         del answers[client]
-    names = next(iter(answers.values()), {})
+    names = next(iter(answers.values()))
     stacked = {name: torch.stack([found[name] for found in answers.values()]) for name in names}
     return Survey(answers=stacked, clients=tuple(answers), key=server_key(plan.work.key))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from in_process import Case, case, small_data
 from test_sites_equal_simulation import assert_same_model, settings
 
@@ -104,6 +105,16 @@ def test_sites_send_the_statistics_of_a_calibration(data: Path, split: Federatio
     assert_same_model(run_federation(here.grid, here.context), run_prepared(prepare(config, split)))
     uplinks = [n for m in here.grid.sent if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")]
     assert sorted(uplinks) == sorted([f"uplink/{name}" for name in ("counts", "covariances", "means")] * 3)
+
+
+def test_a_survey_whose_answers_are_all_discarded_ends_the_run(
+    surveying: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(surveying), site={"packages": ("surveying",)})
+    spoiled = to_bytes({"norm": torch.tensor(float("nan"))})
+    here.grid.meddle = lambda site, asked, facts, payload: (facts, spoiled if asked["kind"] == "survey" else payload)
+    with pytest.raises(UserError, match="no site sent usable answers to the survey of stage 'all'"):
+        run_federation(here.grid, here.context)
 
 
 def ask(here: Case, split: Federation, **changed: Any) -> tuple[Any, bytes]:
