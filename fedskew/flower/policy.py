@@ -59,7 +59,7 @@ class EvaluationRules:
     models: int = 1
     """How many different models are tested, for the same classes and columns."""
     by_site: bool = True
-    """Whether the results may list the site by name. Otherwise the site counts only in the total."""
+    """Whether the site's own results may be listed. If not, they count only in the total. The site is always named."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Have a finished model tested on the sites' own data. The sites send score histograms, which are added up.
 
 A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
-the total minus the others would be that site's result. The server itself receives the histograms of every site.
+the total minus the others would be that site's result. Every site that tested the model is named, and the server itself
+receives the histograms of every site.
 """
 
 from __future__ import annotations

@@ -246,10 +246,13 @@ def test_a_finished_model_is_tested_on_every_site_s_data(
 
 
 @pytest.mark.slow
-def test_sites_may_decline_to_be_listed(data: Path, split: Federation, model: Path, tmp_path: Path) -> None:
+def test_a_site_that_withholds_its_results_is_still_named(
+    data: Path, split: Federation, model: Path, tmp_path: Path
+) -> None:
     agreed, unlisted = Policy(evaluate=EvaluationRules()), Policy(evaluate=EvaluationRules(by_site=False))
     two = evaluate_at(tmp_path / "b", data, split, model, [agreed, unlisted, unlisted])
     assert two["by_site"].keys() == {"site-0"}
+    assert two["tested_by"] == ["site-0", "site-1", "site-2"]
     one = evaluate_at(tmp_path / "c", data, split, model, [agreed, agreed, unlisted])
     assert one["by_site"] == {}  # the total without the others would be the one that declined
     assert one["tested_by"] == ["site-0", "site-1", "site-2"]
