@@ -6,7 +6,7 @@
       smallest_group: 5              # column sums hide groups of fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
-      clip: 2.0                      # largest clip of local privacy; has no effect without `noise`
+      clip: 2.0                      # largest clip of local privacy; needs `noise`
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
@@ -210,6 +210,11 @@ def read_policy(values: Any) -> Policy:
     for key in values:
         if key not in known:
             raise unknown("policy", str(key), known)
+    if values.get("clip") is not None and values.get("noise") is None:
+        raise UserError(
+            f"policy.clip is {values['clip']!r} without policy.noise; expected both, because clip limits only "
+            "updates with noise"
+        )
     return Policy(
         methods=_names("methods", values.get("methods")),
         reveals=_names("reveals", values.get("reveals")),

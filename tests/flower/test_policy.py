@@ -109,6 +109,8 @@ def test_every_request_is_checked(facts: dict[str, Any], reason: str | None) -> 
         ({"methods": "fedavg"}, "policy.methods is 'fedavg'; expected a list of names"),
         ({"rounds": 0}, "policy.rounds is 0; expected a positive number"),
         ({"noise": True}, "policy.noise is True; expected a positive number"),
+        ({"clip": 2}, "policy.clip is 2 without policy.noise; expected both, because clip limits only updates"),
+        ({"clip": 2.0, "epsilon": 8}, "policy.clip is 2.0 without policy.noise; expected both"),
         ({"hours": "20-25"}, "policy.hours is '20-25'; expected two different hours"),
         ({"hours": 7}, "policy.hours is 7; expected two different hours"),
         ([], r"policy is \[\]; expected keys"),
