@@ -156,8 +156,10 @@ class Policy:
             return
         demand = f"this site demands noise (policy.{self.noise_demand})"
         if privacy == "central" and not self.allows(UPDATES):
+            is_of_samples = self.epsilon is None and self.noise is None
+            kinds = "'example' or 'local'" if is_of_samples else "'local'"
             raise UserError(
-                f"{demand}, but the server adds it after the updates have left; expected federation.privacy = 'local', "
+                f"{demand}, but the server adds it after the updates have left; expected federation.privacy = {kinds}, "
                 f"or policy.reveals: [{UPDATES}]"
             )
         if share_loss and not self.allows(LOSSES):

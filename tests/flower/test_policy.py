@@ -103,6 +103,20 @@ def test_every_request_is_checked(facts: dict[str, Any], reason: str | None) -> 
 
 
 @pytest.mark.parametrize(
+    ("policy", "kinds"),
+    [
+        (Policy(example_epsilon=8.0), "'example' or 'local'"),
+        (Policy(epsilon=8.0), "'local'"),
+        (Policy(epsilon=8.0, example_epsilon=8.0), "'local'"),
+        (Policy(example_epsilon=8.0, noise=1.0), "'local'"),
+    ],
+)
+def test_the_refusal_of_central_noise_names_every_kind_that_the_site_accepts(policy: Policy, kinds: str) -> None:
+    with pytest.raises(UserError, match=rf"expected federation\.privacy = {kinds}, or policy\.reveals: \[updates\]"):
+        policy.require_noise_on_all("central", share_loss=False)
+
+
+@pytest.mark.parametrize(
     ("values", "problem"),
     [
         ({"method": []}, "unknown policy 'method'"),
