@@ -126,7 +126,9 @@ class Config:
         "creff), or auto for the method's (mostly linear)",
     )
     init: str | None = _option(
-        None, optional(text), "file of weights that the model starts from: .safetensors, or a state dict in .pt or .pth"
+        None,
+        optional(text),
+        "file of weights that the model starts from: .safetensors, or a state dict in .pt, .pth or .bin",
     )
     init_sha256: str | None = _option(
         None, optional(text), "SHA-256 of the init file, which a run records so that it can be repeated"
