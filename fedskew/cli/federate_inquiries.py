@@ -66,6 +66,15 @@ def compare(
         str | None,
         typer.Option("--out", "-o", metavar="FILE", help="write the comparison to this .md file", show_default=False),
     ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="the weights that the federation's model started from, if the app has init; the local model starts "
+            "from them, too",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """On a site's held-out samples, compare a finished model with one that the site trains alone.
@@ -82,10 +91,12 @@ def compare(
 
     if out is not None and not out.endswith(".md"):
         raise UserError(f"--out is {out!r}; expected a file that ends in .md")
-    found = compare_with_local(model, app, load_site(file))
+    found = compare_with_local(model, app, load_site(file), init)
     if out is not None:
         write_file(Path(out), write_page(found))
         notice(f"page written to {out}")
+    if found.caveat and (as_json or out is not None):
+        notice(f"warning: {found.caveat}")
     if as_json:
         print_json(asdict(found) | {"verdict": found.verdict})
     else:

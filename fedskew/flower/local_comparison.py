@@ -1,9 +1,10 @@
 """Compare a finished model with one that the site trains alone, on the site's held-out samples.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
-architecture and settings, but starts from random weights and trains without noise. It trains for as many epochs as a
-site that takes part in every round. Neither model has seen the samples on which both are tested. The interval of the
-difference is that of paired results: with one label per sample, each sample counts +1, 0 or −1.
+architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
+round. If the app has `init`, only the server has that file, so the local model starts from random weights unless the
+site is given the file, too. Neither model has seen the samples on which both are tested. The interval of the difference
+is that of paired results: with one label per sample, each sample counts +1, 0 or −1.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ class LocalComparison:
     """The ends of the 95 % interval of the difference."""
     classes: tuple[tuple[str, int, float | None, float | None], ...]
     """Name, number of held-out samples, and accuracy of both models, by class. Empty with several labels per sample."""
+    is_federation_pretrained: bool = False
+    """Whether the app has `init`."""
+    is_local_pretrained: bool = False
+    """Whether the local model started from the same weights."""
 
     @property
     def verdict(self) -> str:
@@ -64,15 +69,30 @@ class LocalComparison:
             return f"On the data of {self.site}, the local model is better than the federation's ({interval})."
         return f"On the data of {self.site}, the two models do not differ significantly in accuracy ({interval})."
 
+    @property
+    def caveat(self) -> str | None:
+        """Say in what way the comparison is unequal. None if it is not."""
+        if self.is_local_pretrained or not self.is_federation_pretrained:
+            return None
+        return (
+            "The federation's model started from pretrained weights (init), and the local model from random ones, "
+            "which favours the federation's. --init FILE, with the file of these weights, lets both start alike."
+        )
 
-def compare_with_local(model: str, app: str, site: SiteConfig) -> LocalComparison:
-    """Train a model on the site's training part, and test it and the finished model on the site's test part."""
+
+def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None = None) -> LocalComparison:
+    """Train a model on the site's training part, and test it and the finished model on the site's test part.
+
+    `init` is the site's copy of the file of weights that the federation's model started from.
+    """
     settings, contract, config = read_app(app)
+    if init is not None and config.init is None:
+        raise UserError(f"--init is {init!r}, but the app has no init; expected no --init")
     if site.name not in settings.sites:
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     file = weights_file(model)
     contract = _complete(contract, file)
-    resolved = resolve_config(replace(config, init=None), contract, settings.sites)
+    resolved = resolve_config(replace(config, init=init), contract, settings.sites)
     finished = read_finished_model(str(file), contract, resolved)
     terms = {"contract": contract.to_json(), "config": resolved.to_mapping()}
     run = SiteRun(replace(site, policy=Policy()), site.federation(contract), terms)
@@ -98,6 +118,8 @@ def compare_with_local(model: str, app: str, site: SiteConfig) -> LocalCompariso
         low=difference - half,
         high=difference + half,
         classes=tuple(_by_class(contract.classes, probabilities, local_probabilities, true)),
+        is_federation_pretrained=config.init is not None,
+        is_local_pretrained=init is not None,
     )
 
 
@@ -148,6 +170,7 @@ def write_page(comparison: LocalComparison) -> str:
         (name, _percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
         for name, s in scores
     ]
+    start = "the pretrained weights of the federation's model" if comparison.is_local_pretrained else "random weights"
     classes = [(_escape(name), count, _percent(one), _percent(other)) for name, count, one, other in comparison.classes]
     return "\n".join(
         [
@@ -155,6 +178,7 @@ def write_page(comparison: LocalComparison) -> str:
             "",
             comparison.verdict,
             "",
+            *([comparison.caveat, ""] if comparison.caveat else []),
             _table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
             "",
             *(
@@ -164,7 +188,7 @@ def write_page(comparison: LocalComparison) -> str:
             ),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
-            "only, from random weights, with the federation's architecture and settings, for "
+            f"only, from {start}, with the federation's architecture and settings, for "
             f"{comparison.epochs} epochs. The interval of the difference is for paired results on these samples, and "
             "is unreliable for fewer than about 30 of them.",
             "",

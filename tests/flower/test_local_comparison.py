@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from in_process import small_data
+from safetensors.torch import load_file, save_file
 
 from fedskew.cli import main
 from fedskew.flower.local_comparison import LocalComparison, write_page
@@ -81,6 +82,44 @@ def test_a_model_of_all_digits_is_better_than_one_that_has_seen_half_of_them(
     other.write_text(site.read_text().replace("north", "west"))
     assert main(["federate", "compare", str(model), str(app), str(other)]) == 2
     assert "'west' is not a site of this federation" in capsys.readouterr().err
+
+
+def test_the_local_model_starts_from_the_pretrained_weights_if_the_site_has_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a learning rate of almost 0, both models are still the one that they started from."""
+    _, site, model = federation_of_two(tmp_path)
+    weights, page = str(model / "model.safetensors"), tmp_path / "page.md"
+    command = ["federate", "init", str(tmp_path / "pretrained"), "--sites", "north,south", "--init", weights]
+    assert main([*command, "--data", str(tmp_path / "digits.npz"), *TRAINING[:-1], "1e-9"]) == 0
+    compare = ["federate", "compare", str(model), str(tmp_path / "pretrained"), str(site), "-o", str(page), "--json"]
+    capsys.readouterr()
+    assert main([*compare, "--init", weights]) == 0
+    alike = capsys.readouterr()
+    found = json.loads(alike.out)
+    assert found["local"]["accuracy"] == found["finished"]["accuracy"]
+    assert "favours" not in alike.err + page.read_text()
+    assert "only, from the pretrained weights of the federation's model, with" in page.read_text()
+    assert main(compare) == 0
+    unequal = capsys.readouterr()
+    assert json.loads(unequal.out)["local"]["accuracy"] < found["local"]["accuracy"]
+    caveat = "and the local model from random ones, which favours the federation's"
+    assert caveat in unequal.err
+    assert caveat in page.read_text()
+
+
+def test_init_must_be_the_file_that_the_app_starts_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    app, site, model = federation_of_two(tmp_path)
+    weights = model / "model.safetensors"
+    assert main(["federate", "compare", str(model), str(app), str(site), "--init", str(weights)]) == 2
+    assert "but the app has no init; expected no --init" in capsys.readouterr().err
+    command = ["federate", "init", str(tmp_path / "pretrained"), "--sites", "north,south", "--init", str(weights)]
+    assert main([*command, "--data", str(tmp_path / "digits.npz"), *TRAINING]) == 0
+    other = tmp_path / "other.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, other)
+    compare = ["federate", "compare", str(model), str(tmp_path / "pretrained"), str(site)]
+    assert main([*compare, "--init", str(other)]) == 2
+    assert "the file that the configuration names" in capsys.readouterr().err
 
 
 def test_the_verdict_follows_from_the_interval() -> None:
