@@ -52,10 +52,11 @@ def read_site_values(site: Path) -> dict[str, Any]:
 
 def find_log(path: Path) -> Path:
     """Find the log that a user names: a file, a run's folder, a site's folder, or its site.yaml."""
-    places = [path / NAME, path / "state" / NAME] if path.is_dir() else [path]
-    if path.suffix in (".yaml", ".yml") and path.is_file():
-        places = [site_log(path).path]
-    for place in places:
+    if path.is_file() and path.suffix not in (".yaml", ".yml"):
+        return path
+    site = path / "site.yaml" if path.is_dir() else path
+    state_log = site_log(site).path if site.is_file() else path / "state" / NAME
+    for place in (path / NAME, state_log):
         if place.is_file():
             return place
     raise UserError(f"{path} has no audit log; expected a run's folder, a site's folder, or a file such as {NAME}")

@@ -90,6 +90,23 @@ def test_a_discarded_update_and_the_end_are_in_the_server_s_log(tmp_path: Path) 
     assert "too few good updates" in end["reason"]
 
 
+@pytest.mark.parametrize("named", ["", "site.yaml", "kept", "kept/audit.jsonl"])
+def test_the_log_of_a_site_is_in_the_state_folder_of_its_site_yaml(named: str, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("name: a\ndata: digits\nstate: kept\n")
+    for folder in ("state", "kept"):  # the first is of an earlier site.yaml
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / NAME).touch()
+    assert find_log(tmp_path / named) == tmp_path / "kept" / NAME
+
+
+def test_the_log_of_a_site_without_site_yaml_is_in_its_folder_state(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / NAME).touch()
+    assert find_log(tmp_path) == tmp_path / "state" / NAME
+    with pytest.raises(UserError, match="state/none has no audit log; expected a run's folder, a site's folder"):
+        find_log(tmp_path / "state" / "none")
+
+
 def test_a_reply_that_cannot_be_recorded_does_not_leave(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = audited_case(tmp_path, rounds=1, minimum=2)
     (tmp_path / "site-1" / "state").mkdir()
