@@ -47,7 +47,6 @@ def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Non
 
 def draw_curves(comparison: Comparison, axes: Axes) -> None:
     """Draw the mean accuracy over the rounds, with a band from the lowest to the highest accuracy of the seeds."""
-    seeds = len(comparison.methods[0].counted)
     for method in comparison.methods:
         rounds, accuracies = _curves(method)
         shade = colour(method.index)
@@ -62,15 +61,24 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
             markersize=4,
             markevery=max(1, len(rounds) // 10),
         )
-        if seeds > 1:
+        if len(accuracies) > 1:
             low, high = 100 * accuracies.min(axis=0), 100 * accuracies.max(axis=0)
             axes.fill_between(rounds, low, high, color=shade, alpha=0.12, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("test accuracy, %")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
-    axes.set_title(f"mean of {seeds} seeds, band from lowest to highest" if seeds > 1 else "accuracy over the rounds")
+    axes.set_title(_curves_title(comparison))
     axes.legend(loc="lower right", fontsize="small")
+
+
+def _curves_title(comparison: Comparison) -> str:
+    """Say over how many seeds the curves are means. Methods may have different numbers of them."""
+    numbers = [len(method.counted) for method in comparison.methods]
+    fewest, most = min(numbers), max(numbers)
+    if most == 1:
+        return "accuracy over the rounds"
+    return f"mean of {most if fewest == most else f'{fewest} to {most}'} seeds, band from lowest to highest"
 
 
 def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:

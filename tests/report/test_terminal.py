@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.metrics.confusion import lost_classes
-from fedskew.report.comparison_figure import save_comparison
+from fedskew.report.comparison_figure import draw_curves, save_comparison
 from fedskew.report.terminal import class_accuracy_table, comparison_table, run_summary
 from fedskew.results import Comparison, MethodRuns, compare_runs
 
@@ -84,6 +85,22 @@ def test_the_summary_has_the_metrics_of_a_classifier(comparison):
         f"specificity        {result.scores.specificity:.3f}   at threshold 0.5",
     ):
         assert line in text
+
+
+@pytest.mark.parametrize(
+    ("seeds", "title", "bands"),
+    [
+        ((1, 1), "accuracy over the rounds", 0),
+        ((1, 2), "mean of 1 to 2 seeds, band from lowest to highest", 1),
+        ((2, 1), "mean of 1 to 2 seeds, band from lowest to highest", 1),
+        ((2, 2), "mean of 2 seeds, band from lowest to highest", 2),
+    ],
+)
+def test_methods_with_different_numbers_of_seeds_have_a_band_each_and_one_title(comparison, seeds, title, bands):
+    shown = compare_runs([run for m, n in zip(comparison.methods, seeds, strict=True) for run in m.runs[:n]])
+    axes = Figure().subplots()
+    draw_curves(shown, axes)
+    assert (axes.get_title(), len(axes.collections)) == (title, bands)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
