@@ -105,6 +105,9 @@ class FederatedRounds:
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:
         """Train the round, and repeat it if there are too few updates.
 
+        After `attempts`, a person must decide. A restart would repeat the round with the same sites, without an end if
+        some of them reply, and every training with noise costs these sites a part of their privacy budget.
+
         The replies are freed on return, before those of the next round arrive.
         """
         requested, self._requested = self._requested, None
@@ -122,8 +125,9 @@ class FederatedRounds:
             self._sites.log(f"warning: round {number}: {arrived} in attempt {attempt}")
             requested = None
         raise UserError(
-            f"round {number} had too few good updates in every attempt ({self._settings.attempts}); start the run "
-            "again to resume from here"
+            f"round {number} had too few good updates in every attempt ({self._settings.attempts}), so the run "
+            "does not restart by itself; the log has each site's reason; correct it, then start the run again to "
+            "resume from here"
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:

@@ -70,8 +70,8 @@ _PROGRAM = "flwr-serverapp"
 def main(grid: Grid, context: Context) -> None:
     """Run the federation to its end. If it ends early, the log and the run's `status.json` have the reason.
 
-    With status `stopped`, only a person can correct the cause. With `failed`, another start may help (see
-    `supervised_run`).
+    With status `stopped`, a person must act before another start. With `failed`, another start may help, so
+    `supervised_run` starts the run again.
 
     The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """

@@ -1,8 +1,8 @@
 """Follow a run to its end. A run that fails is started again and resumes from its last checkpoint.
 
 `flwr run --stream` always ends with status 0. So the outcome is read from the lines that fedskew's ServerApp logs:
-`finished …`, `stopped: …` (a mistake that only the user can correct) or `failed: …` (an error that may be temporary). A
-ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
+`finished …`, `stopped: …` (a person must act: a mistake, or too few updates in every attempt at a round) or `failed: …`
+(an error that may be temporary). A ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Outcome:
 
     finished: bool
     needs_user: bool
-    """Whether only the user can correct the cause, so that another attempt would fail in the same way."""
+    """Whether a person must act before another start, because a restart alone is not expected to help."""
     reason: str
 
 

@@ -315,7 +315,11 @@ def test_a_round_with_too_few_good_updates_is_trained_again(
 
 def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(garbage), minimum=3, attempts=2)
-    with pytest.raises(UserError, match=r"round 2 had too few good updates in every attempt \(2\)"):
+    reason = (
+        "round 2 had too few good updates in every attempt (2), so the run does not restart by itself; the log has "
+        "each site's reason; correct it, then start the run again to resume from here"
+    )
+    with pytest.raises(UserError, match=re.escape(reason)):
         run_federation(here.grid, here.context)
     again = case(tmp_path, split, data, settings(), minimum=3)
     result = run_federation(again.grid, again.context)
