@@ -84,8 +84,10 @@ def copy_run(source: Path, target: Path) -> None:
     _copy_checkpoints(run.checkpoint_path, target_run.checkpoint_path)
     if run.audit_path.exists():
         with ChainedLog(run.audit_path).locked():
-            for path in (run.audit_path, head_path(run.audit_path)):
-                shutil.copy2(path, target / path.name)
+            shutil.copy2(run.audit_path, target_run.audit_path)
+            head = head_path(run.audit_path)
+            with suppress(FileNotFoundError):  # a server that was killed in between has a first line, but no head yet
+                shutil.copy2(head, target / head.name)
     for path in _visible_files(source):
         copy = target / path.relative_to(source)
         if not copy.exists():

@@ -24,6 +24,7 @@ from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.backup import back_up, copy_database
+from fedskew.flower.chained_log import head_path
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import Credentials
 from fedskew.flower.local_federation import LocalFederation
@@ -83,6 +84,28 @@ def restored(here: Case, backup: Path) -> dict[str, torch.Tensor]:
     run_config = {**here.context.run_config, "federation.folder": str(folder)}
     context = Context(run_id=2, node_id=0, node_config={}, state=here.context.state, run_config=run_config)
     return dict(run_federation(here.grid, context).model.state_dict())
+
+
+def test_a_server_that_was_killed_before_its_audit_log_had_a_head_can_be_backed_up(tmp_path: Path) -> None:
+    here = federated(tmp_path, rounds=1)
+    run_federation(here.grid, here.context)
+    audit = tmp_path / "run" / "audit.jsonl"
+    audit.write_bytes(audit.read_bytes().splitlines(keepends=True)[0])
+    head_path(audit).unlink()
+    database(tmp_path / "superlink.db").close()
+    backup = tmp_path / "backup"
+    back_up(backup, tmp_path / "run", tmp_path / "app", tmp_path / "superlink.db")
+    assert (backup / "run" / "audit.jsonl").read_bytes() == audit.read_bytes()
+    assert not head_path(backup / "run" / "audit.jsonl").exists()
+
+
+def test_a_log_whose_head_was_removed_is_not_backed_up(tmp_path: Path) -> None:
+    here = federated(tmp_path, rounds=1)
+    run_federation(here.grid, here.context)
+    head_path(tmp_path / "run" / "audit.jsonl").unlink()
+    database(tmp_path / "superlink.db").close()
+    with pytest.raises(UserError, match=r"the audit log of the run was changed: audit\.head is missing"):
+        back_up(tmp_path / "backup", tmp_path / "run", tmp_path / "app", tmp_path / "superlink.db")
 
 
 def test_a_restored_run_ends_with_the_same_model(tmp_path: Path) -> None:
