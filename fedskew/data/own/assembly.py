@@ -61,11 +61,8 @@ def assemble(
     dataset = _dataset(name, kind, names, splits, (length, vocabulary), encoding)
     if site is None:
         return dataset
-    sites = tuple(sorted({value for split in splits for value in _used_sites(split.sites)}, key=_natural_order))
-    train, test = (
-        replace(s, site=_site_numbers(split.sites, sites))
-        for s, split in zip((dataset.train, dataset.test), splits, strict=True)
-    )
+    sites, numbered = number_sites([split.sites for split in splits])
+    train, test = (replace(s, site=n) for s, n in zip((dataset.train, dataset.test), numbered, strict=True))
     return replace(dataset, train=train, test=test, sites=sites, site_column=site)
 
 
@@ -201,6 +198,12 @@ def _take(x: Inputs, rows: IntArray) -> Inputs:
     if isinstance(x, RawTable):
         return x.take(rows)
     return [x[row] for row in rows] if isinstance(x, list) else x[rows]
+
+
+def number_sites(columns: Sequence[Strings | None]) -> tuple[tuple[str, ...], list[IntArray]]:
+    """Return the names of all sites, and for each column every sample's site, as an index into these names."""
+    sites = tuple(sorted({value for column in columns for value in _used_sites(column)}, key=_natural_order))
+    return sites, [_site_numbers(column, sites) for column in columns]
 
 
 def _used_sites(sites: Strings | None) -> set[str]:

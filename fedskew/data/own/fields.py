@@ -31,8 +31,12 @@ def load_fields(
     test_fraction: float | None = None,
     classes: object = None,
     vocabulary: int | None = None,
+    sites: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Dataset:
-    """Load pairs (inputs by name, labels). `vocabulary` is the number of tokens, by default the largest id plus 1."""
+    """Load pairs (inputs by name, labels). `vocabulary` is the number of tokens, by default the largest id plus 1.
+
+    `sites` has the number of each sample's site, for each pair.
+    """
     prefixes = ("", "test ")
     named = [_arrays(x, prefix) for (x, _), prefix in zip(pairs, prefixes, strict=False)]
     _expect_same_form(named)
@@ -43,7 +47,7 @@ def load_fields(
     names, numbers = encode_labels(labels, class_list(classes))
     all_integers = all(array.dtype.kind in "biu" for array in named[0].values())
     rows = [_rows(arrays, prefix, all_integers) for arrays, prefix in zip(named, prefixes, strict=False)]
-    train, test = _train_and_test(rows, numbers, test_fraction)
+    train, test = _train_and_test(rows, numbers, sites, test_fraction)
     return Dataset(
         name,
         "text" if all_integers else "table",
@@ -62,9 +66,13 @@ def token_columns(columns: Mapping[str, Any]) -> list[str]:
 
 
 def _train_and_test(
-    rows: Sequence[npt.NDArray[Any]], numbers: Sequence[npt.NDArray[np.int64]], fraction: float | None
+    rows: Sequence[npt.NDArray[Any]],
+    numbers: Sequence[npt.NDArray[np.int64]],
+    sites: Sequence[npt.NDArray[np.int64]] | None,
+    fraction: float | None,
 ) -> tuple[Samples, Samples]:
-    samples = [Samples(x, y) for x, y in zip(rows, numbers, strict=True)]
+    of_parts = [None] * len(rows) if sites is None else sites
+    samples = [Samples(x, y, site=s) for x, y, s in zip(rows, numbers, of_parts, strict=True)]
     for part, where in zip(samples, ("x", "test x"), strict=False):
         if len(part.x) != len(part.y):
             found = f"{plural(len(part.x), 'input')} but {plural(len(part.y), 'label')}"

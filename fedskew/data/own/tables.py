@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
 from fedskew.data.own.arrays import convert_inputs
-from fedskew.data.own.assembly import Part, assemble
+from fedskew.data.own.assembly import Part, assemble, number_sites
 from fedskew.data.own.columns import (
     Array,
     Cells,
@@ -100,7 +100,11 @@ def load_tables(
     if tokens := token_columns({n: c for n, c in tables[0].columns.items() if n not in label_and_site}):
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = known_classes(classes, tables[0].class_names.get(label))
-        return load_fields(name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary)
+        site_names, numbers = ((), None) if site is None else number_sites([_sites(table, site) for table in tables])
+        dataset = load_fields(
+            name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary, sites=numbers
+        )
+        return replace(dataset, sites=site_names, site_column=site or "")
     known = None if encoding is None else read_encoding(encoding)
     categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
     listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))

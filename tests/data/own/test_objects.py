@@ -352,3 +352,17 @@ def test_lists_of_labels_are_not_inputs_beside_token_ids() -> None:
     dataset = fs.load(pa.table(columns))
     assert [name for name, _, _ in dataset.fields] == ["input_ids"]
     assert dataset.train.y.shape[1:] == (3,)
+
+
+def test_a_table_with_token_ids_has_sites() -> None:
+    ids = RANDOM.integers(1, 9, (60, 4))
+    columns = {"input_ids": ids.tolist(), "label": Y.tolist(), "ward": [f"w{number}" for number in ids[:, 0]]}
+    dataset = fs.load(pa.table(columns), site="ward")
+    assert [name for name, _, _ in dataset.fields] == ["input_ids"]
+    assert (dataset.site_column, dataset.sites) == ("ward", tuple(f"w{number}" for number in range(1, 9)))
+    for part in (dataset.train, dataset.test):
+        assert [dataset.sites[number] for number in part.site] == [f"w{number}" for number in part.x[:, 0]]
+    fed = fs.federation(pa.table(columns), fs.Column(column="ward"), site="ward")
+    assert fed.clients == 8
+    with pytest.raises(fs.UserError, match="no value in the site column 'ward'"):
+        fs.load(pa.table(columns | {"ward": [None, *columns["ward"][1:]]}), site="ward")
