@@ -118,10 +118,7 @@ def _step_seconds(network: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the list. `runs` is 0 for a line without a cost.
-
-    `steps` and `seconds` include the training of start models, which `runs` does not count.
-    """
+    """One line of the list. `runs` is 0 for a line without a cost. The training of a start model is a run, too."""
 
     what: str
     about: str
@@ -191,7 +188,7 @@ def _jobs(cells: Sequence[Cell], choice: CellChoice) -> list[Job]:
 def _line(what: str, about: str, jobs: Sequence[Job], device: str) -> Line:
     runs = needed_runs(jobs)
     steps = sum(estimate_work(run).steps for run in runs)
-    return Line(what, about, len(jobs), steps, sum(estimate_seconds(run, device) for run in runs))
+    return Line(what, about, len(runs), steps, sum(estimate_seconds(run, device) for run in runs))
 
 
 def format_duration(seconds: float) -> str:
