@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,25 @@ def test_the_table_shows_gpu_memory_if_it_was_measured() -> None:
     page = markdown(_comparison(_row("fedskew", "bf16", 0.1, gpu=1234.0)))
     assert "| GPU MB |" in page
     assert page.rstrip().endswith("| 1,234 |")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [((0.5,), "Each figure is from one run. “÷"), ((0.5, 0.4), "interleaved. Each figure is the lowest of 2 runs, or")],
+)
+def test_the_page_says_how_many_runs_a_figure_has(seconds: tuple[float, ...], sentence: str) -> None:
+    from table import markdown
+
+    assert sentence in markdown(_comparison(_row("fedskew", "float32", *seconds)))
+
+
+def test_two_missing_packages_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import compare
+
+    monkeypatch.setattr(compare, "_has", lambda _, package: package == "torch")
+    skipped: list[str] = []
+    assert compare._interpreters(Namespace(peers=["pfl", "flower"], python={}), skipped) == {}
+    assert skipped == ["pfl-research: pfl is not installed", "Flower simulation: flwr and ray are not installed"]
 
 
 def test_json_keeps_everything() -> None:

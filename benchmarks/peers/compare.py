@@ -119,7 +119,7 @@ def _interpreters(flags: argparse.Namespace, skipped: list[str]) -> dict[Peer, s
         python = flags.python.get(peer.key) or (str(own) if own.exists() else sys.executable)
         missing = [package for package in peer.packages if not _has(python, package)]
         if missing:
-            skipped.append(f"{peer.name}: {', '.join(missing)} is not installed")
+            skipped.append(f"{peer.name}: {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed")
         else:
             found[peer] = python
     return found

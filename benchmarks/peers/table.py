@@ -64,22 +64,31 @@ class Comparison:
 
 def markdown(comparison: Comparison) -> str:
     """The comparison as a page: where and how it was measured, the table, and what was left out."""
-    repeats = max((len(row.repeats) for row in comparison.rows), default=0)
     lines = [
         f"# Peers: {comparison.work}, {comparison.rounds} rounds, {comparison.device}",
         "",
         f"{comparison.machine}; {comparison.date}; `{comparison.command}`. How it is measured: "
         f"[peers/README.md](peers/README.md).{_load(comparison)}",
         "",
-        f"The runs are interleaved. Each figure is the lowest of {repeats} runs, or of fewer if one took more than "
-        "a minute. “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides the peer's "
-        "fastest format by fedskew's fastest. Values above 1 mean that fedskew is better.",
+        f"{_repeats(comparison)} “÷ same” divides by fedskew's figure in the same number format. “÷ best” divides "
+        "the peer's fastest format by fedskew's fastest. Values above 1 mean that fedskew is better.",
         "",
         *_table(comparison),
     ]
     if comparison.skipped:
         lines += ["", "Not measured:", "", *(f"- {reason}" for reason in comparison.skipped)]
     return "\n".join(lines) + "\n"
+
+
+def _repeats(comparison: Comparison) -> str:
+    """Say how each figure follows from the runs."""
+    repeats = max((len(row.repeats) for row in comparison.rows), default=0)
+    if repeats < 2:
+        return "Each figure is from one run."
+    return (
+        f"The runs are interleaved. Each figure is the lowest of {repeats} runs, or of fewer if one took more than a "
+        "minute."
+    )
 
 
 def _load(comparison: Comparison) -> str:
