@@ -123,7 +123,7 @@ class Config:
         "auto",
         choice("auto", "linear", "cosine", "etf", "personal", "retrained"),
         "kind of head: linear, cosine (similarities), etf (a fixed simplex), personal (for fedrod), retrained (for "
-        "creff), or auto for the method's (mostly linear)",
+        "creff), or auto: the one that the method is made for, else the model's own",
     )
     init: str | None = _option(
         None,

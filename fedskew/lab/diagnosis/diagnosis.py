@@ -173,7 +173,7 @@ class Diagnosis:
         )
         return (
             f"With {self._participants} per round, fedskew reran nothing near this federation, so it cannot say which "
-            f"method helps.{closest}{prints} To measure that, use fedskew choose."
+            f"method helps.{closest}{prints} To measure which method helps, use fedskew choose."
         )
 
     def _best_rerun(self) -> str:

@@ -73,7 +73,7 @@ def test_nothing_near_is_said() -> None:
     found = Diagnosis.from_counts(table)
     text = " ".join(found.sentences())
     assert "fedskew reran nothing near this federation" in text
-    assert "To measure that, use fedskew choose." in text
+    assert "To measure which method helps, use fedskew choose." in text
     assert found.candidates == []
     assert found.method == "fedavg"
 
