@@ -16,7 +16,7 @@ MAX_ROWS = 12
 
 
 def final_table(race: RaceRecord) -> Table:
-    """List the finalists, the one with the best mean over all splits first.
+    """List the finalists, the one with the best mean over all its runs first.
 
     Their gain over FedAvg is measured on splits, or with seeds of a fixed split, that were not used before the final.
     """
