@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from fedskew.errors import unknown
 from fedskew.experiment.config import KEYS, Config, PartitionConfig, load_yaml, parse_assignments, with_values
-from fedskew.experiment.config.values import parse_yaml
+from fedskew.experiment.config.values import parse_yaml, read_yaml
 
 USAGE_ERROR, INTERRUPTED, BROKEN_PIPE = 2, 130, 141
 """Exit statuses that every command may have. Some commands also use 1."""
@@ -204,6 +204,11 @@ class Settings:
 
     def config(self) -> Config:
         return with_values(load_yaml(self.file) if self.file else Config(), self.values)
+
+    def sets(self, key: str) -> bool:
+        """Whether a flag, `--set` or the file sets a key of the top level, such as `data`."""
+        content = read_yaml(self.file) if self.file else None
+        return key in self.values or (isinstance(content, Mapping) and key in content)
 
 
 def takes_settings(

@@ -95,7 +95,7 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
         words += ["-c", settings.file] if settings.file else []
         given = dict(settings.values)
         if counts is not None:
-            stand_in = {} if "data" in given else {"data": "synthetic", "data.classes": skew.classes}
+            stand_in = {} if settings.sets("data") else {"data": "synthetic", "data.classes": skew.classes}
             given |= {**stand_in, "partition": "counts", "partition.path": counts}
         flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
         for key, value in given.items():
@@ -105,12 +105,12 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """Return the label counts and the configuration, which is None for counts without --data."""
+    """Return the label counts and the configuration, which is None for counts without `data`."""
     from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
 
     if counts is not None:
-        return read_counts(counts), settings.config() if "data" in settings.values else None
+        return read_counts(counts), settings.config() if settings.sets("data") else None
     config = settings.config()
     return federation_counts(build_federation(config)), config
 

@@ -261,6 +261,22 @@ def test_own_data_keep_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert about["federation"]["label_counts"][0][:3] == [8, 9, 7], "columns go by their names"
 
 
+def test_counts_go_with_the_data_of_the_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sites.csv").write_text("client,1,0,2,3,4,5,6,7,8,9\nRome,9,8,7,6,5,4,3,2,1,1\nOslo,1,0,0,0,0,0,0,0,0,9\n")
+    for content, data in (("data: digits\nlr: 0.5\n", "digits"), ("lr: 0.5\n", "synthetic")):
+        Path("mine.yaml").write_text(content)
+        assert main(["diagnose", "sites.csv", "-c", "mine.yaml", "--save", "start.yaml"]) == 0
+        assert load_yaml("start.yaml").data == data
+        capsys.readouterr()
+        assert main(["diagnose", "sites.csv", "-c", "mine.yaml", "--json"]) == 0
+        command = json.loads(capsys.readouterr().out)["next"]
+        assert command.startswith("fedskew choose -c mine.yaml ")
+        assert ("synthetic" in command) == (data == "synthetic")
+
+
 def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:
     found = nearest(Skew(np.array([[100, 0, 3], [0, 80, 0], [5, 5, 60]])), known)
     distances = [neighbour.distance for neighbour in found]
