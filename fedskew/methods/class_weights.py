@@ -148,7 +148,7 @@ def sent_by_clients(entries: Sequence[Entry]) -> str:
     """Return what a client sends under the methods and settings with these entries."""
     words = dict.fromkeys(word for entry in entries for word in entry.sends.split(", "))
     shares = [part.shares for entry in entries for part in entry.parts if issubclass(part, Personal)]
-    if shares and "model" not in shares:  # the other methods send the whole model only if they are alone
+    if shares and "model" not in shares:  # then no method in the combination sends the whole model
         words.pop("model", None)
     return ", ".join(words)
 
@@ -165,7 +165,7 @@ def entries_name(entries: Sequence[Entry]) -> str:
 
 
 def filled(values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Return the values as a tensor, filled in one by one. A CUDA graph cannot replay the copy of a list."""
+    """Return the values as a tensor, filled in one by one. A CUDA graph cannot replay the copy of a list to the GPU."""
     return torch.stack([like.new_full((), value) for value in values])
 
 

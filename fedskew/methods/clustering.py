@@ -1,7 +1,7 @@
 """Clustering on the server: FINCH for prototypes (FPL), k-means for label distributions (FedConcat).
 
 Sarfraz et al., "Efficient parameter-free clustering using first neighbor relations", CVPR 2019 (FINCH).
-Both give the same clusters on every machine.
+FINCH and k-means give the same clusters on every machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def cluster_by_labels(
 
 
 def _k_means(points: Points, k: int, room: int, start: int) -> Labels:
-    """Run Lloyd's algorithm until no point changes its cluster. A cluster has at most `room` points."""
+    """Run at most `_STEPS` steps of Lloyd's algorithm, until no point changes its cluster.
+
+    A cluster has at most `room` points.
+    """
     centres = _k_means_plus_plus(points, k, start)
     labels = _assign(points, centres, room)
     for _ in range(_STEPS):

@@ -64,7 +64,7 @@ class Method:
         return [self._complete(Stage("train", rounds - 1, self.objective)), last]
 
     def for_stage(self, stage: Stage) -> Method:
-        """Return the method with the parts that the stage uses: its server rule, and plain SGD if no client trains."""
+        """Return the method with the stage's server rule. If no client trains, use plain SGD and no weighting."""
         changed = replace(self, server=stage.server or self.server)
         return replace(changed, solver=SGD(), weighting=None) if stage.local_epochs == 0 else changed
 

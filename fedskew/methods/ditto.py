@@ -7,7 +7,7 @@ Li et al., "Ditto: fair and robust federated learning through personalization", 
     server   w ← Σ a_k·w_k
 
 w is the model that the client received. v_k starts at the initial global model and never leaves the client. Both models
-are tested. The method's objective also trains v_k. Its solver and server rule concern w only.
+are tested. An objective that Ditto is combined with trains both models. A solver or a server rule concerns w only.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: the local training of a second model.

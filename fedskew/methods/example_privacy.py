@@ -78,7 +78,7 @@ def _needs_another_gradient(method: Method) -> bool:
 
 
 def gradients_per_sample(solver: Solver, personal: Personal | None, local_epochs: int) -> int:
-    """Return how many gradients of a round depend on a sample: one per epoch and gradient of a local step."""
+    """Return how many gradients of a round use one given sample: in each epoch, all gradients of one local step."""
     if personal is None:
         return local_epochs * solver.gradients()
     return sum(epochs * each for epochs, each in phase_gradients(personal, solver.gradients(), local_epochs))

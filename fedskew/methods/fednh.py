@@ -112,6 +112,6 @@ register(
     "fednh",
     parts=(PrototypeCrossEntropy, FixedPrototypes, SmoothedPrototypes),
     paper="Dai et al., AAAI 2023",
-    summary="Class prototypes as a fixed head, which the server moves slowly towards the clients' class means.",
+    summary="Class prototypes as the head. Only the server moves them, slowly, towards the clients' class means.",
     document=__doc__,
 )

@@ -1,4 +1,4 @@
-"""FedRoD: a generic head learns with a balanced softmax, and every client keeps a personal head on top of it.
+"""FedRoD: a generic head learns with a balanced softmax, and every client adds the logits of its own personal head.
 
 Chen and Chao, "On bridging generic and personalized federated learning for image classification", ICLR 2022.
 
@@ -6,8 +6,9 @@ Chen and Chao, "On bridging generic and personalized federated learning for imag
     server   the mean of encoder and generic head G
 
 h are the features, and n_c the client's label counts. The first term trains encoder and generic head as if the
-client's classes were balanced. A vacant class drops out of its softmax. The second term trains only the personal head
-P, for the client's own label distribution. The global model predicts g, and a client's own model g + P h.
+client's classes were balanced. A vacant class drops out of that term's softmax. The second term trains only the
+personal head P, for the client's own label distribution. The global model predicts g, and a client's own model
+g + P h.
 
 Sent to the server: the model without the personal head.
 Extra compute: negligible.
@@ -56,5 +57,5 @@ register(
     "fedrod",
     parts=(GenericAndPersonal, PersonalHeads),
     paper="Chen and Chao, ICLR 2022",
-    summary="A balanced softmax for the generic head, and a personal head of each client on top of it.",
+    summary="A generic head with a balanced softmax, and a personal head of each client, whose logits are added.",
 )

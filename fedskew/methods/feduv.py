@@ -71,7 +71,7 @@ def closeness(features: Tensor, real: Tensor) -> Tensor:
     distances = (sums - 2 * features @ features.transpose(-1, -2)).clamp(min=0)
     above = torch.ones_like(distances).triu(diagonal=1) > 0
     pairs = above & real.unsqueeze(-1) & real
-    differ = pairs & (distances > 8 * torch.finfo(features.dtype).eps * sums)  # smaller ones are rounding of 0
+    differ = pairs & (distances > 8 * torch.finfo(features.dtype).eps * sums)  # smaller ones are rounding errors
     ordered = torch.where(differ, distances, torch.inf).flatten().sort().values
     median = ordered.gather(0, ((differ.sum() - 1) // 2).clamp(min=0).unsqueeze(0))
     median = torch.where(differ.any(), median, torch.ones_like(median))

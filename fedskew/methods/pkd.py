@@ -83,8 +83,8 @@ class PartialDistillation(Objective):
 
     def tally(self, out: Outputs, y: Tensor) -> Tensors:
         """Count the distilled samples, in total and per expert."""
-        taught = active_experts(out.logits, y, self.groups, self.taught).sum(dim=-1)
-        return {"distilled": taught.sum(), **{f"expert {i}": taught[i] for i in range(len(self.groups))}}
+        by_expert = active_experts(out.logits, y, self.groups, self.taught).sum(dim=-1)
+        return {"distilled": by_expert.sum(), **{f"expert {i}": by_expert[i] for i in range(len(self.groups))}}
 
     def extra_forwards(self, visits: float, tally: Mapping[str, float]) -> float:  # noqa: ARG002
         return tally.get("distilled", 0.0)

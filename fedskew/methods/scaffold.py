@@ -3,10 +3,10 @@
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020, option II.
 
     client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
-    server   w ← w + η_g·mean(w_k − w);     c ← c + (|S|/K)·mean(c_k⁺ − c_k)
+    server   w ← w + η_g·Σ a_k·(w_k − w);   c ← c + (|S|/K)·mean(c_k⁺ − c_k)
 
-S is the set of participants, and K is the number of clients. J is the number of local steps or, with momentum, the
-number of steps without momentum that would move as far.
+S is the set of participants, K is the number of clients, and a_k is client k's weight in the average. J is
+the number of local steps or, with momentum, the number of steps without momentum that would move as far.
 
 Sent to the server: the model and the change of the client's control variate.
 Extra compute: negligible.

@@ -87,7 +87,7 @@ class Stage:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts that only this stage has: those of its objective, its server rule and its survey."""
+        """The stage's own parts: those of its objective, its server rule and its survey."""
         others = (self.server, self.survey if isinstance(self.survey, Part) else None)
         return (*self.objective.members, *(member for part in others if part is not None for member in part.members))
 

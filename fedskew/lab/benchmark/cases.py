@@ -54,7 +54,7 @@ Sizes = Literal["equal", "unequal"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class Workload:
     """The work per round, chosen for the device."""
 
     batches: int
@@ -71,7 +71,7 @@ class Case:
     model: str
     clients: int
     """Clients per round."""
-    scale: Scale
+    workload: Workload
     device: str
     method: str = "fedavg"
     precision: str = "float32"
@@ -100,9 +100,9 @@ class Case:
         return self.clients * self.setting.batch_size
 
     def federation(self) -> Federation:
-        per_client = self.scale.batches * self.setting.batch_size
+        per_client = self.workload.batches * self.setting.batch_size
         rows = LARGEST_DATASET if self.federation_clients else min(self.clients * per_client, LARGEST_DATASET)
-        return _federation(self.setting.shape, rows, self.federation_size, per_client, self.scale.tests, self.sizes)
+        return _federation(self.setting.shape, rows, self.federation_size, per_client, self.workload.tests, self.sizes)
 
     def load(self) -> None:
         """Create the data now, so that they do not add to the measured memory or time."""
@@ -120,7 +120,7 @@ class Case:
             method=self.method,
             rounds=1_000_000,
             clients_per_round=self.clients,
-            local_epochs=self.scale.epochs,
+            local_epochs=self.workload.epochs,
             batch_size=self.setting.batch_size,
             augment=self.setting.augment if self.augmented else (),
             engine=engine,

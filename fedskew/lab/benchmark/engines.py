@@ -63,8 +63,8 @@ class FedskewEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Return a function that only trains locally, without aggregation and evaluation, and its samples per call.
 
-        On the stacked engine, it does one step of the clients that are stacked together. On other engines, or if memory
-        was too small for these clients, it trains the epochs of a round.
+        On the stacked engine, it does one step of the clients that are stacked together. On other engines, or if the
+        stacked engine gives a notice, for instance that memory is too small, it trains the epochs of a round.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)
@@ -81,15 +81,17 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return one step of the clients that are stacked together, and its samples. On a CPU, these may be only some
-        of the round's clients."""
+        """Return one step of the clients that are stacked together, or None, and the samples of a step.
+
+        On a CPU, only some of the round's clients may be stacked together.
+        """
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):
             return None, 0
-        notices = len(engine.notices)
+        notices_before = len(engine.notices)
         with arithmetic(self._config.precision):
             step, clients = engine.bare_step(work)
-        return step if len(engine.notices) == notices else None, clients * self._case.setting.batch_size
+        return step if len(engine.notices) == notices_before else None, clients * self._case.setting.batch_size
 
     def close(self) -> None:
         self._server.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, Case, Scale
+from fedskew.lab.benchmark.cases import METHODS, PRECISIONS, Case, Workload
 from fedskew.lab.benchmark.commands import START_UP, Command
 from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
@@ -34,7 +34,7 @@ class Plan:
     precisions: tuple[str, ...]
     engines: tuple[str, ...]
     """Engines to measure. Whole rounds are measured with the first only."""
-    scale: Scale
+    workload: Workload
     length: TimingLength
     budget: float
     """Seconds after which no new group or contender starts. `SCALE`, which is last, runs in any case."""
@@ -64,7 +64,7 @@ def default_plan(device: str) -> Plan:
             methods=METHODS,
             precisions=PRECISIONS,
             engines=("stacked",),
-            scale=Scale(batches=10, epochs=5, tests=10_000),
+            workload=Workload(batches=10, epochs=5, tests=10_000),
             length=TimingLength(repetitions=7, seconds=0.1),
             budget=420,
         )
@@ -75,7 +75,7 @@ def default_plan(device: str) -> Plan:
         methods=METHODS,
         precisions=("float32",),
         engines=("auto", "stacked", "plain"),
-        scale=Scale(batches=4, epochs=5, tests=500),
+        workload=Workload(batches=4, epochs=5, tests=500),
         length=TimingLength(repetitions=5, seconds=0.3),
         budget=600,
     )
@@ -89,7 +89,7 @@ def quick_plan(device: str) -> Plan:
         models=("dnn",),
         clients=(plan.clients[0],),
         precisions=plan.precisions[:1],
-        scale=Scale(batches=2, epochs=1, tests=100),
+        workload=Workload(batches=2, epochs=1, tests=100),
         length=TimingLength(repetitions=3, seconds=0.02, warm_up=1),
         budget=40,
         federations=(100, 1_000),
@@ -126,7 +126,7 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     first = plan.precisions[0]
     for clients in plan.clients:
         for model in plan.models:
-            case = Case(model, clients, plan.scale, plan.device, precision=first)
+            case = Case(model, clients, plan.workload, plan.device, precision=first)
             case_rank = 0 if (model, clients) in MIN_OVER_LOOP[plan.kind] else 4  # cases with a target come first
             if "steps" in plan.levels:
                 for method in plan.methods:
@@ -206,8 +206,8 @@ def _scaling_case(plan: Plan) -> Case:
 
     It is not compiled, because every size would need its own compilation.
     """
-    scale = replace(plan.scale, batches=2)
-    return Case(plan.models[0], 1, scale, plan.device, precision=plan.precisions[0], compiled=False)
+    workload = replace(plan.workload, batches=2)
+    return Case(plan.models[0], 1, workload, plan.device, precision=plan.precisions[0], compiled=False)
 
 
 def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:

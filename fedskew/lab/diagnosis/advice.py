@@ -93,7 +93,7 @@ def recommend(ranked: Sequence[Candidate]) -> str:
 
 
 def fewest_settings(ranked: Sequence[Candidate]) -> int:
-    """Return in how many settings a suggested method must have been rerun: half of the largest number of any method."""
+    """Return in how many settings a suggested method must have been rerun: half of any method's most, rounded up."""
     return math.ceil(max((c.settings for c in ranked), default=0) / 2)
 
 

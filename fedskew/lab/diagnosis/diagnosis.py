@@ -88,7 +88,7 @@ class Diagnosis:
         return recommend(self.candidates)
 
     @property
-    def beta(self) -> str:
+    def beta_words(self) -> str:
         beta = self.skew.beta
         if beta is None:
             return "not defined for one client"
@@ -105,7 +105,7 @@ class Diagnosis:
         yield (
             f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
             f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
-            f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta}."
+            f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta_words}."
         )
         if skew.size_ratio > UNEQUAL:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
@@ -207,7 +207,7 @@ class Diagnosis:
             ["minority classes per client, %", number(100 * skew.minority.mean(), 1), _range(100 * skew.minority)],
             ["KL(client ‖ all), nats", number(float(skew.divergence.mean()), 3), _range(skew.divergence)],
             ["Hellinger distance to all", number(float(skew.hellinger.mean()), 3), _range(skew.hellinger)],
-            ["effective Dirichlet β", self.beta, None],
+            ["effective Dirichlet β", self.beta_words, None],
             ["client sizes, deviation / mean", number(skew.size_spread, 3), f"{sizes.min()} to {sizes.max()}"],
             ["largest / smallest class", number(skew.class_ratio, 2) if np.isfinite(skew.class_ratio) else "∞", None],
             ["Hellinger distance of all to uniform", number(skew.global_imbalance, 3), None],

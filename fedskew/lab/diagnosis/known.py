@@ -55,7 +55,7 @@ def _add(scores: list[Score], score: Score) -> None:
 
 
 def _printed() -> Iterator[tuple[KnownSetting, Score]]:
-    """Yield the accuracies that papers print for their main settings, which have no condition."""
+    """Yield the accuracies that papers print for their main settings, without a condition such as `rounds=80`."""
     for paper in papers():
         columns: dict[tuple[str, tuple[str, str, str, str]], list[Cell]] = {}
         for table in protocol(paper).tables:

@@ -29,7 +29,7 @@ from fedskew.results.naming import flat_config
 SHIPPED = files("fedskew.lab.diagnosis") / "reruns.csv"
 BASELINE = "fedavg"
 MAY_DIFFER = ("method", "precision", "eval_every")
-"""Keys in which runs of one comparison may differ. They may also differ in the keys that `flat_config` leaves out."""
+"""Keys in which runs of one comparison may differ, besides those that `flat_config` leaves out."""
 COLUMNS = ("dataset", "rule", "params", "clients", "per_round", "protocol", "method", "accuracy", "fedavg", "best",
            "fedavg_best")  # fmt: skip
 
@@ -65,7 +65,7 @@ class Rerun:
 # -- from records ----------------------------------------------------------------------------------------
 
 Runs = dict[int, tuple[float, float]]
-"""Final and best accuracy in percent, by seed."""
+"""Mean accuracy of the last rounds and accuracy of the best round, in percent, by seed."""
 
 
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:

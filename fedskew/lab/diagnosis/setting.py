@@ -35,7 +35,8 @@ class Score:
     seeds: int | None = None
     """Number of seeds of a rerun. None for papers."""
     best_gain: float | None = None
-    """A rerun's gain in the best round, which many papers print. Its `accuracy` is the mean of the last rounds."""
+    """A rerun's gain in the accuracy of the best round, which many papers print. A rerun's `accuracy` is the mean
+    of the last rounds."""
     prints_best: bool = False
     """Whether the paper prints the accuracy of the best round."""
 
@@ -98,10 +99,10 @@ class KnownSetting:
 @lru_cache(maxsize=256)
 def _coordinates(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
     labels = np.repeat(np.arange(classes), LABELS_TO_SPLIT // classes)
-    split = make_partition(rule, clients=clients, **dict(params))
+    partition = make_partition(rule, clients=clients, **dict(params))
     by_seed = []
     for seed in SEEDS:
-        parts = split.split(labels, classes, seed)
+        parts = partition.split(labels, classes, seed)
         by_seed.append(Skew(np.array([np.bincount(labels[part], minlength=classes) for part in parts])).coordinates())
     return np.asarray(np.mean(by_seed, axis=0), np.float64)
 

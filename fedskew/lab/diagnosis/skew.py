@@ -60,7 +60,7 @@ class Skew:
 
     @cached_property
     def minority(self) -> Floats:
-        """Share of classes with few samples on a client: at least one, but at most its size / number of classes.
+        """Share of classes with few samples on a client: at least 1, but at most the client's size / number of classes.
 
         Classes that no client has count in that number, but not in the share.
         """

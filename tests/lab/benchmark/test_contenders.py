@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedskew.lab.benchmark.cases import METHODS, SETTINGS, Case, Scale
+from fedskew.lab.benchmark.cases import METHODS, SETTINGS, Case, Workload
 from fedskew.lab.benchmark.engines import FedskewEngine
 from fedskew.lab.benchmark.limit import Limit
 from fedskew.lab.benchmark.loop import STEPS, LoopRounds, LoopSteps
 from fedskew.methods import Tensors
 
-ONE_BATCH = Scale(batches=1, epochs=1, tests=50)
+ONE_BATCH = Workload(batches=1, epochs=1, tests=50)
 
 
 def _distance(a: Tensors, b: Tensors) -> float:
@@ -53,7 +53,7 @@ def test_the_limit_learns_from_the_batches_of_all_clients() -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
 def test_steps_of_the_loop_learn(method: str, precision: str) -> None:
-    several_classes = Scale(batches=4, epochs=1, tests=50)
+    several_classes = Workload(batches=4, epochs=1, tests=50)
     steps = LoopSteps(Case("dnn", 10, several_classes, "cpu", method, precision))
     before = steps.current_loss()
     steps()
@@ -91,7 +91,7 @@ def test_contenders_leave_the_number_format_as_it_was() -> None:
 
 def test_clients_have_full_batches_unless_sizes_are_unequal() -> None:
     equal, unequal = (
-        Case("cnn", 20, Scale(4, 1, 50), "cpu", sizes=sizes).federation() for sizes in ("equal", "unequal")
+        Case("cnn", 20, Workload(4, 1, 50), "cpu", sizes=sizes).federation() for sizes in ("equal", "unequal")
     )
     assert set(equal.sizes.tolist()) == {200}
     assert unequal.sizes.sum() == equal.sizes.sum()
@@ -100,25 +100,25 @@ def test_clients_have_full_batches_unless_sizes_are_unequal() -> None:
 
 
 def test_clients_lack_classes() -> None:
-    federation = Case("dnn", 10, Scale(4, 1, 50), "cpu").federation()
+    federation = Case("dnn", 10, Workload(4, 1, 50), "cpu").federation()
     assert all(federation.vacant(client) for client in range(10))
 
 
 def test_a_large_federation_deals_the_same_rows_again() -> None:
-    federation = Case("dnn", 10, Scale(2, 1, 50), "cpu", federation_clients=100_000).federation()
+    federation = Case("dnn", 10, Workload(2, 1, 50), "cpu", federation_clients=100_000).federation()
     assert federation.clients == 100_000
     assert len(federation.dataset.train) == 50_000
     assert set(federation.sizes.tolist()) == {128}
 
 
 def test_federations_of_any_size_have_the_same_data() -> None:
-    small, large = (Case("dnn", 10, Scale(2, 1, 50), "cpu", federation_clients=n).federation() for n in (100, 1_000))
+    small, large = (Case("dnn", 10, Workload(2, 1, 50), "cpu", federation_clients=n).federation() for n in (100, 1_000))
     assert small.dataset is large.dataset
-    assert len(Case("dnn", 10, Scale(2, 1, 50), "cpu").federation().dataset.train) == 10 * 128
+    assert len(Case("dnn", 10, Workload(2, 1, 50), "cpu").federation().dataset.train) == 10 * 128
 
 
 def test_the_case_is_a_users_configuration() -> None:
-    case = Case("cnn", 10, Scale(2, 5, 50), "cpu", "fedvls", "bf16", federation_clients=40)
+    case = Case("cnn", 10, Workload(2, 5, 50), "cpu", "fedvls", "bf16", federation_clients=40)
     config = case.config("stacked")
     assert (config.clients_per_round, config.partition.clients, config.batch_size) == (10, 40, 50)
     assert config.augment == ("crop", "flip")

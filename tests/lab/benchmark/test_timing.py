@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fedskew.errors import UserError
-from fedskew.lab.benchmark.cases import Case, Scale
+from fedskew.lab.benchmark.cases import Case, Workload
 from fedskew.lab.benchmark.plan import Plan, default_plan, groups, quick_plan
 from fedskew.lab.benchmark.run import Benchmark
 from fedskew.lab.benchmark.timing import Contender, ContenderTimer, Ready, TimingLength
 
-CASE = Case("dnn", 2, Scale(1, 1, 10), "cpu")
+CASE = Case("dnn", 2, Workload(1, 1, 10), "cpu")
 CPU = torch.device("cpu")
 
 
@@ -70,7 +70,7 @@ def test_threads_are_the_contenders_own() -> None:
 
 def test_what_there_is_no_time_for_is_said() -> None:
     plan = Plan(
-        "cpu", ("dnn",), (10,), ("fedavg",), ("float32",), ("plain",), Scale(1, 1, 10), TimingLength(1, 0), budget=0
+        "cpu", ("dnn",), (10,), ("fedavg",), ("float32",), ("plain",), Workload(1, 1, 10), TimingLength(1, 0), budget=0
     )
     results = Benchmark(plan, "fedskew bench").run(lambda *_: None)
     assert results.measurements == []
@@ -80,7 +80,7 @@ def test_what_there_is_no_time_for_is_said() -> None:
 
 def test_results_are_kept_after_each_group() -> None:
     plan = Plan(
-        "cpu", ("dnn",), (2,), ("fedavg",), ("float32",), ("plain",), Scale(1, 1, 10), TimingLength(1, 0), 100,
+        "cpu", ("dnn",), (2,), ("fedavg",), ("float32",), ("plain",), Workload(1, 1, 10), TimingLength(1, 0), 100,
         federations=(10, 20), participants=(1, 2), levels=("federation", "participants"),
     )  # fmt: skip
     kept: list[int] = []

@@ -94,8 +94,8 @@ def test_many_classes_without_samples_are_counted() -> None:
 
 def test_the_ends_of_beta_are_words() -> None:
     apart, even = (LabelCounts(("a", "b"), ("x", "y"), np.array(c)) for c in ([[50, 0], [0, 50]], [[50, 50], [50, 50]]))
-    assert Diagnosis(apart, []).beta.startswith("below 0.001")
-    assert Diagnosis(even, []).beta.startswith("above 1000")
+    assert Diagnosis(apart, []).beta_words.startswith("below 0.001")
+    assert Diagnosis(even, []).beta_words.startswith("above 1000")
 
 
 def test_the_page_does_not_offer_a_dataset_with_other_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
