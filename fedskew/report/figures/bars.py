@@ -30,11 +30,8 @@ def local_update(comparisons: Sequence[Comparison]) -> Figure:
                 BarSeries("after the update", [percent(a) for a in first_client["class_accuracy"]], style=1),
             ]
             aggregated = f"{100 * run.evaluations[row.model_round].accuracy:.1f}\N{NO-BREAK SPACE}%"
-            title = add_setting(
-                f"{method.label}, client {first_client['client']}; aggregated {aggregated}",
-                comparison,
-                comparisons,
-            )
+            client = client_label(comparison, first_client["client"])
+            title = add_setting(f"{method.label}, client {client}; aggregated {aggregated}", comparison, comparisons)
             panels.append(
                 Bars(f"update-{method.index}", title, "class", "accuracy %", comparison.classes, series, (0, 100))
             )
@@ -76,6 +73,11 @@ def _class_percentages(method: MethodRuns) -> list[float | None]:
 def add_setting(title: str, comparison: Comparison, comparisons: Sequence[Comparison]) -> str:
     """Add the setting to the title if there are several settings."""
     return f"{comparison.label}: {title}" if len(comparisons) > 1 else title
+
+
+def client_label(comparison: Comparison, client: int) -> str:
+    """The client's name, or else its number."""
+    return comparison.client_labels[client] if comparison.client_labels else str(client)
 
 
 def with_local_models(comparison: Comparison) -> list[MethodRuns]:

@@ -10,7 +10,7 @@ import numpy as np
 from fedskew.errors import UserError
 from fedskew.report.charts.chart import Chart, Figure, Heat
 from fedskew.report.charts.table import number
-from fedskew.report.figures.bars import add_setting, last_local_row, with_local_models
+from fedskew.report.figures.bars import add_setting, client_label, last_local_row, with_local_models
 from fedskew.report.figures.curves import require_single_label
 from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections.features import cloud_chart, distance_chart, probability_chart
@@ -65,8 +65,7 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
             counts = np.array(first_client["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
             cells = [[number(v, 1) for v in r] for r in shares]
-            client_id = first_client["client"]
-            client = comparison.client_labels[client_id] if comparison.client_labels else client_id
+            client = client_label(comparison, first_client["client"])
             title = add_setting(f"{method.label}, client {client}", comparison, comparisons)
             panels.append(Heat(f"local-confusion-{method.index}", title, "true class", "predicted class", "%",
                                comparison.classes, comparison.classes, cells, "share"))  # fmt: skip

@@ -38,8 +38,8 @@ def curves(comparison: Comparison) -> Section:
     if losses := lines(methods, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
     band = (
-        "Bands span all seeds, from the lowest value to the highest."
-        if any(len(method.runs) > 1 for method in methods)
+        "Bands span the seeds of a mean, from the lowest value to the highest."
+        if any(len(method.counted) > 1 for method in methods)
         else ""
     )
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)

@@ -103,6 +103,17 @@ def test_half_a_round_is_no_tick(tmp_path: Path) -> None:
     assert "0.5" not in texts
 
 
+@pytest.mark.parametrize("name", ["fedvls/1", "fedvls/2"])
+def test_local_figures_name_the_client(name: str, comparison: Path) -> None:
+    run = load_run(comparison / "fedavg-0")
+    (numbered,) = find_figure(name).draw(comparisons([run])).charts
+    (client,) = re.findall(r"client (\d+)", numbered.title)
+    names = [f"ward {letter}" for letter in "abcdefghijklmnopqrstuvwxyz"[: len(run.client_labels)]]
+    named = replace(run, about={**run.about, "federation": {**(run.federation or {}), "client_names": names}})
+    (chart,) = find_figure(name).draw(comparisons([named])).charts
+    assert f"client {names[int(client)]}" in chart.title
+
+
 def test_local_figures_want_local_tests() -> None:
     with pytest.raises(UserError, match="--eval-local"):
         find_figure("fedvls/1").draw(comparisons([made_up("fedavg", 0, [0.5, 0.5])]))
