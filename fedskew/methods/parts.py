@@ -19,7 +19,8 @@ The hooks of a part, in the order of a round:
 
     server   downlink                                     what the server sends besides the model
     client   opening                                      a pass of the received model over the client's data
-             perturbed, loss, term, tally, direction      local training, batch by batch
+             perturbed, loss, proximal, term, tally,      local training, batch by batch
+             direction
              closing                                      a pass of the trained model over the client's data
              uplink, next_state                           what the client sends besides the model, and what it keeps
     server   weigh                                        the participants' weights
