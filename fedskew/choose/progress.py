@@ -68,10 +68,16 @@ class RaceProgress(RaceWatcher):
         self.done += 1
         self._running.pop(trial.key, None)
         if measured is not None:
-            last = scored_rounds(self._config, trial.until)
-            _, scores = self._scores.setdefault(trial.candidate.key, (trial, {}))
-            scores[trial.seed] = measured.score(self._rank_by, trial.until, last)
+            self._keep_score(trial, measured)
         self.show()
+
+    def on_known_trial(self, trial: Trial, measured: TrialResult) -> None:
+        self._keep_score(trial, measured)
+
+    def _keep_score(self, trial: Trial, measured: TrialResult) -> None:
+        last = scored_rounds(self._config, trial.until)
+        _, scores = self._scores.setdefault(trial.candidate.key, (trial, {}))
+        scores[trial.seed] = measured.score(self._rank_by, trial.until, last)
 
     def describe(self) -> str:
         """Return the progress of the rung in one line."""

@@ -30,6 +30,9 @@ class RaceWatcher:
     def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
         """Called before these trials begin."""
 
+    def on_known_trial(self, trial: Trial, measured: TrialResult) -> None:
+        """Called after `on_trials` for a trial of the same rung that already has a result, so that it is not run."""
+
     def on_round(self, trial: Trial, round: int) -> None:
         """Called when a trial has finished a round."""
 
@@ -76,6 +79,9 @@ class Trials:
         """Run the trials that have no result yet. A method whose trial fails is listed in `failures`."""
         todo = [trial for trial in trials if (trial.key, trial.until) not in self._measured]
         self._watcher.on_trials(heading, todo)
+        for trial in trials:
+            if (known := self._measured.get((trial.key, trial.until))) is not None:
+                self._watcher.on_known_trial(trial, known)
         requests = [t.request(self._base, self._fraction, self._folder / RUNS, self._pool is None) for t in todo]
         events = _TrialEvents(self, todo)
         if self._pool is not None:

@@ -16,7 +16,7 @@ import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import choose
 from fedskew.choose.field import Candidate
-from fedskew.choose.progress import NotebookRace
+from fedskew.choose.progress import NotebookRace, RaceProgress
 from fedskew.choose.race import keep_best
 from fedskew.choose.trial import Trial, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
@@ -25,7 +25,7 @@ from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.report.race import standings_table
 from fedskew.report.sections.race import race_section
-from fedskew.results.race import RACE, SEEDS, SPLITS, Repeats, load_race, repeats
+from fedskew.results.race import RACE, SEEDS, SPLITS, RaceRecord, Repeats, load_race, repeats
 
 FEW_SAMPLES = {"samples": 300, "test_samples": 100}
 TINY = {
@@ -142,6 +142,21 @@ def test_an_interrupted_race_in_one_process_ends_like_one_in_several(finished: f
     again = race(tmp_path / "race", whole)
     assert whole.run == len((finished.folder / TRIALS).read_text().splitlines()) - 11
     assert _without_times(again) == _without_times(finished)
+
+
+def test_the_live_standings_of_a_continued_race_have_the_trials_of_earlier_sessions(tmp_path: Path) -> None:
+    class Shown(RaceProgress):
+        def on_standings(self, race: RaceRecord) -> None:
+            found = {(s.label, s.lr): s.scores for s in self.standings}
+            expected = {(s.label, s.lr): s.scores for s in race.rungs[-1].standings}
+            rungs.append((found, expected))
+
+    rungs: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+    with pytest.raises(KeyboardInterrupt):
+        race(tmp_path / "race", Counting(stop_after=4))
+    race(tmp_path / "race", Shown(with_values(Config(), TINY), "accuracy"))
+    assert rungs
+    assert all(found == expected for found, expected in rungs)
 
 
 def _without_times(choice: fs.Choice) -> object:
