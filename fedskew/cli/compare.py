@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from fedskew.experiment.config import Config
 
 DEFAULT_METHODS = "fedavg,fedlmd,fedvls"
+_ALL = "all"
 METHOD_PREFIX = "method."
 """The dotted keys of method parameters start with this."""
 
@@ -54,7 +56,7 @@ def _command(
     ] = None,
     methods: Annotated[
         list[str] | None,
-        option("--methods", "A,B:NAME=VALUE", "methods to compare, or all; a method may be listed with "
+        option("--methods", "A,B:NAME=VALUE", "methods to compare, or all that fit; a method may be listed with "
                f"several settings; repeatable (default: {DEFAULT_METHODS})", TRAINING),
     ] = None,
     seeds: Annotated[
@@ -101,7 +103,8 @@ def _command(
             notice(line)
         return
     plan = read_plan(settings, methods, seeds, rank_by)
-    runs = prepare_comparison(plan.base, plan.methods, plan.seeds)
+    fitting = _leave_out_unfit(plan) if plan.takes_all else plan.methods
+    runs = prepare_comparison(plan.base, fitting, plan.seeds)
     comparison = run_all(runs, Path(out), as_json or quiet, Observers(live, log, plan.rank_by))
     print_comparison(comparison, as_json, format)
 
@@ -114,6 +117,8 @@ class ComparisonPlan(NamedTuple):
     """One configuration per method. Each is `base` with that method."""
     seeds: list[int]
     rank_by: str
+    takes_all: bool
+    """Whether the user asked for all methods."""
 
 
 def read_plan(
@@ -144,8 +149,31 @@ def read_plan(
         with_values(base, {"method": method}) for method in _read_methods(DEFAULT_METHODS if listed is None else listed)
     ]
     return ComparisonPlan(
-        base, _refuse_duplicates(_with_parameters(chosen, params)), seed_range(base, seed_count), metric.name
+        base,
+        _refuse_duplicates(_with_parameters(chosen, params)),
+        seed_range(base, seed_count),
+        metric.name,
+        takes_all=listed == _ALL,
     )
+
+
+def _leave_out_unfit(plan: ComparisonPlan) -> list[Config]:
+    """Return the methods that can run with this data and model. Name the others, with the reason."""
+    from fedskew.cli.terminal import notice
+    from fedskew.experiment.preparation import build_federation, prepare
+
+    base = replace(plan.base, seed=plan.seeds[0])
+    federation, fitting = build_federation(base), []
+    for config in plan.methods:
+        try:
+            prepare(replace(config, seed=base.seed), federation)
+        except UserError as error:
+            notice(f"{config.method} is left out: {error}")
+        else:
+            fitting.append(config)
+    if not fitting:
+        raise UserError("no method can run with this data and model; the lines above say why")
+    return fitting
 
 
 def _read_methods(methods: object) -> Sequence[Any]:
@@ -156,7 +184,7 @@ def _read_methods(methods: object) -> Sequence[Any]:
     from fedskew.experiment.config import parse_method
     from fedskew.methods import METHODS
 
-    if methods == "all":
+    if methods == _ALL:
         return sorted(METHODS)
     if isinstance(methods, str):
         methods = split_names(methods)

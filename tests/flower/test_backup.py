@@ -183,7 +183,7 @@ def test_a_server_of_real_processes_is_restored_elsewhere(
         database, keys = str(local.folder / "superlink.db"), str(local.keys.folder)
         capsys.readouterr()
         assert main(["federate", "backup", str(app), str(backup), "--database", database, "--keys", keys]) == 0
-        assert f"{backup}: the run resumes after round " in capsys.readouterr().out
+        assert f"{backup}: the copy would resume after round " in capsys.readouterr().out
         assert local.superlink is not None
         local.superlink.kill()
         for path in (folder, Path(database), local.keys.folder, app):

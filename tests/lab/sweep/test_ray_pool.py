@@ -133,8 +133,9 @@ def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: P
         log = stack.enter_context((tmp_path / "node.log").open("w"))
         prefix = ("unshare", "-m", "sh", "-c", mount, "sh")
         node = _start_ray(cluster.environment, log, f"--address={cluster.address}", prefix=prefix)
+        stack.callback(_wait_for_nodes, cluster, 2)  # later tests expect the cluster as it was
         stack.callback(_end_session, node)
-        _wait_for(lambda: bool(_children(node.pid, "raylet")), node)
+        _wait_for_nodes(cluster, 3)
         sweep = stack.enter_context(_sweep(tmp_path, cluster.address, cluster.environment, "--out", str(hidden)))
         _, errors = sweep.communicate()
     assert sweep.returncode == 0, errors
@@ -246,6 +247,16 @@ def _read_until(process: subprocess.Popen[str], text: str) -> str:
     while text not in lines and (line := process.stderr.readline()):
         lines += line
     return lines
+
+
+def _wait_for_nodes(cluster: Cluster, count: int) -> None:
+    """Wait until the cluster has this many nodes that are alive. A raylet that runs may not have joined it yet."""
+    script = (
+        "import ray, time\n"
+        f"ray.init(address={cluster.address!r}, log_to_driver=False, logging_level='error')\n"
+        f"while sum(node['Alive'] for node in ray.nodes()) != {count}: time.sleep(0.1)"
+    )
+    subprocess.run([sys.executable, "-c", script], env=cluster.environment, check=True, stdout=subprocess.DEVNULL)
 
 
 def _wait_for(condition: Callable[[], bool], process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
