@@ -105,7 +105,7 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """Return the label counts and the configuration, which is None for counts without `data`."""
+    """Return the label counts and the configuration, which is None if `counts` is given and `data` is not set."""
     from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
 

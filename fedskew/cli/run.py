@@ -84,7 +84,7 @@ def _command(
 
 
 def seed_range(config: Config, seeds: str | int | None) -> list[int]:
-    """The seeds of `seeds` runs (default: 1), counting up from the configuration's seed."""
+    """Return consecutive seeds, from the configuration's seed on. `seeds` is their number (default: 1)."""
     from fedskew.experiment.config.values import integer
 
     number: int = integer(1)("seeds", 1 if seeds is None else seeds)

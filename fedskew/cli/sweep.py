@@ -205,6 +205,6 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     counted = "last round" if search.metric.measure is None else f"last {search.base.mean_last} rounds"
     unit = " %" if search.metric.percent else ""
     console.print(f"mean {search.metric.label} of the {counted}", soft_wrap=True)
-    console.print(f"  on the validation data, on which it is best: {_cell([found.score], search.metric)}{unit}")
+    console.print(f"  on the validation data, by which it was chosen: {_cell([found.score], search.metric)}{unit}")
     if scores:
         console.print(f"  on the test set, trained on all training data: {_cell(scores, search.metric)}{unit}")

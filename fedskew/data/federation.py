@@ -167,7 +167,7 @@ class Federation:
         if len(self.held_out) or len(self.server_samples):
             raise UserError(
                 f"the federation has samples that clients hold out or the server holds, so it cannot be split again "
-                f"with seed {seed}; expected one without them, and the settings client_test or server_data"
+                f"with seed {seed}; pass a federation without them, and set client_test or server_data instead"
             )
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)
 
@@ -265,7 +265,7 @@ def load_for(
     needed = partition.data_options()
     dataset = load(data, data_dir, **{**needed, **options})
     source = {key: value for key, value in dataset.source.items() if key in options or key not in needed}
-    return replace(dataset, source=source)  # without options that a configuration's partition already implies
+    return replace(dataset, source=source)  # `source` goes into configurations, whose partition implies the others
 
 
 def _frozen(array: IntArray) -> IntArray:

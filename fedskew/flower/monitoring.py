@@ -99,7 +99,7 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     lock = threading.Lock()  # the component's files are read by one request at a time
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests. It refuses other host names, so that web pages from elsewhere cannot read replies."""
+        """Answers GET requests whose `Host` is this machine. Web pages from elsewhere, which have another, cannot."""
 
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):

@@ -27,7 +27,7 @@ from fedskew.task import Task
 Replies = Mapping[int, Reply]
 """The sites' reports on their tests, by client."""
 Kept = Mapping[int, Facts]
-"""For methods with a personal part, the facts that name each site's state. Empty for others."""
+"""For methods with a personal part, the facts that tell each site which of its saved states to use. Otherwise empty."""
 
 
 class NoTests(UserError):
@@ -183,7 +183,7 @@ def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | N
 
 
 def _read_counts(reported: object) -> tuple[int, int] | None:
-    """Read the numbers of correct and of all predictions. None if a site reports impossible numbers."""
+    """Read the numbers of correct and of all predictions. None if they are missing or impossible, or 0 of 0."""
     if not isinstance(reported, dict):
         return None
     right, tested = reported.get("right"), reported.get("tested")

@@ -60,7 +60,7 @@ def convolution_program(
     for _ in tl.static_range(KH - 2):
         begun = begun + (blank,)  # noqa: RUF005
     for row in range(h + PH):
-        line = row + tl.zeros_like(column)
+        line = row + tl.zeros_like(column)  # the row, once per position
         rows = (blank,)
         for i in tl.static_range(1, KH):
             rows = rows + (begun[KH - 1 - i],)  # noqa: RUF005
@@ -100,7 +100,10 @@ def weight_gradient_program(
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute [taps, CHANNELS] of one split's gradient. The latest rows of the result's gradient stay in registers."""
+    """Compute [taps, CHANNELS] of the weights' gradient over one split, a range of positions.
+
+    The latest rows of the result's gradient stay in registers.
+    """
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -124,7 +127,7 @@ def weight_gradient_program(
         for _ in tl.static_range(KH - 2):
             earlier = earlier + (zero,)  # noqa: RUF005
         for row in range(-PH, h):
-            line = row + tl.zeros_like(column)
+            line = row + tl.zeros_like(column)  # the row, once per position
             present = inside & (line < ho - PH)
             at = slopes + (row + PH) * (wo * C)
             newest = tl.load(at, mask=present[:, None] & known[None, :], other=0.0).to(tl.float32)

@@ -218,7 +218,10 @@ def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a file that `write_tensors` wrote, into CPU memory. Raise `Unreadable` if that is not possible."""
+    """Read a file that `write_tensors` wrote, into CPU memory.
+
+    Raise `Unreadable` if its content cannot be used. A `PermissionError` is passed on.
+    """
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}

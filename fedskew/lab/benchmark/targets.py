@@ -19,10 +19,10 @@ from fedskew.lab.benchmark.results import (
 from fedskew.lab.benchmark.scale import MAX_HOST_MEMORY
 from fedskew.lab.benchmark.whole_runs import (
     FIRST,
-    FIRST_ROUND,
     IMPORTS,
+    MAX_FIRST_SECONDS,
+    MAX_SECOND_SECONDS,
     ONE_ROUND,
-    SECOND_TIME,
 )
 
 
@@ -168,7 +168,8 @@ MIN_OVER_LIMIT = {
         ("dnn", 10): 0.50,
     },
 }
-"""The least speed relative to the practical limit, by model and clients per round."""
+"""The least speed relative to one step on one large batch (`LIMIT`), by model and clients per round. Above 1, stacked
+clients must be faster than that step."""
 MIN_OVER_STEPS_BY_MODEL = {"dnn": 0.6}
 """The least speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
 MIN_OVER_STEPS = 0.8
@@ -180,7 +181,7 @@ MAX_FEDVLS_OVER_FEDAVG = 1.45
 MAX_FEDERATION_CHANGE = 0.10
 """The largest relative change of time or memory between federations of different sizes."""
 MAX_COST_RATIO = 1.10
-"""The largest `last_cost_ratio`. It is 1 if the time grows linearly, and the rest allows for noise."""
+"""The largest `last_cost_ratio`: 1 for a time that grows linearly, and 0.1 for noise."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +213,7 @@ def _commands(results: Results) -> Iterator[Target]:
         if command.bound is not None:
             yield Target(f"{command.command}: seconds to its {command.until}", command.time, command.bound, False)
     times = {command.command: command.time for command in results.commands}
-    for name, bound in ((FIRST, FIRST_ROUND), (ONE_ROUND["bf16"], SECOND_TIME)):
+    for name, bound in ((FIRST, MAX_FIRST_SECONDS), (ONE_ROUND["bf16"], MAX_SECOND_SECONDS)):
         if name in times and IMPORTS in times:
             yield Target(f"{name}: seconds after the imports", times[name] - times[IMPORTS], bound, False)
 
@@ -224,7 +225,7 @@ def _steps(results: Results) -> Iterator[Target]:
         key, name = (row.model, row.clients), f"{row.model}, {row.clients} × {row.batch_size}"
         bound = MIN_OVER_LOOP.get(results.kind, {}).get(key)
         if bound is not None and row.over_loop is not None:
-            yield Target(f"{name}: steps / plain loop", row.over_loop, bound)
+            yield Target(f"{name}: steps / loop", row.over_loop, bound)
         bound = MIN_OVER_LIMIT.get(results.kind, {}).get(key)
         if bound is not None and row.share_of_limit is not None:
             yield Target(f"{name}: steps / limit", row.share_of_limit, bound)

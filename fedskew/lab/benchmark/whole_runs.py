@@ -44,11 +44,11 @@ ALL_ROUNDS = {precision: f"fedskew run, {ROUNDS} rounds, {precision}" for precis
 COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUNDS} rounds, bf16"
 SWEEP = COMPARE.replace("compare", "sweep")
 
-FIRST_ROUND = 8.0
+MAX_FIRST_SECONDS = 8.0
 """The most seconds that a run of one round may take after the imports, if no compiled kernel is in the caches."""
-SECOND_TIME = 3.0
+MAX_SECOND_SECONDS = 3.0
 """The most seconds that a run of one round may take after the imports, if the same command has run before."""
-WHOLE_RUN, SEVERAL_RUNS = 9.0, 60.0
+MAX_RUN_SECONDS, MAX_SEVERAL_SECONDS = 9.0, 60.0
 """The most seconds that a run in bf16 may take, and those that a comparison or a sweep may take."""
 
 
@@ -74,14 +74,14 @@ def whole_runs(device: str) -> WholeRuns:
     first = Command(one["bf16"].arguments, "end", None, FIRST, files=files, empty_caches=True)
     many = tuple(
         Command((*run, "--rounds", str(ROUNDS), "--precision", precision), "end",
-                WHOLE_RUN if precision == "bf16" else None, name, files=files)
+                MAX_RUN_SECONDS if precision == "bf16" else None, name, files=files)
         for precision, name in ALL_ROUNDS.items()
     )  # fmt: skip
     several = ("--methods", ",".join(_METHODS), "--seeds", str(_SEEDS), "--rounds", str(ROUNDS))
     machine = ("--device", device, "--precision", "bf16", "--out", "runs")
-    compare = Command(("compare", *_WORK.split(), *several, *machine), "end", SEVERAL_RUNS, COMPARE, files=files)
+    compare = Command(("compare", *_WORK.split(), *several, *machine), "end", MAX_SEVERAL_SECONDS, COMPARE, files=files)
     grid = (*files, ("grid.yaml", _GRID.encode()))
-    sweep = Command(("sweep", "grid.yaml", *machine), "end", SEVERAL_RUNS, SWEEP, files=grid)
+    sweep = Command(("sweep", "grid.yaml", *machine), "end", MAX_SEVERAL_SECONDS, SWEEP, files=grid)
     return WholeRuns((imports, *one.values()), (imports, first, *one.values(), *many), (compare, sweep))
 
 

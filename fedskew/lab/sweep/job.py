@@ -1,8 +1,8 @@
 """Jobs, the runs of a sweep, and when two of them are the same experiment.
 
 Device, engine and number format do not distinguish experiments, because their results differ only by rounding. The
-number of rounds does not either, because a longer run contains the shorter one. It counts only for methods with stages,
-whose lengths depend on it.
+number of rounds does not either, because a longer run contains the shorter one. It counts only for methods with a
+`Schedule`, because the lengths of its stages may depend on it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def planned_rounds(config: Config) -> int:
 
 
 def has_stages(config: Config) -> bool:
-    """Whether the method has stages, whose lengths may depend on the number of rounds."""
+    """Whether the method has a `Schedule` of several stages. Their lengths may depend on the number of rounds."""
     return isinstance(make_method(config.method, config.method_params).objective, Schedule)
 
 

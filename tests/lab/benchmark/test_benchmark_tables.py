@@ -77,11 +77,11 @@ def test_on_a_cpu_auto_counts_against_the_loop_as_it_comes() -> None:
 def test_targets_of_steps() -> None:
     made = results(measured("stacked", 0.01), measured("loop", 0.16), measured("limit", 0.005))
     assert said(made) == {
-        "cnn, 10 × 50: steps / plain loop": (16, True),
+        "cnn, 10 × 50: steps / loop": (16, True),
         "cnn, 10 × 50: steps / limit": (0.5, False),
     }
     assert said(results(measured("stacked", 0.01), measured("loop", 0.16), kind="cpu")) == {
-        "cnn, 10 × 50: steps / plain loop": (16, True)
+        "cnn, 10 × 50: steps / loop": (16, True)
     }
 
 
@@ -168,7 +168,7 @@ def test_the_page_has_every_table_and_what_is_missing() -> None:
     assert "`fedskew bench`, 2026-11-15" in page
     assert page.count("## ") == 7
     assert "| cnn 10 × 50 | fedavg | 45,455 bf16 | 3,125 bf16 | 100,000 bf16 | 14.55 | bf16 14.55 | 0.45 |" in page
-    assert "| cnn, 10 × 50: steps / plain loop | ≥ 15.00 | 14.55 | missed |" in page
+    assert "| cnn, 10 × 50: steps / loop | ≥ 15.00 | 14.55 | missed |" in page
     assert "- not measured: limit: resnet18: out of memory" in page
     assert "- stacked: in chunks of 40" in page
     assert "- not measured: steps of scaffold on dnn, 10 clients: time was up" in page
