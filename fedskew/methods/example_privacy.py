@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Solver
-from fedskew.methods.personal import BATCH_NORM, Personal, phase_gradients
+from fedskew.methods.personal import BATCH_NORM, Personal, needs_another_gradient, phase_gradients
 from fedskew.methods.stages import Calibration, Schedule
 
 if TYPE_CHECKING:
@@ -70,15 +70,15 @@ def require_private_gradients(method: Method) -> None:
 
 
 def _needs_another_gradient(method: Method) -> bool:
-    """Return whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
+    """Return whether a phase of the method has steps with a gradient that its solver does not count."""
     personal = method.personal
-    if personal is None or method.solver.plain_gradient:
+    if personal is None:
         return False
-    return bool(personal.keeps()) and any(phase.trains == "all" for phase in personal.phases())
+    return any(needs_another_gradient(personal, phase, method.solver) for phase in personal.phases())
 
 
 def gradients_per_sample(solver: Solver, personal: Personal | None, local_epochs: int) -> int:
     """Return how many gradients of a round use one given sample: in each epoch, all gradients of one local step."""
     if personal is None:
         return local_epochs * solver.gradients()
-    return sum(epochs * each for epochs, each in phase_gradients(personal, solver.gradients(), local_epochs))
+    return sum(epochs * each for epochs, each in phase_gradients(personal, solver, local_epochs))

@@ -70,23 +70,29 @@ class Personal(Part):
         return None
 
 
-def phase_gradients(part: Personal, gradients: int, local_epochs: int) -> list[tuple[int, int]]:
+def needs_another_gradient(part: Personal, phase: Phase, solver: Solver) -> bool:
+    """Return whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
+    return phase.trains == "all" and bool(part.keeps()) and not solver.plain_gradient
+
+
+def phase_gradients(part: Personal, solver: Solver, local_epochs: int) -> list[tuple[int, int]]:
     """Return the epochs of each phase of a round, with its gradients per step. A second model counts as a phase.
 
-    The method's solver computes `gradients` per step. It steps only in phases that train shared parameters.
+    `solver` is the method's. It steps only in phases that train shared parameters.
     """
-    steps = [
-        (local_epochs if phase.epochs is None else phase.epochs, 1 if phase.trains == "personal" else gradients)
-        for phase in part.phases()
-    ]
+
+    def gradients(phase: Phase) -> int:
+        return 1 if phase.trains == "personal" else solver.gradients() + needs_another_gradient(part, phase, solver)
+
+    steps = [(local_epochs if phase.epochs is None else phase.epochs, gradients(phase)) for phase in part.phases()]
     if (own := part.own_solver()) is not None:
         steps.append((local_epochs, own.gradients()))
     return steps
 
 
-def mean_gradients(part: Personal, gradients: int, local_epochs: int) -> float:
+def mean_gradients(part: Personal, solver: Solver, local_epochs: int) -> float:
     """Return the mean number of gradients per step of a round."""
-    steps = phase_gradients(part, gradients, local_epochs)
+    steps = phase_gradients(part, solver, local_epochs)
     return sum(epochs * each for epochs, each in steps) / sum(epochs for epochs, _ in steps)
 
 

@@ -176,7 +176,7 @@ class RoundRecord:
         passes = data_pass_cost(plan.parts) * sum(map(len, plan.participants.samples))
         gradients: float = plan.work.solver.gradients()
         if plan.work.personal is not None:
-            gradients = mean_gradients(plan.work.personal, plan.work.solver.gradients(), plan.work.local.epochs)
+            gradients = mean_gradients(plan.work.personal, plan.work.solver, plan.work.local.epochs)
         # The unit is a training step on one sample. A forward pass costs a third of it.
         spent = visits * plan.stage.cost * gradients + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)

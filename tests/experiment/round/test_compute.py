@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from toy_runs import image_federation, linear, norm_and_dropout, trained
+from toy_runs import image_federation, linear, linear_layers, norm_and_dropout, trained
 
 PKD = {"groups": [[0, 3], [1, 2]], "warmup_rounds": 1, "expert_rounds": 2}
 ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
@@ -15,6 +15,17 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 )
 def test_compute_in_rounds_of_fedavg(method: str, units: float, engine: str) -> None:
     _, rows = trained(image_federation(), method, linear(), engine=engine, clients_per_round=3)
+    assert [row.compute for row in rows] == pytest.approx([units, units])
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("method", "units"),
+    [("fedper", 1), ("fedper+fedprox", 1), ("fedper+fedacg", 2), ("fedper+fedlesam", 2), ("fedper+fedsam", 2)],
+)
+def test_compute_counts_a_gradient_that_only_personal_layers_need(method: str, units: float, engine: str) -> None:
+    """FedACG and FedLESAM compute no gradient at the current parameters, along which personal layers step."""
+    _, rows = trained(image_federation(), method, linear_layers(), engine=engine)
     assert [row.compute for row in rows] == pytest.approx([units, units])
 
 
