@@ -12,7 +12,7 @@ from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import parse_size, same_channels
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
-from fedskew.data.own.labels import Labels, known_classes
+from fedskew.data.own.labels import Labels, StoredClasses, known_classes
 from fedskew.data.own.mapped import is_mapped, load_mapped
 from fedskew.data.own.table_files import CSV_SUFFIXES, csv_table, is_saved_dataset, parquet_table, saved_tables
 from fedskew.data.own.tables import Table, load_tables
@@ -78,7 +78,7 @@ def load_image_folder(
         Part(x, Labels(part.y, str(part_folder), [str(path) for path, _ in found].__getitem__), str(part_folder))
         for x, part, part_folder, found in zip(pixels, samples, folders, images, strict=True)
     ]
-    return assemble(folder.resolve().name, "image", parts, names, test_fraction)
+    return assemble(folder.resolve().name, "image", parts, StoredClasses(names), test_fraction)
 
 
 def is_table(path: Path) -> bool:

@@ -84,9 +84,13 @@ class ClassesElsewhere(tuple[str, ...]):
     """The names of the classes that other sites have. They are added if a site's labels have fewer than two classes."""
 
 
+class StoredClasses(tuple[str, ...]):
+    """The names of the classes that the data themselves have. Labels that are numbers are positions among them."""
+
+
 def class_list(option: object) -> tuple[str, ...] | None:
     """Parse the option `classes`: a list of names, or text with commas. A listed class may have no samples."""
-    if option is None or isinstance(option, ClassesElsewhere):
+    if option is None or isinstance(option, ClassesElsewhere | StoredClasses):
         return option
     names = option.split(",") if isinstance(option, str) else option
     if not isinstance(names, list | tuple):
@@ -99,8 +103,9 @@ def encode_labels(
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Return the class names, and each part's class numbers, or its matrix for several labels per sample.
 
-    With a class list, labels are positions or names in it, and a listed class may have no samples. Without one, the
-    classes are the values that occur in any part, sorted.
+    With a class list, labels are names or positions in it, and a listed class may have no samples. Whole numbers are
+    names if the list has all of them, unless the list comes with the data. Without a list, the classes are the values
+    that occur in any part, sorted.
     """
     matrices = [part.values for part in parts if part.values.ndim == 2]
     if len(matrices) == len(parts):
@@ -113,11 +118,23 @@ def encode_labels(
     if isinstance(classes, ClassesElsewhere):
         return _encode_by_name(parts, classes)
     if classes is not None:
+        parts = parts if isinstance(classes, StoredClasses) else _numbers_as_names(parts, classes)
         return tuple(classes), [_numbers_in_list(part, tuple(classes)) for part in parts]
     names, numbers = _encode_by_value(parts)
     if parts[0].values.dtype.kind != "U":
         _check_classes(len(names), sum(map(len, parts)), parts[0].where)
     return names, numbers
+
+
+def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequence[Labels]:
+    """Return whole numbers as names if the list has all of them, or if it has some and others are not positions."""
+    if any(part.values.dtype.kind != "i" for part in parts):
+        return parts
+    found = {int(value) for part in parts for value in np.unique(part.values)}
+    listed = {value for value in found if str(value) in classes}
+    if not listed or (listed != found and found <= set(range(len(classes)))):
+        return parts
+    return [replace(part, values=part.values.astype(np.str_)) for part in parts]
 
 
 def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
@@ -166,7 +183,7 @@ def known_classes(option: object, found: Sequence[str] | None) -> Sequence[str] 
     listed = class_list(option)
     if found is None or not (listed is None or isinstance(listed, ClassesElsewhere)):
         return listed
-    return found
+    return StoredClasses(found)
 
 
 def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:

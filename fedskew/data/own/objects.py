@@ -20,7 +20,7 @@ from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_l
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.frames import frame_table, is_frame
-from fedskew.data.own.labels import class_list, known_classes, read_labels
+from fedskew.data.own.labels import StoredClasses, class_list, known_classes, read_labels
 from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
@@ -121,7 +121,7 @@ def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], 
     known: dict[str, Any] = {"name": "bunch"}
     names = data.get("target_names")
     if names is not None and len(np.shape(y)) == 1 and np.asarray(y).dtype.kind in "iu":
-        known["classes"] = [str(name) for name in names]
+        known["classes"] = StoredClasses(map(str, names))
     if data.get("feature_names") is not None and isinstance(x, np.ndarray):
         known["columns"] = [str(name) for name in data["feature_names"]]
     test: Any = options.get("test")

@@ -174,3 +174,21 @@ def test_a_test_fraction_lies_between_none_and_all(tmp_path: Path, fraction: obj
 def test_a_test_fraction_beside_a_test_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is the test set; leave out test_fraction"):
         load(npz(tmp_path, x_train=TABLE, y_train=Y, x_test=TABLE, y_test=Y), test_fraction=0.2)
+
+
+def test_numbers_in_the_class_list_are_names() -> None:
+    x = np.arange(40.0).reshape(20, 2)
+    lacking_a_class = load((x, [1, 2] * 10), classes=["1", "2", "3"])
+    assert lacking_a_class.train.y.max() == 1, "the labels 1 and 2 were read as positions"
+    assert load((x, [0, 1] * 10), classes=[1, 0]).train.y[:2].tolist() == [1, 0]
+    assert set(load((x, [5, 7] * 10), classes="7,5").train.y.tolist()) == {0, 1}
+    with pytest.raises(UserError, match="label '4' in row 1; expected 1, 2, 3"):
+        load((x, [1, 4] * 10), classes=["1", "2", "3"])
+
+
+def test_numbers_outside_the_class_list_are_positions(tmp_path: Path) -> None:
+    x = np.arange(40.0).reshape(20, 2)
+    assert load((x, [0, 1] * 10), classes=["3", "5"]).train.y[:2].tolist() == [0, 1]
+    np.savez(tmp_path / "stored.npz", x=x, y=[0, 1] * 10, classes=["1", "0"])
+    stored = load(tmp_path / "stored.npz")
+    assert stored.train.y[:2].tolist() == [0, 1], "class names within the data belong to positions"

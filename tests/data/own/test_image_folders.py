@@ -123,3 +123,12 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for path, package in ((tmp_path / "pets", "Pillow"), (tmp_path / "own.parquet", "pyarrow")):
         with pytest.raises(UserError, match=rf"needs {package}: pip install 'fedskew\[data\]'"):
             load(path)
+
+
+def test_folders_with_numbers_as_names_keep_their_classes(tmp_path: Path) -> None:
+    for name in ("0", "1"):
+        for i in range(5):
+            save(tmp_path / "digits" / name / f"{i}.png", value=200 * int(name))
+    data = load(tmp_path / "digits", classes=["1", "0"])
+    bright = data.train.x.mean(axis=(1, 2, 3)) > 100
+    assert (data.train.y == np.where(bright, 0, 1)).all()
