@@ -223,11 +223,18 @@ def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str
     if not np.isfinite(mean).any():
         return []
     worst = int(np.nanargmin(mean))
-    lost = [comparison.classes[c] for c in lost_classes(mean)]
     weakest = f"{owner} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
+    return [f"{weakest}; {_lost(method, comparison.classes)}."]
+
+
+def _lost(method: MethodRuns, names: Sequence[str]) -> str:
+    """Name the classes that are lost with any seed, and their mean number per seed."""
+    by_seed = [lost_classes(run.class_accuracy) for run in method.counted]
+    lost = [names[c] for c in sorted({c for seed in by_seed for c in seed})]
     if not lost:
-        return [f"{weakest}; no class is lost."]
-    return [f"{weakest}; lost classes (below {100 * LOST:.0f} %): {_listed(lost)}."]
+        return "no class is lost"
+    per_seed = f", {sum(map(len, by_seed)) / len(by_seed):.1f} per seed" if len(by_seed) > 1 else ""
+    return f"lost classes (below {100 * LOST:.0f} %){per_seed}: {_listed(lost)}"
 
 
 def _listed(classes: Sequence[str]) -> str:

@@ -162,6 +162,13 @@ def test_a_lost_class_is_named() -> None:
     assert "lost classes (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
 
 
+def test_a_class_that_one_seed_loses_is_lost_even_if_its_mean_is_not() -> None:
+    text = said(made_up("fedavg", 0, [0.9, 0.0, 0.0]), made_up("fedavg", 1, [0.9, 0.8, 0.0]))
+    assert "Its weakest class is class 2 with 0.0 %; lost classes (below 5 %), 1.5 per seed: class 1, class 2." in text
+    text = said(made_up("fedavg", 0, [0.9, 0.0]), made_up("fedavg", 1, [0.9, 0.8]))
+    assert "with 40.0 %; lost classes (below 5 %), 0.5 per seed: class 1." in text
+
+
 def test_unfinished_runs_do_not_count_where_there_are_finished_ones() -> None:
     text = said(made_up("fedavg", 0, BAD), made_up("fedavg", 1, GOOD, finished=False), made_up("fedvls", 0, BAD))
     assert "Unfinished: fedavg (1 of 2 runs finished)" in text
