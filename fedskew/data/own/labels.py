@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.own.columns import GAPS, read_number
 from fedskew.data.own.label_matrix import encode_matrix, read_matrix
 from fedskew.errors import UserError
 
@@ -139,6 +140,8 @@ def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequen
 
 def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the values that occur in any part, sorted."""
+    for part in parts:
+        _refuse_gap_words(part)
     kinds = {part.values.dtype.kind for part in parts}
     if len(kinds) == 2 and "b" in kinds:  # one part has booleans, and the other has numbers or names
         kind = np.str_ if "U" in kinds else np.int64
@@ -150,6 +153,22 @@ def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt
         )
     found = np.unique(np.concatenate([part.values for part in parts]))
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
+
+
+def _refuse_gap_words(part: Labels) -> None:
+    """Refuse texts such as NA among labels that are otherwise numbers or booleans. They are gaps, not a class."""
+    if part.values.dtype.kind != "U":
+        return
+    found = np.unique(part.values).tolist()
+    words = [text for text in found if text.lower() in GAPS]
+    others = [text for text in found if text not in words]
+    if not words or not others or any(read_number(text) is None and text not in _BOOLEANS for text in others):
+        return
+    first = int(np.isin(part.values, words).argmax())
+    raise UserError(
+        f"{part.where}: {str(part.values[first])!r} in {part.row(first)} is not a label; expected one for every "
+        "sample; if it is a class, list all classes with the option 'classes'"
+    )
 
 
 def _encode_by_name(

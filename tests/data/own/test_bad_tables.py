@@ -345,3 +345,18 @@ def test_categories_that_the_training_part_lacks_are_said(tmp_path: Path) -> Non
     assert dataset.columns == ("age", "x=a", "x=b")
     assert dataset.test.x[:3, 1:].tolist() == [[1, 0], [0, 0], [0, 0]]
     assert any("column 'x' has values without a category (c, d), which become 0" in note for note in dataset.notes)
+
+
+@pytest.mark.parametrize("values", [("0", "1", "NA"), ("1", "?", "2"), ("True", "null", "False")])
+def test_gaps_among_labels_that_are_numbers_are_not_a_class(tmp_path: Path, values: tuple[str, ...]) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(csv(cells(*values)))
+    with pytest.raises(fs.UserError, match=r"in line \d is not a label; expected one for every sample"):
+        fs.load(path)
+    assert fs.load(path, classes=list(values)).classes == values
+
+
+def test_a_class_may_be_called_none_among_names(tmp_path: Path) -> None:
+    path = tmp_path / "labels.csv"
+    path.write_text(csv(cells("none", "mild", "severe")))
+    assert fs.load(path).classes == ("mild", "none", "severe")
