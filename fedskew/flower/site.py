@@ -42,7 +42,7 @@ from fedskew.engine import (
     survey,
     train_clients,
 )
-from fedskew.errors import UserError
+from fedskew.errors import UserError, shorten
 from fedskew.experiment.config import Config, config_hash
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import read_model, result_tensors, single_model
@@ -80,7 +80,7 @@ from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
 from fedskew.flower.wire import Facts, digest
-from fedskew.methods import Part, Stage, Tensors, pack, unpack
+from fedskew.methods import Objective, Part, Stage, Tensors, pack, unpack
 from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Confusion, correct
 
@@ -266,8 +266,9 @@ class Site:
             reply["tests"] = test_results
         if facts.get("local_tests"):
             reply["local_tests"] = self._test_locally(run, stage, facts, tensors, result, kept or {})
-        _refuse_undeclared(work, result.uplink)
-        reply_tensors = result_tensors(result, work.sent, facts["share_loss"])
+        shares_tally = facts["share_loss"] and facts["terms"].get("secure_aggregation") is None
+        _refuse_undeclared(work, result.uplink, result.tally if shares_tally else {})
+        reply_tensors = result_tensors(result, work.sent, shares_tally)
         if facts["noise"] is not None:
             clip, multiplier = facts["noise"]
             start = {name: t.cpu() for name, t in work.exchanged.params.items()}
@@ -408,7 +409,7 @@ class Site:
             no_training = {**facts["local"], "epochs": 0}
             work = run.work({**facts, "local": no_training, "companions": []}, stage, tensors, {})
             answers = train_clients(run.runtime(stage.concatenates, tensors).engine, work).uplink
-            _refuse_undeclared(work, answers)
+            _refuse_undeclared(work, answers, {})
             return {}, to_bytes({name: t[0].cpu() for name, t in answers.items()})
 
         return self._answer_once(run, f"the survey of stage {stage.name!r}", {"stage": facts["stage"]}, tensors, ask)
@@ -439,15 +440,22 @@ def _totals(confusion: Confusion) -> Facts:
     return {"right": correct(confusion), "tested": int(confusion.sum())}
 
 
-def _refuse_undeclared(work: RoundWork, uplink: Tensors) -> None:
+def _refuse_undeclared(work: RoundWork, uplink: Tensors, tally: Tensors) -> None:
     """Refuse to send tensors of a part that does not declare `sends`, even if the federation's app brings that part.
 
     Each part must declare what it sends. Otherwise the declaration of one part would also cover what the others send.
+    `tally` has the counts of the objective, if they are shared.
     """
-    undeclared = [part for part in work.members if type(part).uplink is not Part.uplink and not part.sends]
-    if uplink and undeclared:
-        raise UserError(
-            f"the method sends {', '.join(map(repr, sorted(uplink)))} in addition to the model, and its part "
-            f"{type(undeclared[0]).__name__} does not declare what it sends; expected `sends` and `reveals` on that "
-            "class"
-        )
+    senders = [part for part in work.members if type(part).uplink is not Part.uplink]
+    counters = [
+        part for part in work.members if isinstance(part, Objective) and type(part).tally is not Objective.tally
+    ]
+    kinds = ((uplink, senders, ""), (tally, counters, ", or federation.share_loss = false, which keeps counts here"))
+    for sent, parts, otherwise in kinds:
+        undeclared = [part for part in parts if not part.sends]
+        if sent and undeclared:
+            raise UserError(
+                f"the method sends {shorten(sorted(sent), 3)} in addition to the model, and its part "
+                f"{type(undeclared[0]).__name__} does not declare what it sends; expected `sends` and `reveals` on "
+                f"that class{otherwise}"
+            )

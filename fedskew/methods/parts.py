@@ -264,7 +264,7 @@ class Part:
     """What the server can learn about a client's labels and features from what the part sends."""
     sends: ClassVar[str] = ""
     """What the client sends besides the model, in words. A Flower site refuses to send anything for a method with a
-    part that overrides `uplink` without this declaration."""
+    part that overrides `uplink` or `tally` without this declaration."""
     extra_compute: ClassVar[str] = ""
     """What clients compute besides one forward and one backward pass per local step, in words."""
     needs_sgd: ClassVar[bool] = False

@@ -11,7 +11,8 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
 
 Sent to the server: the model and, unless the groups are given, once the client's label counts and class-to-class mean
 probabilities: for each true class, the mean predicted probability of every class. A client that trains an expert
-reveals that it has a label of the expert's group.
+reveals that it has a label of the expert's group. While it distils, it also sends how many samples each expert taught,
+unless the sites of a federation keep their losses (`share_loss`).
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 
@@ -68,6 +69,8 @@ class PartialDistillation(Objective):
     mean_over: MeanOver = "batch"
     taught: TaughtSamples = "confused"
 
+    sends = "numbers of distilled samples"
+    reveals: ClassVar[Reveals] = "label counts"
     takes_class_weights = True
 
     def companions(self) -> dict[str, Mode]:
@@ -120,7 +123,7 @@ class PKD(Schedule):
     """`confused` distils samples mistaken for another class of their group, as in the paper's text. `all` distils all
     samples of the group's classes, as the paper's Table III implies for clients with one class."""
 
-    sends = "class-to-class mean probabilities once"
+    sends = "label counts and class-to-class mean probabilities once, numbers of distilled samples"
     reveals: ClassVar[Reveals] = "label counts"
     extra_compute = "experts' rounds, 1 expert forward per distilled sample"
     takes_class_weights = True

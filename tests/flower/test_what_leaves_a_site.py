@@ -71,7 +71,7 @@ def test_the_methods_that_keep_labels_home_are_those_one_expects() -> None:
 
 def assert_only_the_model_leaves(messages: list[Sent], split: Federation) -> None:
     model = next(from_bytes(m.payload) for m in messages if m.kind == "train")
-    assert {name.partition("/")[0] for name in model} <= {"trained:params", "trained:buffers", "tally"}
+    assert {name.partition("/")[0] for name in model} <= {"trained:params", "trained:buffers"}
     for message in messages:
         client = int(message.site.removeprefix("site-"))
         assert set(message.facts) <= (TRAINING_FACTS if message.kind == "train" else {"site", "samples", "versions"})
@@ -200,7 +200,8 @@ def test_what_is_sent_beside_the_model_is_declared(entry: Entry, data: Path, spl
     if entry.name == "creff":
         own = {"changed": {"method.head_epochs": 1}}
     messages = sent_by(entry.name, tmp_path, data, split, **own)
-    beside = {n for m in messages if m.kind == "train" for n in from_bytes(m.payload) if n.startswith("uplink/")}
+    sent = {n for m in messages if m.kind == "train" for n in from_bytes(m.payload)}
+    beside = {name for name in sent if name.startswith(("uplink/", "tally/"))}
     surveyed = any(m.kind == "survey" for m in messages)
     assert bool(beside or surveyed) == any(part.sends for part in entry.parts)
     if entry.name in SECRETIVE:
@@ -236,6 +237,64 @@ def test_a_method_that_sends_what_it_does_not_declare_sends_nothing(
     assert all(m.payload == b"" for m in answers)
     assert all("'anything'" in m.facts["refused"] for m in answers)
     assert all("its part Gossip does not declare what it sends" in m.facts["refused"] for m in answers)
+
+
+COUNTING = """
+from fedskew.methods import Objective
+from fedskew.losses import cross_entropy
+
+
+class Counting(Objective):
+    def loss(self, out, y, client):
+        return cross_entropy(out.logits, y)
+
+    def tally(self, out, y):
+        return {f"of class {label}": (y == label).sum() for label in range(10)}
+
+
+class Declared(Counting):
+    sends = "samples per class"
+    reveals = "label counts"
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "share_loss", "is_sent"),
+    [
+        ("counting:Counting", True, None),
+        ("counting:Counting+scaffold", True, None),
+        ("counting:Counting", False, False),
+        ("counting:Declared", True, True),
+    ],
+)
+def test_counts_of_a_method_leave_only_if_they_are_declared(
+    method: str,
+    share_loss: bool,
+    is_sent: bool | None,
+    data: Path,
+    split: Federation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    values = {"method": method, "rounds": 1, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    own: dict[str, Any] = {"site": {"packages": ("counting",)}, "attempts": 1, "share_loss": share_loss}
+    here = case(tmp_path, split, data, with_values(Config(), values), **own)
+    if is_sent is None:
+        with pytest.raises(UserError, match="too few good updates"):
+            run_federation(here.grid, here.context)
+    else:
+        run_federation(here.grid, here.context)
+    answers = [m for m in here.grid.sent if m.kind == "train"]
+    assert len(answers) == 3
+    for message in answers:
+        tensors = from_bytes(message.payload) if message.payload else {}
+        assert bool(tensors) == (is_sent is not None)
+        if is_sent is None:
+            assert "its part Counting does not declare what it sends" in message.facts["refused"]
+            assert message.facts["refused"].endswith("or federation.share_loss = false, which keeps counts here")
+        assert any(name.startswith("tally/") for name in tensors) == bool(is_sent)
 
 
 def test_a_site_does_not_pass_over_what_it_does_not_know(data: Path, split: Federation, tmp_path: Path) -> None:

@@ -79,7 +79,9 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     ),
     "label counts once": lambda model, classes: 0,  # the same
     "all its samples": lambda model, classes: 0,  # not part of a round, either: there is no client
-    "class-to-class mean probabilities once": lambda model, classes: 0,  # not part of a round: see the survey
+    "label counts and class-to-class mean probabilities once, numbers of distilled samples": lambda model, classes: (
+        0  # not part of the uplink of a round: see the survey and the tally
+    ),
 }
 
 
