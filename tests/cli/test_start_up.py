@@ -89,10 +89,13 @@ def test_ctrl_c_that_an_import_turns_into_another_error_ends_quietly(monkeypatch
             pass
         raise AttributeError("module 'numpy' has no attribute 'ma'")
 
-    handler = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(True))
-    assert main() == INTERRUPTED
-    monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(False))
-    with pytest.raises(AttributeError, match="ma"):
-        main()
-    assert signal.getsignal(signal.SIGINT) is handler
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
+    try:
+        monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(True))
+        assert main() == INTERRUPTED
+        monkeypatch.setattr("fedskew.cli.main", lambda: fail_after(False))
+        with pytest.raises(AttributeError, match="ma"):
+            main()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -6,7 +6,7 @@ from method_cases import KINDS, by_kind
 
 from fedskew.methods import METHODS, Objective, Personal, Regulariser, Schedule, ServerRule, Solver, Weighting
 
-WORDS = {"reveals", "sends", "shares", "extra_compute", "check"}
+WORDS = {"reveals", "sends", "shares", "extra_compute", "check", "plain_gradient"}
 """Declarations for readers and checks before training: no engine acts on them."""
 
 ELSEWHERE = {

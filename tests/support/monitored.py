@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 
@@ -9,12 +10,10 @@ _SAMPLE = re.compile(r'([a-z_]+)(?:\{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"\})? (\+
 
 
 def get(port: int, path: str, host: str = "127.0.0.1", header: str | None = None) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host, port, timeout=30)
-    connection.request("GET", path, headers={} if header is None else {"Host": header})
-    answer = connection.getresponse()
-    text = answer.read().decode()
-    connection.close()
-    return answer.status, text
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=30)) as connection:
+        connection.request("GET", path, headers={} if header is None else {"Host": header})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
 
 
 def health(port: int) -> tuple[int, str]:
