@@ -142,8 +142,9 @@ def _plain(number: float, metric: RankingMetric) -> str:
     return "" if math.isnan(number) else f"{metric.scale * number:.{_digits(metric)}f}"
 
 
-_ESCAPES = {"±": "$\\pm$", "–": "--", "−": "$-$", "\\": "\\textbackslash{}", "~": "\\textasciitilde{}"}
-_ESCAPES |= {"^": "\\textasciicircum{}"} | {character: f"\\{character}" for character in "&%$#_{}"}
+_ESCAPES = {"±": "$\\pm$", "–": "--", "−": "$-$", "κ": "$\\kappa$"}
+_ESCAPES |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
+_ESCAPES |= {character: f"\\{character}" for character in "&%$#_{}"}
 
 
 def _latex_text(text: str) -> str:

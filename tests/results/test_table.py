@@ -46,6 +46,13 @@ def test_latex_is_a_tabular_with_escaped_names(setting: Comparison) -> None:
     assert {line.count("&") for line in body} == {5}
 
 
+def test_latex_has_no_character_that_pdflatex_refuses() -> None:
+    runs = [made_up(method, 0, [a, a]) for method, a in (("fedavg", 0.5), ("fedvls", 0.4))]
+    printed = [line for line in compare_runs(runs, rank_by="kappa").table("latex").splitlines() if line[0] != "%"]
+    assert "method & Cohen's $\\kappa$ & " in printed[2]
+    assert all(line.isascii() for line in printed)
+
+
 def test_csv_has_numbers_for_every_setting() -> None:
     runs = [made_up("fedavg", s, [0.5 + s / 10, 0.5], lr=lr) for lr in (0.1, 0.2) for s in (0, 1)]
     runs += [made_up("fedvls", s, [0.8, 0.8 + s / 10], lr=lr) for lr in (0.1, 0.2) for s in (0, 1)]
