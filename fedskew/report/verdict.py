@@ -10,7 +10,7 @@ import numpy as np
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.results import Comparison, MethodRuns
 from fedskew.results.ranking import DEFAULT_METRIC
-from fedskew.results.significance import MAX_SEEDS, MIN_SEEDS, Difference
+from fedskew.results.significance import LEVEL, MAX_SEEDS, MIN_SEEDS, Difference
 
 NOTABLE = 0.01
 """Smaller changes of a class's accuracy are not mentioned."""
@@ -58,7 +58,7 @@ def conclusion(comparison: Comparison) -> list[str]:
         )
     if baseline is not None and baseline not in (best, second) and baseline.counted:
         sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison, test_is_explained))
-    return [*sentences, *_better_on_weak_classes(methods)]
+    return [*sentences, *_better_on_weak_classes(comparison)]
 
 
 def _unfinished(comparison: Comparison) -> list[str]:
@@ -159,11 +159,19 @@ def _significance(difference: Difference, comparison: Comparison) -> str:
     wins = f"better with {difference.wins} of {difference.seeds} seeds"
     if difference.p is None:
         return f", {wins}. The difference is identical for every seed, so it cannot be tested"
-    how = f"p = {difference.p:.3f}" if difference.p >= 0.001 else "p < 0.001"
+    how = _p_value(difference.p)
     if difference.comparisons > 1:
         how += f", corrected for {difference.comparisons} comparisons"
     result = "significant" if difference.significant else "not significant"
     return f", {wins}: {result} ({how}{_interval(difference, comparison)}){_seeds_needed(difference)}"
+
+
+def _p_value(p: float) -> str:
+    """Format p so that it is below 0.05 if and only if the difference is significant."""
+    if p < 0.001:
+        return "p < 0.001"
+    digits = next((n for n in (3, 4, 5) if (round(p, n) < LEVEL) == (p < LEVEL)), 6)
+    return f"p = {p:.{digits}f}"
 
 
 def _interval(difference: Difference, comparison: Comparison) -> str:
@@ -182,18 +190,22 @@ def _seeds_needed(difference: Difference) -> str:
     return f". If the difference stays as it is, --seeds {needed} would probably settle it"
 
 
-def _better_on_weak_classes(methods: Sequence[MethodRuns]) -> list[str]:
-    """Name a method with a better macro F1 and a much better worst class than the best method."""
-    best = methods[0]
-    f1, worst = best.macro_f1.mean, best.worst_class.mean
-    better = [m for m in methods[1:] if m.macro_f1.mean > f1 and m.worst_class.mean >= worst + MUCH]
+def _better_on_weak_classes(comparison: Comparison) -> list[str]:
+    """Name a method with a better macro F1 and a much better worst class than the best method.
+
+    As in the ranking, the means are over the seeds that all methods have, if there are any.
+    """
+    best, *others = comparison.competing
+    f1 = {m.label: comparison.ranked_mean(m, lambda run: run.evaluation.macro_f1) for m in comparison.competing}
+    worst = {m.label: comparison.ranked_mean(m, lambda run: run.evaluation.worst_class) for m in comparison.competing}
+    better = [m.label for m in others if f1[m.label] > f1[best.label] and worst[m.label] >= worst[best.label] + MUCH]
     if not better:
         return []
-    other = max(better, key=lambda m: m.macro_f1.mean)
-    better_f1 = f"{_percent(other.macro_f1.mean)} against {_percent(f1)}"
-    better_class = f"{_percent(other.worst_class.mean)} against {_percent(worst)}"
+    other = max(better, key=f1.__getitem__)
+    better_f1 = f"{_percent(f1[other])} against {_percent(f1[best.label])}"
+    better_class = f"{_percent(worst[other])} against {_percent(worst[best.label])}"
     return [
-        f"{other.label} has a better macro F1 ({better_f1}) and a much better worst class ({better_class}); "
+        f"{other} has a better macro F1 ({better_f1}) and a much better worst class ({better_class}); "
         "to rank by macro F1: --rank-by macro-f1."
     ]
 

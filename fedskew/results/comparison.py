@@ -178,14 +178,15 @@ class Comparison:
         Methods are ranked on the seeds that all of them have. If there are no such seeds, each method's mean is over
         all its seeds.
         """
-        common, merit = self.common_seeds, self.metric.merit
+        merit = self.metric.merit
+        evaluated = [m for m in self.methods if m.counted]
+        return sorted(evaluated, key=lambda m: (m.is_reference_bound, -self.ranked_mean(m, merit)))
 
-        def score(method: MethodRuns) -> float:
-            values = method.by_seed(merit)
-            kept = [a for seed, a in values.items() if seed in common] or list(values.values())
-            return sum(kept) / len(kept)
-
-        return sorted((m for m in self.methods if m.counted), key=lambda m: (m.is_reference_bound, -score(m)))
+    def ranked_mean(self, method: MethodRuns, value: Callable[[Result], float]) -> float:
+        """Mean of a value over the seeds on which methods are ranked: those of `common_seeds`, or else all it has."""
+        values, common = method.by_seed(value), self.common_seeds
+        kept = [a for seed, a in values.items() if seed in common] or list(values.values())
+        return sum(kept) / len(kept)
 
     @property
     def competing(self) -> list[MethodRuns]:

@@ -88,6 +88,12 @@ def test_it_says_how_many_seeds_would_settle_it() -> None:
     assert "If the difference stays as it is, --seeds 6 would probably settle it." in text
 
 
+def test_a_significant_p_value_is_not_rounded_to_the_level() -> None:
+    runs = [made_up("fedavg", s, [0.1, 0.1]) for s in range(3)]
+    runs += [made_up("fedvls", s, [0.1 + lead] * 2) for s, lead in enumerate((0.10, 0.19, 0.24))]
+    assert "better with 3 of 3 seeds: significant (p = 0.0498, interval" in said(*runs)
+
+
 def imbalanced(method: str, seed: int, right: list[int]) -> Result:
     """900 test samples of class 0 and 100 of class 1."""
     run = made_up(method, seed, [0.5, 0.5])
@@ -106,6 +112,16 @@ def test_a_method_that_serves_rare_classes_better_is_named_beside_the_most_accur
     told = verdict(ranked)
     assert told[0].startswith("fedvls is best here by macro F1: 71.7 % (mean of 3 seeds)")
     assert not any("much better worst class" in line for line in told)
+
+
+def test_rare_classes_are_compared_on_the_seeds_that_rank_the_methods() -> None:
+    """On the only seed that both have, FedAvg is better in everything. FedVLS also has an easier one."""
+    runs = [imbalanced("fedavg", 0, [880, 60]), imbalanced("fedavg", 1, [700, 20])]
+    runs += [imbalanced("fedvls", 0, [870, 50]), imbalanced("fedvls", 2, [890, 95])]
+    text = said(*runs)
+    assert "ranked on the seeds that all of them have (0)" in text
+    assert "fedavg is best here" in text
+    assert "much better worst class" not in text
 
 
 def test_fedavg_may_be_the_best() -> None:
