@@ -162,6 +162,11 @@ def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
     Sites decide by these declarations whether they take part, before the first stage begins.
     """
     revealed = {item for part in declared for item in part.reveals.split(", ")}
+    if (asks := _asks_for_counts(stage)) and "label counts" not in revealed:
+        raise UserError(
+            f"stage {stage.name!r} of method {method!r} {asks}, which reveals label counts; expected the method's "
+            "schedule to declare that in `reveals`"
+        )
     for part in stage.parts:
         hidden = [item for item in part.reveals.split(", ") if item not in revealed and item != "nothing"]
         if hidden or (part.sends and not any(other.sends for other in declared)):
@@ -170,3 +175,10 @@ def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
                 f"stage {stage.name!r} of method {method!r} has {type(part).__name__}, which {what}; expected the "
                 f"method's schedule to declare that in {'`reveals`' if hidden else '`sends`'}"
             )
+
+
+def _asks_for_counts(stage: Stage) -> str:
+    """Say why clients report numbers of samples by label in a stage. Empty if they do not."""
+    if isinstance(stage.survey, str):
+        return f"has the survey {stage.survey!r}"
+    return "trains on some labels only" if stage.labels is not None else ""

@@ -202,3 +202,31 @@ def test_a_stage_that_reveals_more_than_its_method_declares_is_refused() -> None
         server(image_federation(), Silent(), linear()).start()
     with pytest.raises(UserError, match="which sends sum of features; expected the method's schedule to declare that"):
         server(image_federation(), Sends(), linear()).start()
+
+
+@pytest.mark.parametrize(
+    ("stage", "problem"),
+    [
+        (Stage("rare", 1, CrossEntropy(), labels=(0,)), "stage 'rare' of method 'silent' trains on some labels only"),
+        (
+            Stage("count", 1, CrossEntropy(), survey="labels"),
+            "stage 'count' of method 'silent' has the survey 'labels'",
+        ),
+        (Stage("count", 1, CrossEntropy(), survey="predictions"), "has the survey 'predictions'"),
+    ],
+)
+def test_a_stage_that_counts_labels_needs_a_method_that_declares_it(stage: Stage, problem: str) -> None:
+    """Sites would refuse to count, in the middle of the run."""
+
+    @dataclass(frozen=True)
+    class Silent(Schedule):
+        def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
+            return [stage]
+
+    @dataclass(frozen=True)
+    class Declared(Silent):
+        reveals: ClassVar[Reveals] = "label counts"
+
+    with pytest.raises(UserError, match=f"{problem}, which reveals label counts; expected the method's schedule"):
+        server(image_federation(), Silent(), linear()).start()
+    server(image_federation(), Declared(), linear()).start()
