@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.columns import Column, make_strings, number_text
+from fedskew.data.own.labels import is_gap
 from fedskew.data.own.table_files import arrow_table, describe_unusable, import_pyarrow
 from fedskew.data.own.tables import Table
 from fedskew.errors import UserError
@@ -28,15 +29,25 @@ def _is_pandas(data: object) -> bool:
     return all(hasattr(data, name) for name in ("columns", "iloc", "dtypes"))
 
 
-def frame_table(frame: Any, where: str, labels: Any = None) -> Table:
-    """Read the columns of a DataFrame. `labels`, if they are separate, become the last column."""
+def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = None) -> Table:
+    """Read the columns of a DataFrame. `labels`, if they are separate, become the last column.
+
+    `label` names that column. By default, it is the name of the labels, or a longer one if the table has that column.
+    """
     table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
     if labels is None:
         return table
-    name = str(getattr(labels, "name", None) or "label")
+    name = _free_name(labels, table) if label is None else label
+    return replace(table, columns={**table.columns, name: _label_column(labels)})
+
+
+def _free_name(labels: Any, table: Table) -> str:
+    """Return the name of the labels, such as that of a Series, extended until no column of the table has it."""
+    own = getattr(labels, "name", None)  # of a DataFrame with a column "name", this is the column
+    name = own if isinstance(own, str) and own else "label"
     while name in table.columns:
         name += "_"
-    return replace(table, columns={**table.columns, name: _label_column(labels)})
+    return name
 
 
 def _arrow(frame: Any) -> Any:
@@ -98,11 +109,11 @@ def _label_column(labels: Any) -> Column:
     if values.dtype.kind != "O":
         return values
     return (
-        make_strings([None if v is None or v != v else v for v in values.tolist()])
+        make_strings([None if is_gap(value) else value for value in values.tolist()])
         if _are_all_texts(values)
         else values
     )
 
 
 def _are_all_texts(values: npt.NDArray[Any]) -> bool:
-    return all(value is None or value != value or isinstance(value, str) for value in values)
+    return all(is_gap(value) or isinstance(value, str) for value in values)

@@ -68,7 +68,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
 
 def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
     """Convert an array of Python objects, as in pandas, to strings or numbers."""
-    missing = np.array([value is None or value != value for value in values], dtype=bool)
+    missing = np.array([is_gap(value) for value in values], dtype=bool)
     if missing.any():
         raise UserError(f"{where}: no label in {row(int(missing.argmax()))}; expected one for every sample")
     unboxed = np.array(values.tolist())
@@ -79,6 +79,14 @@ def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> n
             f"{where}: label {str(values[odd])!r} in {row(odd)}; expected only whole numbers, or only strings"
         )
     return unboxed
+
+
+def is_gap(value: Any) -> bool:
+    """Return whether this is None, NaN or pandas' NA."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas' NA is neither true nor false
+        return True
 
 
 class ClassesElsewhere(tuple[str, ...]):

@@ -46,14 +46,17 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         raise UserError(f"name is {name!r}; expected text")
     rest = {key: value for key, value in options.items() if key not in _COMMON_OPTIONS}
     sources = (kind, f"test {kind}")
+    if is_pair and rest.get("classes") is None and (names := _label_names([y for _, y in parts])):
+        rest["classes"] = StoredClasses(names)
     loader: Callable[..., Dataset]
     content: list[Any]
     if is_pair and is_frame(train[0]):
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
-        frames = zip(parts, sources, strict=False)
-        loader, content = load_tables, [frame_table(x, source, y) for (x, y), source in frames]
-        rest["label"] = next(reversed(content[0].columns))
+        first = frame_table(train[0], sources[0], train[1])
+        rest["label"] = next(reversed(first.columns))
+        others = [frame_table(x, sources[1], y, rest["label"]) for x, y in parts[1:]]
+        loader, content = load_tables, [first, *others]
     elif is_frame(train) or _is_hugging_face(train):
         loader, content = load_tables, [_table(part, source) for part, source in zip(parts, sources, strict=False)]
     elif is_pair and isinstance(train[0], Mapping):
@@ -64,6 +67,16 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         loader, content = load_samples, list(zip(parts, sources, strict=False))
     dataset = loader(name, content, **check_options(loader, rest, kind, _COMMON_OPTIONS))
     return replace(dataset, in_memory=_identity(kind, dataset))
+
+
+def _label_names(labels: Sequence[Any]) -> list[str] | None:
+    """Return the names of several columns of labels, if they are DataFrames. All parts must have the same columns."""
+    names = [list(map(str, getattr(y, "column_names", None) or y.columns)) if is_frame(y) else [] for y in labels]
+    if len(names[0]) < 2:
+        return None
+    if names[-1] and names[-1] != names[0]:
+        raise UserError(f"test y has the columns {', '.join(names[-1])}; expected {', '.join(names[0])}, as in y")
+    return names[0]
 
 
 def load_arrays(

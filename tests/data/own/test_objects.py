@@ -366,3 +366,28 @@ def test_a_table_with_token_ids_has_sites() -> None:
     assert fed.clients == 8
     with pytest.raises(fs.UserError, match="no value in the site column 'ward'"):
         fs.load(pa.table(columns | {"ward": [None, *columns["ward"][1:]]}), site="ward")
+
+
+@pytest.mark.parametrize("test_labels", [pd.Series(Y, name="other"), Y, pd.DataFrame({"name": Y})])
+def test_labels_of_a_pair_need_no_equal_names(test_labels: Any) -> None:
+    x = frame().drop(columns="ill")
+    loaded = fs.load((x, pd.Series(Y, name="outcome")), test=(x, test_labels))
+    assert loaded.test.y.tolist() == Y.tolist()
+    assert loaded.columns == ("age", "pulse")
+
+
+@pytest.mark.parametrize("kind", ["string", "boolean"])
+def test_missing_labels_of_pandas_types_are_refused(kind: str) -> None:
+    labels = pd.Series((Y > 0).astype(str) if kind == "string" else Y > 0, dtype=kind).where(Y < 2)
+    for x in (frame().drop(columns="ill"), TABLE):
+        with pytest.raises(fs.UserError, match="no label in row 2"):
+            fs.load((x, labels))
+
+
+def test_columns_of_several_labels_have_names_and_an_order() -> None:
+    labels = pd.DataFrame({"flu": Y > 0, "cough": Y > 1}).astype(int)
+    for x in (frame(), TABLE):
+        assert fs.load((x, labels)).classes == ("flu", "cough")
+        assert fs.load((x, labels), classes=["a", "b"]).classes == ("a", "b")
+        with pytest.raises(fs.UserError, match="test y has the columns cough, flu; expected flu, cough, as in y"):
+            fs.load((x, labels), test=(x, labels[["cough", "flu"]]))
