@@ -45,6 +45,7 @@ def _report(
     """Write one self-contained HTML page about runs: results, evidence, and a summary in words."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.report.charts.matplotlib_view import parse_formats
+    from fedskew.report.verdict import unfinished
     from fedskew.report.writing import page_path, write_loaded
     from fedskew.results import comparisons, load_runs, load_runs_and_races
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
@@ -54,8 +55,9 @@ def _report(
     metric = find_metric(rank_by or DEFAULT_METRIC)
     if format in TABLE_FORMATS:
         found = load_runs(runs)
-        print(table_text(comparisons(found.runs, metric.name), format), end="")
-        for line in found.unreadable:
+        settings = comparisons(found.runs, metric.name)
+        print(table_text(settings, format), end="")
+        for line in [*(f"{one.label}: {line}" for one in settings for line in unfinished(one)), *found.unreadable]:
             notice(line)
         return
     target, kinds = page_path(out), parse_formats(format, TABLE_FORMATS)

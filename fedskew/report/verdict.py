@@ -29,7 +29,7 @@ def verdict(comparison: Comparison) -> list[str]:
     compared = [*conclusion(comparison), *_details(methods, comparison)] if len(methods) > 1 else []
     answer = compared or _alone(ranking[0], comparison)
     return [
-        *_unfinished(comparison),
+        *unfinished(comparison),
         *answer,
         *_several_labels(comparison),
         *_bounds(ranking[max(1, len(methods)) :], comparison),
@@ -61,14 +61,15 @@ def conclusion(comparison: Comparison) -> list[str]:
     return [*sentences, *_better_on_weak_classes(comparison)]
 
 
-def _unfinished(comparison: Comparison) -> list[str]:
-    unfinished = [method for method in comparison.methods if len(method.finished_runs) < len(method.runs)]
-    if not unfinished:
+def unfinished(comparison: Comparison) -> list[str]:
+    """Say which methods have unfinished runs, and after which round they are shown. Empty if all are finished."""
+    found = [method for method in comparison.methods if len(method.finished_runs) < len(method.runs)]
+    if not found:
         return []
     if not any(method.finished_runs for method in comparison.methods):
         rounds = [run.last_round for method in comparison.methods for run in method.counted]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
-    return [f"Unfinished: {', '.join(map(_progress, unfinished))}. If a method has finished runs, only these count."]
+    return [f"Unfinished: {', '.join(map(_progress, found))}. If a method has finished runs, only these count."]
 
 
 def _progress(method: MethodRuns) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,19 @@ def test_mistakes_are_one_line(
     assert error in told
     assert told.count("\n") == 1
     assert not list(tmp_path.glob("*.html"))
+
+
+def test_a_table_for_a_paper_says_which_runs_are_unfinished(
+    comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("fedavg-0", "fedvls-0"):
+        shutil.copytree(comparison / name, tmp_path / name)
+    (tmp_path / "fedvls-0/summary.json").unlink()
+    assert main(["report", str(tmp_path), "--format", "markdown"]) == 0
+    shown = capsys.readouterr()
+    assert "| fedvls |" in shown.out
+    assert "nfinished" not in shown.out
+    assert "Unfinished: fedvls (0 of 1 runs finished, shown after round " in " ".join(shown.err.split())
 
 
 def test_python_writes_the_same_page(comparison: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
