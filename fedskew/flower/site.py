@@ -194,10 +194,25 @@ class Site:
         return self._data[key]
 
     def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
-        if facts.get("labels") is not None:
+        labels = facts.get("labels")
+        if labels is None:
+            samples = int(run.held(None).sizes[0])
+        else:
             require_declared("census of labels", run.method)
-        reply = {"site": self.config.name, "samples": int(run.held(facts.get("labels")).sizes[0])}
+            run.held(labels)  # refuses labels that there are not
+            samples = sum(self._label_counts(run)[label] for label in set(labels))
+        reply = {"site": self.config.name, "samples": samples}
         return reply | ({"versions": installed_versions()} if facts["kind"] == "hello" else {}), b""
+
+    def _label_counts(self, run: SiteRun) -> list[int]:
+        """Count the labels once per run. A row that is added later does not change what the site reports."""
+
+        def count() -> Answer:
+            return {"counts": run.held(None).label_counts[0].tolist()}, b""
+
+        question, request = f"the number of samples per label in run {run.name}", {"contract": run.contract}
+        counts: list[int] = SiteAnswers(self.config.state_folder).answer_once(question, request, count)[0]["counts"]
+        return counts
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Send the sums of the columns, once per contract. A row that is added later does not change them."""
@@ -386,13 +401,13 @@ class Site:
             return self._answer_survey(run, facts, payload)
         require_declared("survey", run.method)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
+        counts = self._label_counts(run)
 
         def count() -> Answer:
-            held = run.held(None)
-            report = {"label_counts": torch.from_numpy(held.label_counts[0].copy())}
+            report = {"label_counts": torch.tensor(counts)}
             if facts["predictions"]:
                 model = read_model("sent", tensors)
-                found = survey(run.runtime().network, model, run.runtimes.train_samples, held.indices[0])
+                found = survey(run.runtime().network, model, run.runtimes.train_samples, run.held(None).indices[0])
                 assert found.probability is not None
                 report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
             return {}, to_bytes(report)
