@@ -127,19 +127,19 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
 
 def _row(point: Point, campaign: Campaign) -> Row:
     from fedskew.lab.sweep.job import planned_rounds
-    from fedskew.lab.sweep.table import make_row
+    from fedskew.lab.sweep.table import FINISHED, make_row
 
     record = campaign.known.get(point.job)
     rounds = planned_rounds(point.config)
     status = "failed" if point.job.label in campaign.failures else "unfinished"
-    return make_row(point.grid_values, rounds, record, "finished" if record and record.rounds >= rounds else status)
+    return make_row(point.grid_values, rounds, record, FINISHED if record and record.rounds >= rounds else status)
 
 
 def _table(lines: Sequence[Row], metric: RankingMetric) -> object:
-    """Show means over the seeds, and mark the best point. The files list every run."""
+    """Show means over the seeds of the finished runs, and mark the best point. The files list every run."""
     from rich.table import Table
 
-    from fedskew.lab.sweep.table import best_points, by_point, grid_keys, measured_name
+    from fedskew.lab.sweep.table import FINISHED, best_points, by_point, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
     best = best_points(lines, metric)
@@ -149,7 +149,7 @@ def _table(lines: Sequence[Row], metric: RankingMetric) -> object:
     for heading in (*grid_keys(lines), "runs", *(one.heading.replace(" ", "\n", 1) for one in shown)):
         table.add_column(heading, overflow="fold")
     for grid_values, found in by_point(lines).items():
-        done = [line for line in found if line["accuracy"] is not None]
+        done = [line for line in found if line["status"] == FINISHED]
         columns = [[line[measured_name(one)] for line in done] for one in shown]
         cells = [_cell(column, one) for column, one in zip(columns, shown, strict=True)]
         marked = " *" if grid_values in best else ""

@@ -69,6 +69,16 @@ def test_a_failed_run_is_listed_and_fails_the_command(cli, grid: Path) -> None:
     assert sorted(statuses) == ["failed", "failed", "finished", "finished"]
 
 
+def test_runs_of_fewer_rounds_than_requested_are_not_in_the_means(cli, grid: Path) -> None:
+    assert cli("sweep", "grid.yaml", "--workers", "1", "--quiet").status == 0
+    longer = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--rounds", "9", "--time-limit", "0.0001")
+    assert longer.out.count("0/1") == 4
+    assert "1/1" not in longer.out
+    assert "highest accuracy" not in longer.out
+    rows = list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))
+    assert [(row["status"], row["rounds"]) for row in rows] == [("unfinished", "2")] * 4
+
+
 def test_time_may_be_up(cli, grid: Path) -> None:
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--time-limit", "0.0001", "--json")
     assert outcome.status == 0

@@ -21,6 +21,10 @@ Row = dict[str, Any]
 """A row of the table, by column."""
 
 
+FINISHED = "finished"
+"""The `status` of a run with all the requested rounds. Means over the seeds count only such runs."""
+
+
 def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:
     """Make the row of a run, up to `rounds` if the record is longer. `diverged` and `seconds` count all its rounds."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
@@ -79,13 +83,13 @@ def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[PointKey]:
 
     There is none where fewer than two points compete.
 
-    Points with missing runs, and reference bounds, do not compete.
+    Points with unfinished runs, and reference bounds, do not compete.
     """
     keys = grid_keys(lines)
     federation_axes = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
     means: dict[tuple[str, ...], dict[PointKey, float]] = {}
     for point, rows in by_point(lines).items():
-        if not is_reference_bound(str(rows[0].get("method"))) and all(row["accuracy"] is not None for row in rows):
+        if not is_reference_bound(str(rows[0].get("method"))) and all(row["status"] == FINISHED for row in rows):
             merit = metric.sign * _mean(point, rows, metric)
             means.setdefault(tuple(point[i] for i in federation_axes), {})[point] = merit
     return {max(found, key=lambda point: found[point]) for found in means.values() if len(found) > 1}

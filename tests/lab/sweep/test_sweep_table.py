@@ -10,12 +10,18 @@ from fedskew.results.ranking import find_metric
 
 
 def line(method: str, **measured: float | None) -> Row:
-    return {"method": method, "seed": 0, "status": "done", "accuracy": 0.5, **measured}
+    return {"method": method, "seed": 0, "status": "finished", "accuracy": 0.5, **measured}
 
 
 def test_the_best_by_auroc() -> None:
     lines = [line("fedavg", auroc=0.7), line("fedprox", auroc=0.8)]
     assert best_points(lines, find_metric("auroc")) == {("fedprox",)}
+
+
+def test_a_point_with_an_unfinished_run_does_not_compete() -> None:
+    lines = [line("fedavg", accuracy=0.5), line("fedprox", accuracy=0.6), line("fedvls", accuracy=0.9)]
+    lines[2]["status"] = "unfinished"
+    assert best_points(lines, find_metric("accuracy")) == {("fedprox",)}
 
 
 @pytest.mark.parametrize(
