@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,6 +66,7 @@ def array_dataset(
     where = [part.x_name for part in arrays]
     kind, inputs = convert_inputs([part.x for part in arrays], where, layout)
     if kind == "table":
+        refuse_unused_options(where[0], "a table of numbers", {"layout": layout})
         tables = _raw_tables(inputs, where, columns)
         dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
         # Without gaps, `scaling` describes the encoding, and x0, x1 … are not the user's names.
@@ -74,6 +75,12 @@ def array_dataset(
     if columns is not None:
         raise UserError(f"columns is set, but {where[0]} holds images; leave columns out")
     return assemble(name, kind, list(map(Part, inputs, labels, where)), classes, test_fraction)
+
+
+def refuse_unused_options(where: str, inputs: str, given: Mapping[str, object]) -> None:
+    """Refuse these options, if they are set, because they would have no effect on such inputs."""
+    if found := [option for option, value in given.items() if value is not None]:
+        raise UserError(f"{where}: option {found[0]!r} has no effect, because the inputs are {inputs}; leave it out")
 
 
 def make_array(values: Any, where: str) -> npt.NDArray[Any]:

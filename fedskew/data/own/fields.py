@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
-from fedskew.data.own.arrays import make_label_array
+from fedskew.data.own.arrays import make_label_array, refuse_unused_options
 from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError, plural
 
@@ -46,6 +46,8 @@ def load_fields(
     ]
     names, numbers = encode_labels(labels, class_list(classes))
     all_integers = all(array.dtype.kind in "biu" for array in named[0].values())
+    if not all_integers:
+        refuse_unused_options("x", "not all whole numbers", {"vocabulary": vocabulary})
     rows = [_rows(arrays, prefix, all_integers) for arrays, prefix in zip(named, prefixes, strict=False)]
     train, test = _train_and_test(rows, numbers, sites, test_fraction)
     return Dataset(

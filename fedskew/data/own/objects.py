@@ -16,7 +16,7 @@ import torch
 
 from fedskew.data.dataset import Dataset, check_options
 from fedskew.data.images import Size, image_pixels, is_image, parse_size
-from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_label_array
+from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_label_array, refuse_unused_options
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.frames import frame_table, is_frame
@@ -104,24 +104,30 @@ def load_samples(
     layout: str | None = None,
     image_size: object = None,
     classes: object = None,
-    length: int = LENGTH,
-    vocabulary: int = VOCABULARY,
+    length: int | None = None,
+    vocabulary: int | None = None,
 ) -> Dataset:
     """Load torch Datasets whose items are pairs (input, label). An input is numbers, an image or a text."""
     samples = [_samples(data, where) for data, where in parts]
     names = known_classes(classes, _class_names(parts[0][0]))
     inputs, sources = [x for x, _ in samples], [where for _, where in parts]
+    for_text = {"length": length, "vocabulary": vocabulary}
     if isinstance(inputs[0][0], str):
+        refuse_unused_options(sources[0], "texts", {"image_size": image_size, "layout": layout})
         texts = [
             Part(list(map(str, x)), read_labels(y, where, "item {}".format), where)
             for (x, y), where in zip(samples, sources, strict=True)
         ]
-        return assemble(name, "text", texts, names, test_fraction, length, vocabulary)
+        form = (LENGTH if length is None else length, VOCABULARY if vocabulary is None else vocabulary)
+        return assemble(name, "text", texts, names, test_fraction, *form)
     if is_image(inputs[0][0]):
+        refuse_unused_options(sources[0], "images of Pillow", {"layout": layout, **for_text})
         size, layout = parse_size(image_size), "nchw"
         inputs = [_pixels(images, where, size) for images, where in zip(inputs, sources, strict=True)]
         channels = max(len(image) for part in inputs for image in part)
         inputs = [[x if len(x) == channels else x.repeat(channels, axis=0) for x in part] for part in inputs]
+    else:
+        refuse_unused_options(sources[0], "numbers", {"image_size": image_size, **for_text})
     arrays = [
         ArrayPart(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, sources, strict=True)
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
-from fedskew.data.own.arrays import convert_inputs
+from fedskew.data.own.arrays import convert_inputs, refuse_unused_options
 from fedskew.data.own.assembly import Part, assemble, number_sites
 from fedskew.data.own.columns import (
     Array,
@@ -70,7 +70,7 @@ def load_tables(
     test_fraction: float | None = None,
     image_size: object = None,
     layout: str | None = None,
-    length: int = LENGTH,
+    length: int | None = None,
     vocabulary: int | None = None,
     classes: object = None,
     rename: object = None,
@@ -97,19 +97,26 @@ def load_tables(
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
     tables = [_select_columns(table, columns, drop, label_and_site) for table in tables]
-    if tokens := token_columns({n: c for n, c in tables[0].columns.items() if n not in label_and_site}):
+    given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
+    given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
+    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
+    others = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
+    if text is None and (tokens := token_columns(others)):
+        _refuse_unused_options(tables[0].where, "tokens", given)
+        notes = _unused_columns(name, tables[0].where, others, tokens, listed_inputs)
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         found = known_classes(classes, tables[0].class_names.get(label))
         site_names, numbers = ((), None) if site is None else number_sites([_sites(table, site) for table in tables])
         dataset = load_fields(
             name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary, sites=numbers
         )
-        return replace(dataset, sites=site_names, site_column=site or "")
+        return replace(dataset, sites=site_names, site_column=site or "", notes=notes)
     known = None if encoding is None else read_encoding(encoding)
     categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
-    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
     readers = [ColumnReader(table.where, table.row, _markers(missing), categories, listed_inputs) for table in tables]
     inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
+    _refuse_unused_options(tables[0].where, inputs.kind, given)
+    notes = _unused_columns(name, tables[0].where, others, inputs.names, listed_inputs)
     labels = [_labels(table, label) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
     names = known_classes(classes, tables[0].class_names.get(label))
@@ -117,7 +124,8 @@ def load_tables(
         texts = [_text(table, inputs.names[0]) for table in tables]
         parts = [Part(x, y, t.where, s) for x, y, t, s in zip(texts, labels, tables, sites, strict=True)]
         most_words = VOCABULARY if vocabulary is None else vocabulary
-        return assemble(name, "text", parts, names, test_fraction, length, most_words, site=site)
+        most_kept = LENGTH if length is None else length
+        return assemble(name, "text", parts, names, test_fraction, most_kept, most_words, site=site)
     if inputs.kind == "table":
         raw = _read_inputs(tables, readers, inputs.names, known)
         parts = [Part(x, y, t.where, s) for x, y, t, s in zip(raw, labels, tables, sites, strict=True)]
@@ -129,7 +137,41 @@ def load_tables(
         pixels = [_pixels(table, inputs.names[0]) for table in tables]
     kind, x = convert_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
     parts = [Part(v, y, t.where, s) for v, y, t, s in zip(x, labels, tables, sites, strict=True)]
-    return assemble(name, kind, parts, names, test_fraction, site=site)
+    return replace(assemble(name, kind, parts, names, test_fraction, site=site), notes=notes)
+
+
+_UNUSED_OPTIONS = {
+    "tokens": ("token ids", ("length", "image_size", "layout", "categorical", "missing", "encoding")),
+    "text": ("texts", ("image_size", "layout", "categorical", "missing", "encoding")),
+    "table": ("numbers and categories", ("length", "vocabulary", "image_size", "layout")),
+    "encoded": ("image files", ("length", "vocabulary", "layout", "categorical", "missing")),
+    "pixels": ("arrays of pixels", ("length", "vocabulary", "image_size", "categorical", "missing")),
+}
+"""For each kind of inputs, what they are, and the options that would have no effect."""
+
+
+def _encoding_file(encoding: object) -> object:
+    """Return the encoding if the user set it. A contract passes a `TableEncoding`, and checks the inputs itself."""
+    return None if isinstance(encoding, TableEncoding) else encoding
+
+
+def _refuse_unused_options(where: str, kind: str, given: Mapping[str, object]) -> None:
+    """Refuse an option that would have no effect on inputs of this kind."""
+    inputs, unused = _UNUSED_OPTIONS[kind]
+    refuse_unused_options(where, inputs, {option: given[option] for option in unused})
+
+
+def _unused_columns(
+    name: str, where: str, others: Iterable[str], inputs: Sequence[str], listed: Container[str]
+) -> tuple[str, ...]:
+    """Return a note about columns that are not read beside texts, images or token ids. Refuse them if listed."""
+    unused = [column for column in others if column not in inputs]
+    if refused := [column for column in unused if column in listed]:
+        raise UserError(
+            f"{where}: columns lists {refused[0]!r}, which cannot be an input together with {shorten(inputs)}; "
+            "leave it out"
+        )
+    return (f"{name}: the inputs are {shorten(inputs)}; not used: {shorten(unused)}",) if unused else ()
 
 
 def _require_rows(table: Table) -> None:

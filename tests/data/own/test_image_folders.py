@@ -132,3 +132,12 @@ def test_folders_with_numbers_as_names_keep_their_classes(tmp_path: Path) -> Non
     data = load(tmp_path / "digits", classes=["1", "0"])
     bright = data.train.x.mean(axis=(1, 2, 3)) > 100
     assert (data.train.y == np.where(bright, 0, 1)).all()
+
+
+def test_columns_beside_images_are_named_or_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a.png")
+    images = [(tmp_path / "a.png").read_bytes()] * 10
+    pq.write_table(pa.table({"scan": images, "age": range(10), "y": [0, 1] * 5}), tmp_path / "scans.parquet")
+    assert load(tmp_path / "scans.parquet").notes == ("scans.parquet: the inputs are 'scan'; not used: 'age'",)
+    with pytest.raises(UserError, match="columns lists 'age', which cannot be an input together with 'scan'"):
+        load(tmp_path / "scans.parquet", columns=["scan", "age"])

@@ -391,3 +391,32 @@ def test_columns_of_several_labels_have_names_and_an_order() -> None:
         assert fs.load((x, labels), classes=["a", "b"]).classes == ("a", "b")
         with pytest.raises(fs.UserError, match="test y has the columns cough, flu; expected flu, cough, as in y"):
             fs.load((x, labels), test=(x, labels[["cough", "flu"]]))
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (frame(), {"image_size": 8}),
+        (frame(), {"length": 5}),
+        (frame(), {"text": "ill", "label": "age", "missing": ["low"]}),
+        ((TABLE, Y), {"layout": "nchw"}),
+        (Pairs(["one text"] * 10, [0, 1] * 5), {"image_size": 8}),
+        (Pairs([Image.new("L", (4, 4))] * 10, [0, 1] * 5), {"layout": "nhwc"}),
+        (TensorDataset(torch.tensor(TABLE), torch.tensor(Y)), {"vocabulary": 9}),
+        (({"ids": Y, "weight": TABLE[:, 0]}, Y), {"vocabulary": 9}),
+        (datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 60, "label": Y}), {"length": 5}),
+    ],
+)
+def test_an_option_without_effect_is_refused(data: Any, options: dict[str, Any]) -> None:
+    label = {"label": "ill"} if isinstance(data, pd.DataFrame) else {}
+    with pytest.raises(fs.UserError, match=r"has no effect, because the inputs are .*; leave it out"):
+        fs.load(data, **{**label, **options})
+
+
+def test_columns_beside_token_ids_are_named_or_refused() -> None:
+    tokens = {"input_ids": [[1, 2], [2, 3]] * 30, "age": TABLE[:, 0], "note": ["some words"] * 60, "label": Y}
+    data = datasets.Dataset.from_dict(tokens)
+    assert fs.load(data).notes == ("dataset: the inputs are 'input_ids'; not used: 'age', 'note'",)
+    with pytest.raises(fs.UserError, match="columns lists 'age', which cannot be an input together with 'input_ids'"):
+        fs.load(data, columns=["input_ids", "age"])
+    assert fs.load(data, text="note").words == ("some", "words")
