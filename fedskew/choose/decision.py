@@ -161,8 +161,9 @@ def _cost(finalist: Finalist) -> str:
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
     """Name the finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
     lines = []
+    worse = _significantly_worse(final, chosen)
     for finalist in final:
-        if finalist is chosen or _is_significantly_worse(finalist.standing, chosen.standing):
+        if finalist is chosen or finalist.standing.label in worse:
             continue
         reasons = []
         if finalist.compute < chosen.compute - _SAME_COST or finalist.traffic < chosen.traffic - _SAME_COST:
@@ -174,9 +175,19 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
     return lines
 
 
-def _is_significantly_worse(finalist: Standing, chosen: Standing) -> bool:
-    difference = paired(chosen.scores, finalist.scores)
-    return difference is None or (difference.significant and difference.mean > 0)
+def _significantly_worse(final: Sequence[Finalist], chosen: Finalist) -> set[str]:
+    """Return the labels of the finalists that are significantly worse than the chosen one, corrected by Holm's method.
+
+    The answer also reports the test of the chosen method against FedAvg, so that test decides on FedAvg. A finalist
+    that is worse by the same amount on every split cannot be tested, and counts as worse.
+    """
+    others = [finalist for finalist in final if finalist is not chosen]
+    leads = [paired(chosen.standing.scores, finalist.standing.scores) for finalist in others]
+    tested = holm([lead for lead in leads if lead is not None])
+    found = dict(zip((finalist.standing.label for finalist in others), tested, strict=True))
+    if chosen.difference is not None:
+        found |= {one.standing.label: chosen.difference for one in others if one.standing.method == BASELINE}
+    return {label for label, lead in found.items() if lead.mean > 0 and (lead.significant or not lead.is_tested)}
 
 
 def _named(standing: Standing) -> str:

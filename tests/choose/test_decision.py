@@ -88,6 +88,28 @@ def test_cheaper_and_more_private_alternatives_are_named() -> None:
     assert "fedavg with" not in answer
 
 
+def test_fedavg_is_an_alternative_if_the_answer_calls_the_lead_over_it_not_significant() -> None:
+    """The lead of fedgr is significant only without a correction for the three comparisons."""
+    _, answer = chosen(
+        finalist("fedgr", [0.9007, 0.8853, 0.8934, 0.8823], compute=1.5),
+        finalist("fedrs", [0.8406, 0.8184, 0.8845, 0.8479]),
+        finalist("fedvls", [0.7565, 0.8177, 0.8238, 0.7937]),
+        finalist("fedavg", [0.8367, 0.7820, 0.8315, 0.6876]),
+    )
+    assert "Use fedgr" in answer
+    assert "not significant at 5 %, corrected for 3 comparisons" in answer
+    reasons = "is cheaper and reveals nothing about labels, and is not significantly worse."
+    assert f"fedavg with learning rate 0.1 {reasons}" in answer
+    assert f"fedrs with learning rate 0.1 {reasons}" in answer
+    assert "fedvls with" not in answer
+
+
+def test_a_finalist_that_is_worse_by_the_same_amount_everywhere_is_no_alternative() -> None:
+    _, answer = chosen(finalist("fedavg", [0.5] * 3), finalist("fedgr", [0.7] * 3, compute=1.5))
+    assert "by 20.0 points on every split" in answer
+    assert "not significantly worse" not in answer
+
+
 def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> None:
     fedavg = finalist("fedavg", [0.5, 0.52, 0.51], raced=[0.5, 0.5])
     steady = finalist("fedvls", [0.70, 0.69, 0.71], raced=[0.80, 0.82])
