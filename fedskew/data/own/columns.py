@@ -26,8 +26,12 @@ encoding says that they are categories."""
 FEW_ROWS = 20
 """If a column has fewer values than this, all of them may differ by chance, so it is not refused as an identifier."""
 
+_MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = re.compile(
-    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|\d{1,2}:\d{2}(:\d{2}.*)?"
+    r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}([ T].*)?|\d{1,2}[-/.]\d{1,2}[-/.](\d{4}|\d{2})([ T].*)?|"
+    r"\d{1,2}:\d{2}(:\d{2}.*)?( ?[ap]\.?m\.?)?|"
+    rf"\d{{1,2}}[- .]+{_MONTH}[-, ]+(\d{{4}}|\d{{2}})( .*)?|{_MONTH} \d{{1,2}},? \d{{4}}( .*)?",
+    re.IGNORECASE,
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")

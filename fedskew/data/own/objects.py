@@ -139,13 +139,20 @@ def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], 
     x, y = data["data"], data["target"]
     known: dict[str, Any] = {"name": "bunch"}
     names = data.get("target_names")
-    if names is not None and len(np.shape(y)) == 1 and np.asarray(y).dtype.kind in "iu":
+    if names is not None and _are_positions(y, len(names)):
         known["classes"] = StoredClasses(map(str, names))
     if data.get("feature_names") is not None and isinstance(x, np.ndarray):
         known["columns"] = [str(name) for name in data["feature_names"]]
     test: Any = options.get("test")
     unpacked = {"test": (test["data"], test["target"])} if _is_bunch(test) else {}
     return (x, y), {**known, **options, **unpacked}
+
+
+def _are_positions(y: Any, classes: int) -> bool:
+    """Return whether labels number this many names. In some Bunches, `target_names` is the name of the label column."""
+    labels = np.asarray(y)
+    is_numbers = labels.ndim == 1 and labels.dtype.kind in "iu"
+    return is_numbers and classes > 1 and bool(((labels >= 0) & (labels < classes)).all())
 
 
 def _parts(data: Any, test: Any) -> tuple[Any, Any]:

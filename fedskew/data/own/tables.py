@@ -244,7 +244,9 @@ def _markers(missing: object) -> tuple[str, ...]:
     listed = missing if isinstance(missing, list | tuple) else str(missing).split(",")
     if not all(isinstance(marker, str | int | float) for marker in listed):
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
-    return tuple(str(marker).strip() for marker in listed)
+    texts = [str(marker).strip() for marker in listed]
+    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # -999.0 is the category -999
+    return tuple(dict.fromkeys([*texts, *numbers]))
 
 
 def _check_site(table: Table, site: str | None, label: str) -> None:

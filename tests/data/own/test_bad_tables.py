@@ -360,3 +360,18 @@ def test_a_class_may_be_called_none_among_names(tmp_path: Path) -> None:
     path = tmp_path / "labels.csv"
     path.write_text(csv(cells("none", "mild", "severe")))
     assert fs.load(path).classes == ("mild", "none", "severe")
+
+
+@pytest.mark.parametrize(
+    "dates",
+    [
+        ("12 Jan 2024", "1 May 2023"),
+        ("03-FEB-24", "17-Mar-23"),
+        ("March 5, 2024", "Apr 1 2023"),
+        ("3:45 PM", "11:10am"),
+    ],
+)
+def test_dates_with_names_of_months_are_refused(dates: tuple[str, ...]) -> None:
+    table = pd.DataFrame({"age": AGES, "seen": cells(*dates), "y": LABELS})
+    with pytest.raises(fs.UserError, match="column 'seen' holds dates or times such as"):
+        fs.load(table)

@@ -16,6 +16,7 @@ import yaml
 from PIL import Image
 from scipy.sparse import csr_array
 from sklearn.datasets import load_iris
+from sklearn.utils import Bunch
 from torch.utils.data import Subset, TensorDataset
 
 import fedskew as fs
@@ -420,3 +421,14 @@ def test_columns_beside_token_ids_are_named_or_refused() -> None:
     with pytest.raises(fs.UserError, match="columns lists 'age', which cannot be an input together with 'input_ids'"):
         fs.load(data, columns=["input_ids", "age"])
     assert fs.load(data, text="note").words == ("some", "words")
+
+
+def test_a_bunch_may_name_its_label_column_instead_of_the_classes() -> None:
+    bunch = Bunch(data=TABLE, target=Y + 1, target_names=["Cover_Type"])  # as in fetch_covtype()
+    assert fs.load(bunch).classes == ("1", "2", "3")
+
+
+@pytest.mark.parametrize("marker", [-999, -999.0, "-999"])
+def test_a_number_marks_gaps_among_categories(marker: object) -> None:
+    data = fs.load(frame(room=np.where(Y == 1, -999.0, Y)), label="ill", categorical="room", missing=[marker])
+    assert data.columns == ("age", "pulse", "room=0", "room=2", "room missing")
