@@ -81,11 +81,14 @@ def app_hash(files: Mapping[str, str]) -> str:
 
 
 def refusal(folder: Path, archive: bytes) -> str | None:
-    """Return the reason why the site in this folder does not run an app. None if it does."""
+    """Return the reason why the site in this folder does not run an app. None if it does.
+
+    Raises `UserError` if the approvals cannot be read. Its text names the file, so it must not leave the site.
+    """
+    approvals = read_approvals(folder)
+    if approvals is None:
+        return None
     try:
-        approvals = read_approvals(folder)
-        if approvals is None:
-            return None
         files = file_hashes(archive)
     except (UserError, zipfile.BadZipFile) as error:
         return str(error) if isinstance(error, UserError) else "the app's archive is damaged"

@@ -49,12 +49,15 @@ app.evaluate()(answer)
 
 
 def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once."""
+    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once.
+
+    Flower sends the text of an error to the server, so it must not name the site's files.
+    """
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
-    problem = f"the worker of {site} ended twice while it worked, perhaps because memory ran out"
+    problem = "the site's worker ended twice while it worked, perhaps because memory ran out"
     with contextlib.suppress(UserError):
         site_log(site).append(describe_request(facts) | {"event": "failed", "reason": problem, "app": app_hash})
     raise RuntimeError(problem)
@@ -75,7 +78,7 @@ def _connect_to_worker(site: Path) -> socket.socket:
             return connection
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-    raise RuntimeError(f"the worker of {site} did not start; the reason is in the SuperNode's log")
+    raise RuntimeError("the site's worker did not start; the reason is in the SuperNode's log")
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:

@@ -101,12 +101,15 @@ def _allow_only_approved_app(site: Path) -> None:
 
     def install_if_approved(archive: bytes, **options: Any) -> None:
         nonlocal reason
-        reason = refusal(site.parent, archive)
+        try:
+            problem = reason = refusal(site.parent, archive)
+        except UserError as error:  # the text names the site's files
+            problem, reason = str(error), "its approvals cannot be read; the reason is in its log"
         client_app.app_hash = _hash(archive)
         if reason is None:
             install(archive, **options)
         else:
-            print(f"fedskew: warning: {reason}", file=sys.stderr, flush=True)
+            print(f"fedskew: warning: {problem}", file=sys.stderr, flush=True)
 
     def load_or_refuse(**options: Any) -> Any:
         return get_loader(**options) if reason is None else lambda *_: refusing_app(reason, site)

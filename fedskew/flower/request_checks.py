@@ -26,6 +26,7 @@ from fedskew.flower.releases import Release
 from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts, one_line
 from fedskew.methods import Method, Stage, Tensors
@@ -56,7 +57,10 @@ def require_approved(facts: Facts, site: SiteConfig) -> None:
 
     A server can send other settings than those in its app, so it is not enough to approve the app.
     """
-    approvals = read_approvals(site.folder)
+    try:
+        approvals = read_approvals(site.folder)
+    except UserError as error:  # the text names the site's file
+        raise StateUnusable(str(error)) from error
     if approvals is None:
         return
     if not approvals:

@@ -26,6 +26,7 @@ from fedskew.flower.request_checks import approved_settings, require_approved
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site_config import load_site
+from fedskew.flower.site_state import StateUnusable
 
 
 @pytest.fixture
@@ -114,9 +115,26 @@ def test_damaged_files_refuse_everything(site: Path) -> None:
     assert approve(site, "--yes") == 0
     assert refusal(site, b"no archive") == "the app's archive is damaged"
     (site / NAME).write_text("[{}]")
-    with pytest.raises(UserError, match="cannot be read"):
-        read_approvals(site)
-    assert "cannot be read" in str(refusal(site, build_archive(site / "app")))
+    for read in (lambda: read_approvals(site), lambda: refusal(site, build_archive(site / "app"))):
+        with pytest.raises(UserError, match="cannot be read"):
+            read()
+
+
+def test_where_damaged_approvals_are_stays_in_the_site_s_own_log(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / NAME).write_text("[{}]")
+    reasons: list[str] = []
+    monkeypatch.setattr(node.runtime, "install_from_fab", lambda *_, **__: pytest.fail("the app is not approved"))
+    monkeypatch.setattr(node.runtime, "get_load_client_app_fn", lambda **_: "the app's loader")
+    monkeypatch.setattr(node, "refusing_app", lambda reason, _: reasons.append(reason))
+    node._allow_only_approved_app(site / "site.yaml")
+    node.runtime.install_from_fab(build_archive(site / "app"))
+    node.runtime.get_load_client_app_fn()()
+    assert reasons == ["its approvals cannot be read; the reason is in its log"]
+    assert str(site / NAME) in capsys.readouterr().err
+    with pytest.raises(StateUnusable):
+        require_approved({}, load_site(site / "site.yaml"))
 
 
 def test_an_empty_list_of_approvals_refuses_every_request(site: Path) -> None:

@@ -26,6 +26,7 @@ from fedskew.flower.secure.released_sums import ReleasedSums
 from fedskew.flower.secure.session import PublicKeys, from_hex
 from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.wire import Facts, Garbled, digest, one_line
 from fedskew.methods import Stage, Tensors
@@ -147,7 +148,10 @@ class SecureSite:
         """Load the site's node key. Refuse terms with another public key of this site."""
         if self._config.keys is None:
             raise UserError("secure aggregation needs this site's node key; expected keys: FOLDER in its site.yaml")
-        identity = NodeIdentity(NodeKeys(self._config.folder / self._config.keys).private)
+        try:
+            identity = NodeIdentity(NodeKeys(self._config.folder / self._config.keys).private)
+        except UserError as error:  # the text names the site's file
+            raise StateUnusable(str(error)) from error
         if terms.roster.get(self._config.name) != identity.public:
             raise UserError(f"the app has another public key for {self._config.name!r} than this site's node key")
         return identity

@@ -38,6 +38,7 @@ from fedskew.flower.secure.terms import secure_terms
 from fedskew.flower.server_app import _terms, run_federation
 from fedskew.flower.settings import FederationSettings, read_settings
 from fedskew.flower.site import Site
+from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions
 from fedskew.flower.wire import Facts, Garbled
@@ -276,6 +277,14 @@ def test_terms_that_do_not_protect_a_site_are_refused(here: Case) -> None:
         ask(here, "hello", {"largest_change": 1e12})
     with pytest.raises(UserError, match="another public key for 'site-0' than this site's node key"):
         ask(here, "hello", {"roster": {**keys, "site-0": "ssh-ecdsa other"}})
+
+
+def test_where_a_damaged_node_key_is_stays_at_the_site(here: Case, tmp_path: Path) -> None:
+    """Only the text of other refusals leaves the site."""
+    _, site = here.grid._sites[1000]
+    site.config = replace(site.config, keys=str(tmp_path / "absent"))
+    with pytest.raises(StateUnusable, match="absent"):
+        ask(here, "hello")
 
 
 def test_a_site_can_require_secure_aggregation(here: Case, data: Path, split: Federation, tmp_path: Path) -> None:
