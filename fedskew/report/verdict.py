@@ -213,10 +213,9 @@ def _better_on_weak_classes(comparison: Comparison) -> list[str]:
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
     """Name the classes that gain most and those that lose, as means over the seeds that both methods have."""
-    common = {run.seed for run in best.counted} & {run.seed for run in baseline.counted}
-    if not common:
+    changes = best.class_changes(baseline)
+    if not len(changes):
         return []
-    changes = best.class_accuracies(common) - baseline.class_accuracies(common)
     mean = changes.mean(axis=0)
     order = np.argsort(mean)
     gains = [c for c in order[::-1] if mean[c] >= NOTABLE][:MAX_CLASSES]

@@ -97,6 +97,11 @@ class MethodRuns:
         rows = self.class_accuracies()
         return np.asarray(rows.mean(axis=0), np.float64) if len(rows) else np.empty(0)
 
+    def class_changes(self, other: MethodRuns) -> npt.NDArray[np.float64]:
+        """This method's accuracies minus the other's, [seeds, classes], for the seeds that both have."""
+        common = {run.seed for run in self.counted} & {run.seed for run in other.counted}
+        return self.class_accuracies(common) - other.class_accuracies(common)
+
     def to_json(self) -> dict[str, Any]:
         def pair(value: Callable[[Result], float]) -> dict[str, float | None]:
             return {name: finite_or_none(number) for name, number in self.over_seeds(value)._asdict().items()}

@@ -22,7 +22,9 @@ def classes(comparison: Comparison) -> Section:
     baseline = comparison.baseline
     if baseline is not None and baseline in methods and len(methods) > 1:
         gains = _gains(comparison, baseline, [method for method in methods if method is not baseline])
-        figures.append(Figure("gains", f"Change compared with {baseline.label}, in points", [gains]))
+        seeds = {frozenset(run.seed for run in method.counted) for method in methods}
+        where = ", on the seeds that both methods have" if len(seeds) > 1 else ""
+        figures.append(Figure("gains", f"Change compared with {baseline.label}, in points{where}", [gains]))
     panels = [_over_rounds(method, run, comparison) for method in methods[:MAX_PANELS] if (run := method.first)]
     figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
     return Section("classes", "Classes", figures=figures)
@@ -59,8 +61,7 @@ def _deviation(method: MethodRuns) -> list[float | None] | None:
 
 
 def _gains(comparison: Comparison, baseline: MethodRuns, others: list[MethodRuns]) -> Heat:
-    base = baseline.class_accuracy
-    rows = [[number(100 * v) for v in method.class_accuracy - base] for method in others]
+    rows = [_mean_changes(method, baseline, len(comparison.classes)) for method in others]
     return Heat(
         "gains",
         f"accuracy minus that of {baseline.label}",
@@ -73,6 +74,12 @@ def _gains(comparison: Comparison, baseline: MethodRuns, others: list[MethodRuns
         "difference",
         show_numbers=len(comparison.classes) <= MAX_BARS,
     )
+
+
+def _mean_changes(method: MethodRuns, baseline: MethodRuns, classes: int) -> list[float | None]:
+    """The change of each class in points, as the mean over the seeds that both have. None if there are none."""
+    changes = method.class_changes(baseline)
+    return [number(100 * v) for v in changes.mean(axis=0)] if len(changes) else [None] * classes
 
 
 def _over_rounds(method: MethodRuns, run: Result, comparison: Comparison) -> Heat:

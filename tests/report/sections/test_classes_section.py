@@ -19,3 +19,16 @@ def test_the_caption_names_deviations_if_and_only_if_they_are_drawn(number: int,
     figure = classes(comparison).figures[0]
     assert isinstance(figure.charts[0], Bars if number <= MAX_BARS else Heat)
     assert ("±" in figure.caption) == (seeds > 1 and number <= MAX_BARS)
+
+
+def test_the_change_compared_with_fedavg_is_on_the_seeds_that_both_have() -> None:
+    """Seeds have different splits, so a method with an easier seed would seem better."""
+    runs = [made_up("fedavg", 0, [0.5, 0.5]), made_up("fedavg", 1, [0.3, 0.1])]
+    runs += [made_up("fedvls", 0, [0.6, 0.4]), made_up("fedvls", 2, [0.9, 0.9]), made_up("fedlmd", 5, [0.9, 0.9])]
+    (comparison,) = comparisons(runs)
+    (figure,) = [figure for figure in classes(comparison).figures if figure.key == "gains"]
+    (chart,) = figure.charts
+    assert isinstance(chart, Heat)
+    found = dict(zip(chart.rows, chart.values, strict=True))
+    assert found == {"fedvls": [pytest.approx(10), pytest.approx(-10)], "fedlmd": [None, None]}
+    assert figure.caption == "Change compared with fedavg, in points, on the seeds that both methods have"
