@@ -37,6 +37,8 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
 """A column with at most this many distinct texts may hold categories such as 1st and 2nd, not numbers with a unit."""
+_LARGEST_EXACT = 2.0**53
+"""From here on, different whole numbers may be the same float."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -177,7 +179,14 @@ class ColumnReader:
         """Read the only input column of a table, which may be free text."""
         assert isinstance(column, Strings | Cells)
         numbers = self._numbers(name, column, None)
-        return self._texts(column) if numbers is None else numbers
+        if numbers is not None:
+            return numbers
+        texts = self._texts(column)
+        if not texts.categorical:
+            self._refuse_measurements(
+                name, texts, f"leave it out with drop={name}, or read it as text with text={name}"
+            )
+        return texts
 
     def _is_categorical(self, name: str, column: Column) -> bool:
         return name in self.categorical or (isinstance(column, Strings) and column.categorical)
@@ -238,6 +247,24 @@ class ColumnReader:
         if not rows:
             return
         example, remedy = repr(column.values[0]), f"leave it out with drop={name}"
+        self._refuse_measurements(name, column, remedy)
+        if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
+            raise UserError(
+                f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
+                f"identifier; {remedy}"
+            )
+        if len(column.values) > MOST_CATEGORIES:
+            raise UserError(
+                f"{self.where}: column {name!r} has {len(column.values)} different texts, such as {example}; expected "
+                f"at most {MOST_CATEGORIES} categories; {remedy}, use it alone with text={name}, or keep it with "
+                f"categorical={name}"
+            )
+
+    def _refuse_measurements(self, name: str, column: Strings, remedy: str) -> None:
+        """Refuse texts that are dates, or numbers with a comma or a unit."""
+        if not column.values:
+            return
+        example = repr(column.values[0])
         if self._are_mostly(column, _DATE):
             raise UserError(
                 f"{self.where}: column {name!r} holds dates or times such as {example}; expected numbers or "
@@ -252,17 +279,6 @@ class ColumnReader:
             raise UserError(
                 f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {example}; expected "
                 f"numbers; remove the unit, or {remedy}"
-            )
-        if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
-            raise UserError(
-                f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
-                f"identifier; {remedy}"
-            )
-        if len(column.values) > MOST_CATEGORIES:
-            raise UserError(
-                f"{self.where}: column {name!r} has {len(column.values)} different texts, such as {example}; expected "
-                f"at most {MOST_CATEGORIES} categories; {remedy}, use it alone with text={name}, or keep it with "
-                f"categorical={name}"
             )
 
     def _are_mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:
@@ -310,6 +326,14 @@ def _booleans(column: Strings) -> Numbers | None:
     return numbers[column.codes]
 
 
+def _exact_integers(column: Strings) -> npt.NDArray[np.int64] | None:
+    """Return a column without gaps as integers, or None if some texts do not spell one or it is too long."""
+    try:
+        return np.array([int(text) for text in column.values], np.int64)[column.codes]
+    except (ValueError, OverflowError):
+        return None
+
+
 def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
     """Return a column's values as labels: numbers if all cells are numbers, otherwise texts. A gap is None or NaN."""
     if isinstance(column, np.ndarray):
@@ -317,6 +341,7 @@ def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDAr
     if isinstance(column, Cells):
         numbers = column.numbers(())
         if numbers is not None:
-            return numbers
+            exact = _exact_integers(column.strings) if (np.abs(numbers) >= _LARGEST_EXACT).any() else None
+            return numbers if exact is None else exact
         column = column.strings
     return np.array(column.to_list(), dtype=object)

@@ -130,4 +130,6 @@ def _test_path(path: Path, test: object, parts: int) -> Path:
     found = Path(test).expanduser()
     if not found.exists():
         raise UserError(f"test is {str(test)!r}, which does not exist; expected a path like {path}")
+    if found.samefile(path):
+        raise UserError(f"test is {str(test)!r}, which is the training data; leave out test to hold out a part of it")
     return found

@@ -375,3 +375,31 @@ def test_dates_with_names_of_months_are_refused(dates: tuple[str, ...]) -> None:
     table = pd.DataFrame({"age": AGES, "seen": cells(*dates), "y": LABELS})
     with pytest.raises(fs.UserError, match="column 'seen' holds dates or times such as"):
         fs.load(table)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["0,5", "1,5"], "if the comma is the decimal mark"),
+        (["2024-01-02", "2024-02-03"], "holds dates or times"),
+        ([f"{i} mg" for i in range(N)], "with the unit 'mg'"),
+    ],
+)
+def test_an_only_column_of_dates_or_measurements_is_not_text(tmp_path: Path, values: list[str], message: str) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("dose;y\n" + "".join(f"{dose};{y}\n" for dose, y in zip(cells(*values), LABELS, strict=True)))
+    with pytest.raises(fs.UserError, match=message):
+        fs.load(path)
+    assert fs.load(path, text="dose").kind == "text"
+
+
+def test_the_training_data_are_no_test_part(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(csv())
+    with pytest.raises(fs.UserError, match="which is the training data; leave out test"):
+        fs.load(tmp_path / "train.csv", test=tmp_path / "train.csv")
+
+
+def test_long_numbers_as_labels_are_not_rounded(tmp_path: Path) -> None:
+    codes = ("9007199254740992", "9007199254740993", "900000000000207008")
+    (tmp_path / "codes.csv").write_text(csv(cells(*codes)))
+    assert set(fs.load(tmp_path / "codes.csv").classes) == set(codes)
