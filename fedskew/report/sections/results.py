@@ -74,13 +74,12 @@ def _final(ranking: Sequence[MethodRuns]) -> Table:
 def _row(method: MethodRuns, measured: Sequence[str]) -> list[Cell]:
     n = len(method.counted)
     totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in method.counted]
-    means = [number(sum(column) / n, 1) for column in zip(*totals, strict=True)]
-    return [
-        method.label,
-        n,
-        *measured,
-        *(value or None for value in means),
-    ]
+    return [method.label, n, *measured, *(_cost(sum(column) / n) for column in zip(*totals, strict=True))]
+
+
+def _cost(mean: float) -> float | None:
+    """Round a cost, so that a small one does not become 0. A cost of 0 was not recorded, or there is none: None."""
+    return number(mean, 1 if mean >= 1 else 3) if mean else None
 
 
 def _significance(comparison: Comparison) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from made_up_runs import made_up
 
@@ -27,3 +29,13 @@ def test_the_note_on_few_seeds_is_about_the_pair_with_the_fewest(
     (comparison,) = comparisons(runs)
     paragraphs = results(comparison).paragraphs
     assert paragraphs[2:] == [] if note is None else paragraphs[2].startswith(note)
+
+
+def test_a_small_cost_is_shown() -> None:
+    """Heads in closed form, and short runs of small models, cost less than 0.05."""
+    run = made_up("fedncm", 0, [0.8, 0.8])
+    run.history[1] = replace(run.history[1], compute=0.033, bytes={"down": 21_000, "up": 20_000})
+    (comparison,) = comparisons([run])
+    table = results(comparison).tables[0]
+    shown = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (shown["compute"], shown["MB moved"], shown["training time, s"]) == (0.033, 0.041, 2.0)
