@@ -62,6 +62,9 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
     if settings.secure_aggregation:
         return _secure_disclosures(settings, config, entries_name(entries))
     tests, labels = TESTS[settings.site_metrics], learned_labels(settings, config)
+    personal = make_method(config.method, config.method_params).personal
+    if settings.site_metrics != "none" and personal is not None and personal.own_solver() is not None:
+        tests += "; also how many its own model gets right"
     if settings.local_tests:
         tests += (
             f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many are right before "

@@ -26,6 +26,7 @@ from fedskew.flower.releases import Release
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site_config import load_site
 from fedskew.flower.site_ledger import SiteLedger
+from fedskew.methods import METHODS
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOY = DOCS / "deploy.md"
@@ -105,6 +106,17 @@ def test_the_tests_behind_the_answers_about_security_exist() -> None:
     for file, name in named:
         (path,) = Path(__file__).parents[1].rglob(file)
         assert f"def {name}(" in path.read_text(encoding="utf-8"), f"{file}::{name}"
+
+
+def test_the_list_of_what_leaves_a_site_names_every_method_that_reveals_something_about_labels() -> None:
+    text = (DOCS / "federation.md").read_text(encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("- For some methods, as `fedskew methods` shows")]
+    named = {
+        kind: set(re.findall(r"`([a-z0-9-]+)`", part)) for kind, part in re.findall(r"(label \w+)[^(]*\((.*?)\)", line)
+    }
+    assert len(named) == 3
+    for kind, methods in named.items():
+        assert methods == {entry.name for entry in METHODS.values() if kind in entry.reveals}, kind
 
 
 def test_the_proxy_s_calls_are_as_many_as_the_text_says() -> None:

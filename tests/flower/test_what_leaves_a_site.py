@@ -134,6 +134,24 @@ def test_weights_from_the_federations_counts_send_them_in_every_round_and_the_ap
     assert any(line.endswith("the server learns about the site's labels: label counts") for line in lines["counts"])
 
 
+def test_the_tests_of_a_site_s_own_model_are_reported_and_the_app_says_so(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Ditto's sites train a second model."""
+    contract, phrase = Contract.from_dataset(split.dataset), "; also how many its own model gets right"
+    for method in ("fedavg", "ditto"):
+        own = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
+        tests = [m.facts for m in sent_by(method, tmp_path / method, data, split, **own) if m.kind == "evaluate"]
+        config = with_values(Config(), {"method": method})
+        settings = FederationSettings(sites=("a", "b", "c"))
+        untested = replace(settings, site_metrics="none", evaluation="server", test_data=str(data))
+        lines = disclosures(settings, contract, config)
+        assert (
+            all("personal" in facts for facts in tests) == any(phrase in line for line in lines) == (method == "ditto")
+        )
+        assert phrase not in str(disclosures(untested, contract, config))
+
+
 _MODEL = {"trained:params", "trained:buffers"}
 
 
