@@ -96,7 +96,7 @@ def load_tables(
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
-    tables = [_select_columns(table, columns, drop, label_and_site) for table in tables]
+    tables = [_select_columns(table, columns, _present(drop, table, tables[0]), label_and_site) for table in tables]
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
     given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
     listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
@@ -113,6 +113,9 @@ def load_tables(
         return replace(dataset, sites=site_names, site_column=site or "", notes=notes)
     known = None if encoding is None else read_encoding(encoding)
     categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
+    listed_inputs, categories = (_split_names(names, tables[0]) for names in (listed_inputs, categories))
+    tables = [_split_lists(table, tables[0], label_and_site) for table in tables]
+    others = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
     readers = [ColumnReader(table.where, table.row, _markers(missing), categories, listed_inputs) for table in tables]
     inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
     _refuse_unused_options(tables[0].where, inputs.kind, given)
@@ -211,6 +214,38 @@ def _select_columns(table: Table, columns: object, drop: object, label_and_site:
             raise UserError(f"drop has {label_and_site[0]!r}, which is the label; expected other columns")
         kept = [name for name in kept if name not in dropped or name in label_and_site]
     return _with_columns(table, {name: name for name in kept})
+
+
+def _present(drop: object, table: Table, training: Table) -> object:
+    """Return the columns to leave out of `table`. A test table need not have all that the training table has."""
+    if drop is None or table is training:
+        return drop
+    return [name for name in _parse_columns("drop", drop, training) if name in table.columns]
+
+
+def _split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) -> Table:
+    """Replace each column of lists by one column for each place in the list. The training table has the lengths."""
+    columns: dict[str, Column] = {}
+    for name, column in table.columns.items():
+        parts = {name: column} if name in label_and_site else _list_parts(name, column)
+        if name not in label_and_site and len(parts) != len(_list_parts(name, training.columns.get(name, column))):
+            raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
+        if twice := [part for part in parts if part in columns]:
+            raise UserError(f"{table.where}: two columns are called {twice[0]!r}; rename one of them")
+        columns |= parts
+    return replace(table, columns=columns)
+
+
+def _list_parts(name: str, column: Column) -> dict[str, Column]:
+    """Return a column of lists as one column for each place in the list, and any other column as it is."""
+    if not isinstance(column, np.ndarray) or column.ndim != 2:
+        return {name: column}
+    return {f"{name}[{place}]": column[:, place] for place in range(column.shape[1])}
+
+
+def _split_names(names: Iterable[str], table: Table) -> frozenset[str]:
+    """Return these columns' names after `_split_lists`."""
+    return frozenset(part for name in names for part in _list_parts(name, table.columns[name]))
 
 
 def _with_columns(table: Table, names: dict[str, str]) -> Table:

@@ -403,3 +403,30 @@ def test_long_numbers_as_labels_are_not_rounded(tmp_path: Path) -> None:
     codes = ("9007199254740992", "9007199254740993", "900000000000207008")
     (tmp_path / "codes.csv").write_text(csv(cells(*codes)))
     assert set(fs.load(tmp_path / "codes.csv").classes) == set(codes)
+
+
+def test_a_column_to_drop_may_be_absent_from_the_test_table(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(csv(room=cells("a", "b")))
+    (tmp_path / "test.csv").write_text(csv())
+    assert fs.load(tmp_path, drop="room").columns == ("age",)
+    with pytest.raises(fs.UserError, match="unknown column to drop"):
+        fs.load(tmp_path, drop="rom")
+
+
+def test_a_column_of_lists_is_read_with_its_encoding(tmp_path: Path) -> None:
+    table = pa.table({"x": [[i % 3 + 0.5, i % 5] for i in range(N)], "age": [i % 7 for i in range(N)], "y": LABELS})
+    data = fs.load(table)
+    assert data.encoding is not None
+    data.encoding.save(tmp_path / "encoding.json")
+    again = fs.load(table, encoding=tmp_path / "encoding.json")
+    assert again.columns == data.columns == ("x[0]", "x[1]", "age")
+    assert (again.train.x == data.train.x).all()
+
+
+def test_options_apply_to_a_column_of_lists() -> None:
+    table = pa.table({"x": [[i % 2, i] for i in range(N)], "y": LABELS})
+    assert fs.load(table, columns=["x"]).columns == ("x[0]", "x[1]")
+    assert fs.load(table, categorical="x").columns[:2] == ("x[0]=0", "x[0]=1")
+    longer = pa.table({"x": [[i % 2, i, 1] for i in range(N)], "y": LABELS})
+    with pytest.raises(fs.UserError, match="lists differ in length"):
+        fs.load(table, test=longer, columns=["x"])
