@@ -82,7 +82,8 @@ class RankingMetric:
 
 
 def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    """The value, or NaN if it is unknown or infinite, as in a run that is read from its folder."""
+    return math.nan if value is None or math.isinf(value) else float(value)
 
 
 METRICS = {
@@ -129,7 +130,11 @@ def _reason(run: Result, metric: RankingMetric) -> str:
         return f"{metric.label} is computed when a run is finished"
     if run.sites:
         return "its sites did not report it; rank by accuracy or macro-f1 instead"
+    if metric.score is not None and run.evaluated[-1].client_accuracy is not None:
+        return f"its method has no global model, and {metric.label} is computed for one; rank by accuracy or macro-f1"
+    if run.diverged:
+        return f"its training diverged, so it has no {metric.label}; lower the learning rate, or rank by macro-f1"
     return (
-        f"it has no {metric.label}, perhaps because an older version ran it; "
-        "run it again in another folder, or rank by macro-f1"
+        f"it has no {metric.label}, because the model's outputs are not finite or because an older version ran it; "
+        "run it again in another folder, perhaps with a lower learning rate, or rank by macro-f1"
     )

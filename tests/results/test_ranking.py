@@ -128,6 +128,24 @@ def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> N
     assert compare_runs(older).best is not None, "any other metric ranks them"
 
 
+def test_a_method_without_a_global_model_is_not_sent_to_run_again() -> None:
+    run = made_up("fedper", 0, [0.5, 0.5])
+    run.history[1] = replace(run.history[1], client_accuracy=[0.5, 0.5])
+    with pytest.raises(UserError, match="cannot be ranked by auroc: its method has no global model") as error:
+        compare_runs([run], rank_by="auroc")
+    assert "version" not in str(error.value)
+
+
+@pytest.mark.parametrize("loss", [None, np.nan, np.inf])
+def test_a_run_that_diverged_is_not_called_old(loss: float | None) -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    tested = replace(run.history[1].required_evaluation, log_loss=loss)
+    run.history[1] = replace(run.history[1], evaluation=tested, diverged=[0])
+    with pytest.raises(UserError, match="cannot be ranked by log-loss: its training diverged") as error:
+        compare_runs([run], rank_by="log-loss")
+    assert "version" not in str(error.value)
+
+
 def test_a_federation_of_sites_has_no_auroc() -> None:
     run = made_up("fedvls", 0, [0.5, 0.5], partition={"rule": "sites", "names": ["north", "south"]})
     with pytest.raises(UserError, match="its sites did not report it"):
