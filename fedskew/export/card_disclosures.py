@@ -6,7 +6,7 @@ from fedskew.errors import UserError
 from fedskew.export.markdown import escape
 from fedskew.methods import Entry
 from fedskew.methods.catalogue import UPDATES_REVEAL
-from fedskew.methods.class_weights import entries_with_weights, sent_by_clients
+from fedskew.methods.class_weights import entries_with_weights, revealed_labels, sent_by_clients
 from fedskew.results import Result
 
 _SIMULATED = "The run was simulated: nothing left the machine. Across machines, the method reveals the following. "
@@ -22,8 +22,8 @@ def method_entries(run: Result) -> list[Entry]:
 
 def describe_learned_labels(run: Result) -> str:
     """Say what the server learned about the labels of the sites."""
-    learned = ", ".join(dict.fromkeys(entry.reveals for entry in method_entries(run) if entry.reveals != "nothing"))
-    sentences = [f"With this method, the server learned for each site: {learned}."] if learned else []
+    learned = revealed_labels(method_entries(run))
+    sentences = [] if learned == "nothing" else [f"With this method, the server learned for each site: {learned}."]
     if _tests_by_class(run):
         sentences.append(
             "The sites reported their test results by class, which reveal the label counts of their test parts."
@@ -37,7 +37,6 @@ def describe_disclosures(run: Result) -> str:
     if not entries:
         return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
     sends = sent_by_clients(entries)
-    revealed = ", ".join(dict.fromkeys(entry.reveals for entry in entries if entry.reveals != "nothing"))
     if (run.federation or {}).get("secure_aggregation"):
         return (
             "Training used secure aggregation: in each round, the server learned the mean of the sites' updates and "
@@ -45,7 +44,7 @@ def describe_disclosures(run: Result) -> str:
         )
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
-        f"Besides what updates can reveal, the server learns about the client's labels: {revealed or 'nothing'}. "
+        f"Besides what updates can reveal, the server learns about the client's labels: {revealed_labels(entries)}. "
         f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     )
 

@@ -16,7 +16,7 @@ from fedskew.flower.secure.identity import fingerprint
 from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
-from fedskew.methods.class_weights import entries_name, entries_with_weights, sent_by_clients
+from fedskew.methods.class_weights import entries_name, entries_with_weights, revealed_labels, sent_by_clients
 from fedskew.methods.robust import TrimmedMean
 from fedskew.models import has_features, make_model
 
@@ -29,11 +29,10 @@ TESTS = {
 
 def learned_labels(settings: FederationSettings, config: Config) -> str:
     """Name what the server learns about a site's labels, from the method and from the reported tests."""
-    entries = entries_with_weights(config.method, config.class_weights)
-    learned = [entry.reveals for entry in entries if entry.reveals != "nothing"]
-    if settings.site_metrics == "class":
-        learned.append("label counts of its test part")
-    return ", ".join(dict.fromkeys(learned)) or "nothing"
+    learned = revealed_labels(entries_with_weights(config.method, config.class_weights))
+    if settings.site_metrics != "class":
+        return learned
+    return ", ".join([learned] * (learned != "nothing") + ["label counts of its test part"])
 
 
 COLUMN_SUMS = (

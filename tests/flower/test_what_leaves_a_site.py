@@ -15,7 +15,7 @@ from fedskew.data import Dirichlet, Federation, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.contract import Contract
-from fedskew.flower.disclosure import disclosures
+from fedskew.flower.disclosure import disclosures, learned_labels
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.site import Site
@@ -150,6 +150,16 @@ def test_the_tests_of_a_site_s_own_model_are_reported_and_the_app_says_so(
             all("personal" in facts for facts in tests) == any(phrase in line for line in lines) == (method == "ditto")
         )
         assert phrase not in str(disclosures(untested, contract, config))
+
+
+def test_what_two_methods_reveal_is_listed_once() -> None:
+    config = with_values(Config(), {"method": "logit-adjustment+ccvr"})
+    settings = FederationSettings(sites=("a", "b", "c"))
+    assert learned_labels(settings, config) == "label counts, prototypes, feature covariance"
+    by_class = replace(settings, site_metrics="class")
+    assert learned_labels(by_class, config).endswith("feature covariance, label counts of its test part")
+    assert learned_labels(by_class, replace(config, method="fedavg")) == "label counts of its test part"
+    assert learned_labels(settings, replace(config, method="fedavg")) == "nothing"
 
 
 _MODEL = {"trained:params", "trained:buffers"}
