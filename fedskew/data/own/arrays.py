@@ -34,6 +34,10 @@ def load_npz(
             f"{path}: no array {missing[0]!r}; expected x_train, y_train, x_test and y_test, or x and y; "
             f"found {', '.join(sorted(arrays)) or 'nothing'}"
         )
+    if len(names) == 1 and (unread := [name for name in ("x_test", "y_test") if name in arrays]):
+        raise UserError(
+            f"{path}: arrays x, y and {unread[0]}; expected x_train, y_train, x_test and y_test, or x and y"
+        )
     found = None if "classes" not in arrays else [str(name) for name in np.atleast_1d(arrays["classes"])]
     parts = [ArrayPart(arrays[x], arrays[y], f"{path} {x}", f"{path} {y}") for x, y in names]
     return array_dataset(path.name, parts, known_classes(classes, found), test_fraction, layout)

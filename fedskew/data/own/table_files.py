@@ -287,7 +287,7 @@ def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
         lists = "lists of " if len(shape) > 1 else ""
         return make_strings(["…"] * shape[0]), describe_unusable(where, name, f"{lists}{kind} values")
     if column.null_count:
-        column = column.cast("float64")
+        column = column.cast("float64", safe=False)  # safe would refuse whole numbers that float64 rounds
     values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only
     if values.dtype.kind == "b" and len(shape) > 1:
         values = values.astype(np.int64)

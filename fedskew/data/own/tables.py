@@ -96,6 +96,7 @@ def load_tables(
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
+    tables = [_name_categories(table, label) for table in tables]
     tables = [_select_columns(table, columns, _present(drop, table, tables[0]), label_and_site) for table in tables]
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
     given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
@@ -223,6 +224,18 @@ def _present(drop: object, table: Table, training: Table) -> object:
     return [name for name in _parse_columns("drop", drop, training) if name in table.columns]
 
 
+def _name_categories(table: Table, label: str) -> Table:
+    """Replace the numbers in columns with class names, except in the label's, by these names. −1 is a gap."""
+    named: dict[str, Column] = {}
+    for name, values in table.class_names.items():
+        column = table.columns[name]
+        if name != label and isinstance(column, np.ndarray) and column.ndim == 1:
+            codes = np.nan_to_num(column.astype(np.float64), nan=-1).astype(np.int64)
+            if len(codes) and codes.max() < len(values):
+                named[name] = Strings(values, np.maximum(codes, -1), categorical=True)
+    return replace(table, columns=table.columns | named)
+
+
 def _split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) -> Table:
     """Replace each column of lists by one column for each place in the list. The training table has the lengths."""
     columns: dict[str, Column] = {}
@@ -294,17 +307,25 @@ def _check_site(table: Table, site: str | None, label: str) -> None:
 
 
 def _label_column(table: Table, label: str | None) -> str:
-    """Return the column `label`, or the only column with class names, or the first with one of the `LABEL_NAMES`."""
+    """Return the column `label`, or the only column with class names, or the first with one of the `LABEL_NAMES`.
+
+    Refuse a table in which one column has class names, and another column is called like a label.
+    """
     if label is not None:
         if label not in table.columns:
             raise unknown(f"label column in {table.where}:", str(label), table.columns)
         return label
+    called = next((column for name in LABEL_NAMES for column in table.columns if column.lower() == name), None)
     if len(table.class_names) == 1:
-        return next(iter(table.class_names))
-    for name in LABEL_NAMES:
-        for column in table.columns:
-            if column.lower() == name:
-                return column
+        with_names = next(iter(table.class_names))
+        if called not in (None, with_names) and with_names.lower() not in LABEL_NAMES:
+            raise UserError(
+                f"{table.where}: {with_names!r} has names of classes, and {called!r} is called like a label; "
+                "name the label column with label=NAME"
+            )
+        return with_names
+    if called is not None:
+        return called
     raise UserError(
         f"{table.where}: no column named {', '.join(LABEL_NAMES)}; name the label column with label=NAME; "
         f"columns: {', '.join(table.columns)}"

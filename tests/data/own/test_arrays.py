@@ -192,3 +192,10 @@ def test_numbers_outside_the_class_list_are_positions(tmp_path: Path) -> None:
     np.savez(tmp_path / "stored.npz", x=x, y=[0, 1] * 10, classes=["1", "0"])
     stored = load(tmp_path / "stored.npz")
     assert stored.train.y[:2].tolist() == [0, 1], "class names within the data belong to positions"
+
+
+def test_a_test_part_beside_x_and_y_is_not_ignored(tmp_path: Path) -> None:
+    x, y = np.arange(40.0).reshape(20, 2), [0, 1] * 10
+    np.savez(tmp_path / "mixed.npz", x=x, y=y, x_test=x, y_test=y)
+    with pytest.raises(UserError, match="arrays x, y and x_test; expected x_train"):
+        load(tmp_path / "mixed.npz")

@@ -432,3 +432,34 @@ def test_a_bunch_may_name_its_label_column_instead_of_the_classes() -> None:
 def test_a_number_marks_gaps_among_categories(marker: object) -> None:
     data = fs.load(frame(room=np.where(Y == 1, -999.0, Y)), label="ill", categorical="room", missing=[marker])
     assert data.columns == ("age", "pulse", "room=0", "room=2", "room missing")
+
+
+def typed_columns(**columns: tuple[Any, Any]) -> datasets.Dataset:
+    """A Dataset with these columns: their values and their type."""
+    features = datasets.Features({name: kind for name, (_, kind) in columns.items()})
+    return datasets.Dataset.from_dict({name: values for name, (values, _) in columns.items()}, features=features)
+
+
+def test_class_names_of_other_columns_are_categories_and_sites() -> None:
+    ward = datasets.ClassLabel(names=["north", "south", "west"])
+    age = datasets.Value("float32")
+    data = typed_columns(
+        age=(TABLE[:, 0], age), ward=(np.where(Y == 2, -1, Y), ward), label=(Y, datasets.Value("int64"))
+    )
+    assert fs.load(data, label="label").columns == ("age", "ward=north", "ward=south", "ward missing")
+    sited = typed_columns(age=(TABLE[:, 0], age), ward=(Y, ward), label=(Y, datasets.Value("int64")))
+    assert fs.load(sited, label="label", site="ward").sites == ("north", "south", "west")
+
+
+def test_a_column_called_label_is_no_input_beside_class_names() -> None:
+    sex = datasets.ClassLabel(names=["f", "m"])
+    data = typed_columns(
+        sex=(Y % 2, sex), age=(TABLE[:, 0], datasets.Value("float32")), label=(Y, datasets.Value("int8"))
+    )
+    with pytest.raises(fs.UserError, match="'sex' has names of classes, and 'label' is called like a label"):
+        fs.load(data)
+
+
+def test_whole_numbers_beside_gaps_may_be_large() -> None:
+    table = pa.table({"code": [2**53 + 1, None, 3] * 20, "age": TABLE[:, 0], "label": Y})
+    assert fs.load(table).columns == ("code", "code missing", "age")
