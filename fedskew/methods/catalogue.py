@@ -16,7 +16,7 @@ from typing import TypeVar
 from fedskew.errors import UserError, expect, unknown
 from fedskew.methods.example_privacy import uncovered_use
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, individual_updates_reason
-from fedskew.methods.personal import Personal
+from fedskew.methods.personal import Personal, needs_another_gradient
 from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Calibration, Schedule
 from fedskew.user_code import import_user_module
@@ -83,7 +83,8 @@ class Entry:
     @property
     def uncovered_use(self) -> str:
         """How the method uses a client's data besides the gradients of single samples, or an empty string."""
-        return next(filter(None, map(uncovered_use, self.parts)), "")
+        another = "needs one more gradient per step for its personal layers" if self._needs_another_gradient else ""
+        return next(filter(None, map(uncovered_use, self.parts)), another)
 
     @property
     def example_privacy(self) -> bool:
@@ -91,9 +92,21 @@ class Entry:
         return not self.uncovered_use
 
     @property
+    def _needs_another_gradient(self) -> bool:
+        """Whether the personal part costs a gradient that the solver does not compute. Only combinations have both."""
+        solvers = [part for part in self.parts if issubclass(part, Solver)]
+        personal = [part() for part in self.parts if issubclass(part, Personal)]
+        return any(
+            needs_another_gradient(part, phase, solver)
+            for solver in solvers for part in personal for phase in part.phases()
+        )  # fmt: skip
+
+    @property
     def extra_compute(self) -> str:
         """What clients compute besides FedAvg's forward and backward pass per local step."""
-        return ", ".join(part.extra_compute for part in self.parts if part.extra_compute) or "none"
+        found = [part.extra_compute for part in self.parts if part.extra_compute]
+        found += ["1 forward and backward for the personal layers"] if self._needs_another_gradient else []
+        return ", ".join(found) or "none"
 
 
 UPDATES_REVEAL = (

@@ -70,7 +70,7 @@ class Personal(Part):
         return None
 
 
-def needs_another_gradient(part: Personal, phase: Phase, solver: Solver) -> bool:
+def needs_another_gradient(part: Personal, phase: Phase, solver: Solver | type[Solver]) -> bool:
     """Return whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
     return phase.trains == "all" and bool(part.keeps()) and not solver.plain_gradient
 

@@ -284,3 +284,13 @@ def test_a_shared_parameter_name_must_say_which_part_is_meant(damped: object) ->
 def test_shared_parameter_names_survive_saving_and_loading(damped: object) -> None:
     method = make_method("fedlmd+damped", {"fedlmd.beta": 3.0, "damped.beta": 0.25})
     assert make_method(method.name, method.params) == method
+
+
+@pytest.mark.parametrize("solver", ["fedacg", "fedlesam"])
+def test_the_entry_of_a_combination_counts_the_gradient_of_its_personal_layers(solver: str) -> None:
+    entry = combined_entry(f"{solver}+fedper")
+    assert entry.extra_compute.endswith("1 forward and backward for the personal layers")
+    assert not entry.example_privacy, "a run with it is refused"
+    assert "personal" not in combined_entry(f"{solver}+fedrep").extra_compute
+    assert combined_entry(solver).example_privacy
+    assert combined_entry("fedper+fedprox").example_privacy
