@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,6 +25,17 @@ def test_this_installation_is_healthy(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert find(report, "devices", "cpu").status == "ok"
     assert {"data", "flower", "report"} <= {check.name for check in report["extras"]}
     assert "digits" in find(report, "data", "found").detail
+
+
+def test_an_installation_that_cannot_keep_bytecode_is_noted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))  # an empty cache, so PyTorch is not compiled in it
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    assert find(examine(), "versions", "bytecode").status == "ok"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    check = find(examine(), "versions", "bytecode")
+    assert check.status == "note"
+    assert "because PYTHONDONTWRITEBYTECODE is set" in check.detail
+    assert is_healthy({"versions": [check]})
 
 
 @pytest.mark.parametrize(

@@ -132,11 +132,16 @@ def _has(python: str, package: str) -> bool:
 
 
 def _environment() -> Mapping[str, str]:
-    """The environment of all scripts: all cores, and threads that sleep while they wait.
+    """The environment of all scripts: all cores, threads that sleep while they wait, and Python's bytecode.
 
-    On a busy machine, spinning threads would measure the other programs.
+    On a busy machine, spinning threads would measure the other programs. Without bytecode, every run would compile all
+    modules that it imports.
     """
-    kept = {key: value for key, value in os.environ.items() if not key.endswith("_NUM_THREADS")}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.endswith("_NUM_THREADS") and key != "PYTHONDONTWRITEBYTECODE"
+    }
     path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
     return kept | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 

@@ -104,10 +104,19 @@ def time_commands(
     ]
 
 
+def _environment() -> dict[str, str]:
+    """The environment of the commands: this copy of fedskew, and bytecode that one command leaves for the next.
+
+    Without bytecode, every command would compile all modules of PyTorch again.
+    """
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    paths = str(Path(fedskew.__file__).parents[1]), inherited.get("PYTHONPATH")
+    return inherited | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def _time_once(command: Command) -> tuple[float, float]:
     """Return seconds and CPU seconds of one run."""
-    package = str(Path(fedskew.__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))}
+    environment = _environment()
     with tempfile.TemporaryDirectory() as folder:
         for name, content in command.files:
             Path(folder, name).write_bytes(content)

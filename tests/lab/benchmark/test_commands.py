@@ -45,6 +45,12 @@ def test_a_command_may_have_files_and_empty_caches() -> None:
     assert shown == ["mine"]
 
 
+def test_commands_keep_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    command = Command((), "end", python=("-c", "import sys; sys.exit(sys.dont_write_bytecode)"))
+    assert time_commands([command], 1, lambda _: None, warm_up=False)
+
+
 def test_whole_runs_are_valid_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
