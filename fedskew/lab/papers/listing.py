@@ -1,8 +1,8 @@
 """List tables, cells or a plan for `reproduce --list`, with their estimated cost on this machine.
 
-The rough estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one
-client is timed. On a GPU, one step of one model on the batches of all clients is timed, because training all clients of
-a round together takes about as long (docs/speed.md). The cost of tables and cells is for one seed.
+The estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one client is
+timed. A GPU trains all clients of a round together. That takes about as long as one step of one model on the batches of
+all clients (docs/speed.md), so this step is timed. The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn
 
 from fedskew.data import DATASETS
 from fedskew.engine import choose_device
+from fedskew.errors import plural
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, why_not_runnable
 from fedskew.lab.papers.protocol import Protocol, protocol
@@ -128,7 +129,7 @@ class Line:
 
     def __str__(self) -> str:
         runs = "one run" if self.runs == 1 else f"{self.runs} runs"
-        cost = f"{runs}, {self.steps / 1e6:.2f} M local steps, about {format_duration(self.seconds)}"
+        cost = f"{runs}, {self.steps:,.0f} local steps, about {format_duration(self.seconds)}"
         return f"{self.what}: {self.about}" + (f" [{cost}]" if self.runs else "")
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +144,7 @@ def list_tables(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[
         if paper != before:
             before = paper
             lines += _about(rules)
-        about = f"{rules.tables[table].title}, {len(found)} cells"
+        about = f"{rules.tables[table].title}, {plural(len(found), 'cell')}"
         lines.append(_line(f"  {paper}/{table}", about, _jobs(found, choice), device))
     return lines
 
@@ -157,7 +158,7 @@ def _about(rules: Protocol) -> list[Line]:
 
 def list_plan(plan: Sequence[Selection], device: str) -> list[Line]:
     """List one line per entry of a plan, for all its seeds."""
-    return [_line(str(entry), f"{len(entry.cells())} cells", entry.jobs(), device) for entry in plan]
+    return [_line(str(entry), plural(len(entry.cells()), "cell"), entry.jobs(), device) for entry in plan]
 
 
 def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[Line]:
