@@ -131,7 +131,7 @@ class FederationServer(Server):
             return ask_survey(self._sites, self.plan(survey_stage(stage), state), self._settings.round_timeout)
         with_predictions = stage.survey == "predictions"
         payload = to_bytes(model_tensors("sent", state.models[stage.model].model)) if with_predictions else b""
-        facts = {client: {"predictions": with_predictions} for client in self._sites.online}
+        facts = {client: {"predictions": with_predictions, "notes": state.notes} for client in self._sites.online}
         answers = self._sites.request("survey", facts, payload, self._settings.round_timeout)
         require_any_reply(answers, self._sites.names, "with its label counts")
         classes = self._federation.classes

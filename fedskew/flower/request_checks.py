@@ -30,7 +30,7 @@ from fedskew.flower.site_state import StateUnusable
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts, one_line
 from fedskew.methods import Method, Stage, Tensors
-from fedskew.methods.stages import Notes
+from fedskew.methods.stages import Notes, survey_stage
 
 DETAILS = ("none", "total", "class")
 """How detailed a site's test results may be, from the least to the most detailed."""
@@ -168,6 +168,31 @@ def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage,
         raise UserError(
             f"the server requests round {round} of stage {stage}, which the run's configuration does not plan (rounds)"
         )
+
+
+def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]], config: Config, site: str) -> Stage:
+    """Return the round in which a site answers the survey at the end of a stage.
+
+    Refuse a survey, or settings of this round, that the run's configuration does not plan.
+    """
+    number, done = facts["stage"], facts["key"]["round"]
+    has_survey = number in range(len(planned)) and planned[number][0].survey is not None
+    if not has_survey or done != planned[number][1].stop - 1:
+        raise UserError(
+            f"the server requests the survey of stage {number} after round {done}, which the run's configuration does "
+            "not plan"
+        )
+    stage = survey_stage(planned[number][0])
+    require_own_number(facts["client"], stage, config, site)
+    require_planned_training(facts, stage, config)
+    return stage
+
+
+def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> None:
+    """Refuse a survey of label counts, or of predictions, if no stage of the run ends with one."""
+    kind = "predictions" if asks_predictions else "labels"
+    if all(stage.survey != kind for stage, _ in planned):
+        raise UserError(f"the server requests a survey of {kind}, which the run's configuration does not plan")
 
 
 def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:

@@ -1,4 +1,7 @@
-"""The form of a request for training. A site refuses any other form with a short reason, before it uses the values."""
+"""The forms of requests for training and for surveys.
+
+A site refuses any other form with a short reason, before it uses the values.
+"""
 
 from __future__ import annotations
 
@@ -69,20 +72,42 @@ _TESTS: Mapping[str, Check] = {
     "round": _COUNT,
     "notes": _MAPPING,
 }
+_LABEL_SURVEY: Mapping[str, Check] = {"predictions": _FLAG}
+_STAGE_SURVEY: Mapping[str, Check] = {
+    "client": _COUNT,
+    "stage": _COUNT,
+    "notes": _MAPPING,
+    "local": _MAPPING,
+    "key": _MAPPING,
+}
 
 
 def require_training_form(facts: Facts) -> None:
     """Refuse a request for training that lacks a value, or that has a value of another form."""
-    _require(facts, _TRAINING)
-    _require(facts, {key: check for key, check in _OPTIONAL.items() if key in facts})
-    _require(facts["key"], {"round": _COUNT})
+    _require(facts, _TRAINING, "training")
+    _require(facts, {key: check for key, check in _OPTIONAL.items() if key in facts}, "training")
+    _require(facts["key"], {"round": _COUNT}, "training")
     if facts.get("tests") is not None:
-        _require(facts["tests"], _TESTS)
+        _require(facts["tests"], _TESTS, "training")
 
 
-def _require(facts: Facts, checks: Mapping[str, Check]) -> None:
+def require_survey_form(facts: Facts) -> None:
+    """Refuse a request for a method's survey that lacks a value, or that has a value of another form.
+
+    A request with a `stage` asks for the answers of a part. Any other request asks for label counts.
+    """
+    if "stage" in facts:
+        _require(facts, _STAGE_SURVEY, "a survey")
+        _require(facts["key"], {"round": _COUNT}, "a survey")
+        return
+    _require(facts, _LABEL_SURVEY, "a survey")
+    if "notes" in facts:
+        _require(facts, {"notes": _MAPPING}, "a survey")
+
+
+def _require(facts: Facts, checks: Mapping[str, Check], purpose: str) -> None:
     for key, (is_right, expected) in checks.items():
         if key not in facts:
-            raise UserError(f"the server's request for training lacks {key!r}; expected {expected}")
+            raise UserError(f"the server's request for {purpose} lacks {key!r}; expected {expected}")
         if not is_right(facts[key]):
             raise UserError(f"the server sets {key} to {one_line(repr(facts[key]))}; expected {expected}")

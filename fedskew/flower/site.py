@@ -64,11 +64,13 @@ from fedskew.flower.request_checks import (
     require_declared,
     require_own_name,
     require_own_number,
+    require_planned_label_survey,
     require_planned_round,
+    require_planned_survey,
     require_planned_test,
     require_planned_training,
 )
-from fedskew.flower.request_form import require_training_form
+from fedskew.flower.request_form import require_survey_form, require_training_form
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger
@@ -81,7 +83,6 @@ from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
 from fedskew.flower.wire import Facts, digest
 from fedskew.methods import Objective, Part, Stage, Tensors, pack, unpack
-from fedskew.methods.stages import survey_stage
 from fedskew.metrics.confusion import Confusion, correct
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class Site:
             raise UserError(f"the server does not fit this site: {problem}")
         if facts["kind"] == "train":
             require_training_form(facts)
+        elif facts["kind"] == "survey":
+            require_survey_form(facts)
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
@@ -400,6 +403,8 @@ class Site:
         if "stage" in facts:
             return self._answer_survey(run, facts, payload)
         require_declared("survey", run.method)
+        planned = planned_rounds(run.method, run.config, facts.get("notes", {}))
+        require_planned_label_survey(facts["predictions"], planned)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
         counts = self._label_counts(run)
 
@@ -416,13 +421,13 @@ class Site:
 
     def _answer_survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         """Answer the survey that the site's own copy of the method has in this stage, without any training."""
-        stage = survey_stage(run.stage(facts))
+        planned = planned_rounds(run.method, run.config, facts["notes"])
+        stage = require_planned_survey(facts, planned, run.config, self.config.name)
         require_covered_survey(stage.name, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
         def ask() -> Answer:
-            no_training = {**facts["local"], "epochs": 0}
-            work = run.work({**facts, "local": no_training, "companions": []}, stage, tensors, {})
+            work = run.work({**facts, "companions": []}, stage, tensors, {})
             answers = train_clients(run.runtime(stage.concatenates, tensors).engine, work).uplink
             _refuse_undeclared(work, answers, {})
             return {}, to_bytes({name: t[0].cpu() for name, t in answers.items()})

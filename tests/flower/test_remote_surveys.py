@@ -16,12 +16,14 @@ from fedskew.data import Dirichlet, Federation, federation
 from fedskew.engine import LocalTraining, ModelState, RoundKey
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
+from fedskew.experiment.round.plan import local_training
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.policy import Policy
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.methods.stages import stage_without_training
 
 METHOD = """
 from dataclasses import dataclass
@@ -124,7 +126,7 @@ def ask(here: Case, split: Federation, **changed: Any) -> tuple[Any, bytes]:
     model = prepared.model
     terms = {"contract": Contract.from_dataset(split.dataset).to_json(), "config": here.config.to_mapping()}
     question = {"stage": 0, "notes": {}, "client": 0, "key": asdict(RoundKey(0, 0, 1))}
-    local = asdict(LocalTraining(epochs=3, batch_size=20, lr=1.0))
+    local = asdict(local_training(here.config, stage_without_training("survey"), 1))
     sent = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
     payload = to_bytes({name: t.detach() for name, t in model_tensors("sent", sent).items()})
     return site.answer({"kind": "survey", "terms": terms, **question, "local": local, **changed}, payload)
@@ -136,11 +138,53 @@ def test_a_site_answers_only_surveys_of_its_method(
     here = case(tmp_path, split, data, settings(surveying), site={"packages": ("surveying",)})
     _, payload = ask(here, split)
     assert set(from_bytes(payload)) == {"norm"}
-    with pytest.raises(UserError, match="stage 'loud' has no survey that is a part"):
-        ask(here, split, stage=1, notes={"loud": [0]})
     plain = case(tmp_path / "plain", split, data, settings("fedavg"))
-    with pytest.raises(UserError, match="stage 'train' has no survey that is a part"):
+    with pytest.raises(UserError, match="the survey of stage 0 after round 1, which the run's configuration does not"):
         ask(plain, split)
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"stage": 1, "notes": {"loud": [0]}}, "the survey of stage 1 after round 1, which the run's configuration"),
+        ({"stage": 2}, "the survey of stage 2 after round 1, which the run's configuration does not plan"),
+        ({"stage": -1}, "the server sets stage to -1; expected a whole number"),
+        ({"stage": None}, "the server sets stage to None; expected a whole number"),
+        ({"notes": []}, r"the server sets notes to \[\]; expected named values"),
+        ({"notes": {"loud": [0, 0]}}, "the server's notes have empty clusters, clients in two clusters"),
+        ({"key": asdict(RoundKey(0, 0, 2))}, "the survey of stage 0 after round 2"),
+        ({"key": asdict(RoundKey(7, 0, 1))}, "the server sets seed to 7 in this round; expected 0"),
+        ({"local": asdict(LocalTraining(epochs=3, batch_size=20, lr=1.0))}, "the server sets epochs to 3"),
+        ({"client": 1}, "the server sets client to 1, which is not the number of this site"),
+    ],
+)
+def test_a_site_refuses_a_survey_that_its_app_does_not_plan(
+    changed: dict[str, Any], line: str, surveying: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    here = case(tmp_path, split, data, settings(surveying), site={"packages": ("surveying",)})
+    with pytest.raises(UserError, match=line):
+        ask(here, split, **changed)
+
+
+@pytest.mark.parametrize(
+    ("method", "predictions", "line"),
+    [
+        ("ccvr", False, "the server requests a survey of labels, which the run's configuration does not plan"),
+        ("ccvr", True, "the server requests a survey of predictions, which the run's configuration does not plan"),
+        ("fedconcat", True, "the server requests a survey of predictions"),
+        ("fedconcat", None, "the server sets predictions to None; expected true or false"),
+        ("pkd", False, "the server requests a survey of labels"),
+    ],
+)
+def test_a_site_counts_its_labels_only_in_surveys_that_its_app_plans(
+    method: str, predictions: bool | None, line: str, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """The declaration of label counts is not enough: these methods declare them."""
+    here = case(tmp_path, split, data, settings(method))
+    _, site = next(iter(here.grid._sites.values()))
+    terms = {"contract": Contract.from_dataset(split.dataset).to_json(), "config": here.config.to_mapping()}
+    with pytest.raises(UserError, match=line):
+        site.answer({"kind": "survey", "terms": terms, "predictions": predictions}, to_bytes({}))
 
 
 def test_a_site_that_demands_noise_answers_no_survey(
