@@ -40,7 +40,7 @@ _FEDERATED = (
     "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
     "momentum", "weight_decay", "clip_norm", "class_weights", "batches", "average", "augment", "seed",
 )  # fmt: skip
-"""Keys of the chosen configuration that are also written for a federation across machines."""
+"""Keys of the chosen configuration that `federation.yaml` also has, besides the method and its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -118,24 +118,24 @@ def choose(
 ) -> Choice:
     """Race methods on a federation and choose one. `settings` are configuration keys such as `rounds`, listed below.
 
-    data: a federation, or anything that `load` takes, which `partition` then splits.
+    data: a federation, or data as for `load`, which `partition` then splits.
     methods: names of methods. By default, a list of 14 is raced. FedAvg always takes part.
     budget: a time such as `5m`, or a total number of rounds over all runs, such as `2000r`.
     partition: the rule that splits `data`. The default is the partition of `config`.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
     config: a `Config`, whose values the settings override.
     out: the folder of the race. The same call continues an interrupted race there.
-    workers: the number of processes that run trials. Python objects are raced in this process, except
-        federations of datasets in the catalogue.
+    workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
+        they are a federation of a dataset in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
 
-    Methods are compared on validation data, which are held out of the clients' training data. Every seed has
-    other validation samples and, if the partition rule is random, another split. The race tries 1/3, 1 and 3 times the
-    learning rate.
+    Methods are compared on validation data, which are held out of the clients' training data. Each trial seed has its
+    own validation samples. It also has its own split, unless the split is fixed: by `partition.seed`, or by a rule that
+    draws nothing, such as `column`. The race tries 1/3, 1 and 3 times the learning rate.
     """
-    base, split = _federation(data, partition, with_values(config or Config(), settings))
+    base, split = _base_and_split(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
     if metric not in RACE_METRICS:
@@ -170,7 +170,7 @@ def _race(
     fraction = validation_fraction(int(federation.sizes.sum()))
     # Preparing refuses wrong settings before any folder is made.
     prepared = prepare(base, hold_out(federation, fraction, base.seed))
-    base = replace(base, class_weights=prepared.config.class_weights)  # instead of the path of a file
+    base = replace(base, class_weights=prepared.config.class_weights)  # the weights themselves, not a file's path
     folder = Path(out) if out else Path("runs") / _name(base, field)
     with _locked(folder):
         record = _record_so_far(folder, base, field, metric, budget)
@@ -186,45 +186,56 @@ def _race(
     return choice
 
 
-def _federation(data: object, partition: Partition | None, config: Config) -> tuple[Config, Split]:
-    """Return the configuration that all candidates share, and the function that makes the federation of a seed."""
+def _base_and_split(data: object, partition: Partition | None, config: Config) -> tuple[Config, Split]:
+    """Return the configuration that all candidates share, and the function that makes the federation of a trial."""
     config = replace(config, method="fedavg", method_params={})
-    if config.data_dir is not None:  # workers may run in other folders
+    if config.data_dir is not None:  # a worker process may have another current folder
         config = replace(config, data_dir=str(Path(config.data_dir).expanduser().absolute()))
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
+        if (seed := config.partition.seed) not in (None, data.seed):
+            raise UserError(
+                f"partition.seed is {seed}, but the federation is already split with seed {data.seed}; expected "
+                f"{data.seed}, which gives all trials this split, or none, which draws a split for each seed"
+            )
         return _from_federation(data, config)
     if partition is not None:
-        config = replace(config, partition=_partition_config(partition.describe()))
+        config = replace(config, partition=_partition_config(partition.describe(), config.partition.seed))
     if data is None or isinstance(data, str | PathLike):
         return config if data is None else with_values(config, {"data": str(data)}), shared_federation
     return _from_federation(federation(data, partition_rule(config), config.partition_seed), config)
 
 
 def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:
-    """Use a federation object. If a configuration gives the same federation, worker processes can make it."""
-    partition = _partition_config(whole.partition)
-    dataset = whole.dataset
+    """Race on a federation object. Worker processes can make it too if a configuration describes it.
+
+    Without `partition.seed`, the seed of the race is the federation's.
+    """
+    fixed_seed, dataset = config.partition.seed, whole.dataset
     name, params = str(dataset.described["name"]), {k: v for k, v in dataset.described.items() if k != "name"}
     described = replace(
-        config, data=name, data_params=dict(dataset.in_memory) or params, partition=partition, seed=whole.seed
+        config,
+        data=name,
+        data_params=dict(dataset.in_memory) or params,
+        partition=_partition_config(whole.partition, fixed_seed),
+        seed=whole.seed if fixed_seed is None else config.seed,
     )
     if dataset.name in DATASETS and not dataset.in_memory:
         with contextlib.suppress(UserError):
             if shared_federation(described).hash == whole.hash:
                 return described, shared_federation
-    return described, lambda run_config: whole.resplit(run_config.seed)
+    return described, lambda trial_config: whole.resplit(trial_config.partition_seed)
 
 
-def _partition_config(rule: Mapping[str, object]) -> PartitionConfig:
+def _partition_config(rule: Mapping[str, object], seed: int | None) -> PartitionConfig:
     params = {key: value for key, value in rule.items() if key not in ("name", "clients")}
     clients = rule.get("clients")
-    return PartitionConfig(str(rule["name"]), clients if isinstance(clients, int) else None, None, params)
+    return PartitionConfig(str(rule["name"]), clients if isinstance(clients, int) else None, seed, params)
 
 
 def _trial_config(base: Config) -> Config:
-    """Return the configuration of trials: evaluate every round, and compile only on request, as most runs are short."""
+    """Return the configuration of trials. They evaluate every round, and compile only on request: most are short."""
     every = rung_ends(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
@@ -248,10 +259,7 @@ def _locked(folder: Path) -> Any:
 
 
 def _record_so_far(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """Return the record of this race so far, or a new one if the budget, the methods or the metric have changed.
-
-    A new race in the same folder reuses the results of earlier trials.
-    """
+    """Return the record in the folder, or a new one if the budget, the methods or the metric have changed."""
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:
