@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedskew.errors import UserError
 from fedskew.export.markdown import escape
 from fedskew.methods import Entry
@@ -32,21 +34,27 @@ def describe_learned_labels(run: Result) -> str:
 
 
 def describe_disclosures(run: Result) -> str:
-    """Say what a client sends in each round, and what can be learned from that and from the model."""
+    """Say what clients send, and what can be learned from their updates and from the model."""
     entries = method_entries(run)
     if not entries:
         return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
-    sends = sent_by_clients(entries)
     if (run.federation or {}).get("secure_aggregation"):
+        loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
-            "Training used secure aggregation: in each round, the server learned the mean of the sites' updates and "
-            f"totals of their counts, but no site's own. {_private(run)}"
+            f"Training used secure aggregation: in each round, the server learned the mean of the sites' updates{loss} "
+            f"and totals of their counts, but no site's own. {_private(run)}"
         )
+    sends = sent_by_clients(entries) + (" and the mean training loss" if _reported_losses(run) else "")
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
         f"Besides what updates can reveal, the server learns about the client's labels: {revealed_labels(entries)}. "
         f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     )
+
+
+def _reported_losses(run: Result) -> bool:
+    """Whether the sites of a federation sent their training losses. False for a simulation."""
+    return bool(run.sites) and any(row.loss is not None for row in run.history)
 
 
 def _reported_sums(run: Result) -> str:
@@ -63,25 +71,45 @@ def _reported_sums(run: Result) -> str:
 
 def _reported_tests(run: Result) -> str:
     """Say which test results the sites reported. Empty for a simulation."""
-    if not run.history[-1].sites:
+    if not _site_results(run):
         return ""
-    if not _tests_by_class(run):
-        return f"The sites reported the accuracy of their tests. {_reported_local_tests(run)}"
-    return (
-        "The sites reported their test results by class, which reveal the label counts of their test parts. "
-        f"{_reported_local_tests(run)}"
+    results = (
+        "their test results by class, which reveal the label counts of their test parts"
+        if _tests_by_class(run)
+        else "the accuracy of their tests"
     )
+    return f"The sites reported {results}. {_reported_own_tests(run)}{_reported_local_tests(run)}"
+
+
+def _reported_own_tests(run: Result) -> str:
+    names = _sites_that_reported(run, "personal")
+    return f"These sites also reported the accuracy of their own model: {', '.join(names)}. " if names else ""
 
 
 def _reported_local_tests(run: Result) -> str:
-    names = [name for name, found in run.client_tests.items() if "after" in found]
+    names = _sites_that_reported(run, "after")
     if not names:
         return ""
-    return f"These sites also reported the accuracy before and after local training: {', '.join(map(escape, names))}. "
+    return f"These sites also reported the accuracy before and after local training: {', '.join(names)}. "
+
+
+def _sites_that_reported(run: Result, kind: str) -> list[str]:
+    """List the sites with an accuracy of this kind in any round. The kinds are those of `Result.client_tests`."""
+    reported = [row.client_tests[kind] for row in run.history if kind in (row.client_tests or {})]
+    return [
+        escape(name)
+        for client, name in enumerate(run.client_labels)
+        if any(accuracies[client] is not None for accuracies in reported)
+    ]
 
 
 def _tests_by_class(run: Result) -> bool:
-    return any("confusion" in results for results in (run.history[-1].sites or {}).values())
+    return any("confusion" in results for results in _site_results(run))
+
+
+def _site_results(run: Result) -> list[dict[str, Any]]:
+    """List the test results that the sites reported in any round."""
+    return [results for row in run.history for results in (row.sites or {}).values()]
 
 
 def _private(run: Result) -> str:

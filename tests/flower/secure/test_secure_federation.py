@@ -98,7 +98,9 @@ def test_the_server_comes_to_the_simulated_model_and_receives_only_masked_number
         assert some.loss == pytest.approx(other.loss, rel=1e-6)
         assert (some.visits, some.compute) == (other.visits, other.compute)
         assert some.sites is None
-    assert "but no site's own. Training was not differentially private." in describe_disclosures(apart)
+    card = describe_disclosures(apart)
+    assert "learned the mean of the sites' updates, their mean training loss and totals of their counts" in card
+    assert "but no site's own. Training was not differentially private." in card
     run_federation(cases[1].grid, cases[1].context)
     assert_only_masked(cases[0], cases[1], split)
 
