@@ -151,11 +151,18 @@ def _cost(finalist: Finalist) -> str:
         if abs(ratio - 1) > _SAME_COST
     ]
     listed = " and ".join(filter(None, (", ".join(costs[:-1]), *costs[-1:])))
-    per_step = "" if " per " in finalist.extra_compute else "per step: "
-    extra = f" ({per_step}{finalist.extra_compute})" if finalist.extra_compute != "none" else ""
-    cost = f"costs {listed} of FedAvg{extra}" if costs else "costs no more than FedAvg"
+    cost = f"costs {listed} of FedAvg{_extra_compute(finalist)}" if costs else "costs no more than FedAvg"
     reveals = "nothing about its labels" if finalist.reveals == "nothing" else finalist.reveals
     return f"{cost}. Besides its updates, a site reveals {reveals}"
+
+
+def _extra_compute(finalist: Finalist) -> str:
+    """Name what clients compute in addition. A cost is per local step unless its words name another period."""
+    if finalist.extra_compute == "none":
+        return ""
+    items = finalist.extra_compute.split(", ")
+    named = [item if " per " in item or "last round" in item else f"{item} per step" for item in items]
+    return f" ({', '.join(named)})"
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:

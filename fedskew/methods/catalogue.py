@@ -103,7 +103,7 @@ class Entry:
 
     @property
     def extra_compute(self) -> str:
-        """What clients compute besides FedAvg's forward and backward pass per local step."""
+        """What clients compute besides FedAvg's forward and backward pass per local step, with the default settings."""
         found = [part.extra_compute for part in self.parts if part.extra_compute]
         found += ["1 forward and backward for the personal layers"] if self._needs_another_gradient else []
         return ", ".join(found) or "none"

@@ -10,7 +10,7 @@ w is the model that the client received. v_k starts at the initial global model 
 are tested. An objective that Ditto is combined with trains both models. A solver or a server rule concerns w only.
 
 Sent to the server: the model and the client's number of samples.
-Extra compute: the local training of a second model.
+Extra compute: the local training of a second model in each round.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ditto(Personal):
     """λ, the pull towards the global model."""
 
     has_global_model = True
-    extra_compute = "local training of a second model"
+    extra_compute = "local training of a second model per round"
 
     def __post_init__(self) -> None:
         expect(self.pull >= 0, "pull", self.pull, "a number ≥ 0")

@@ -10,7 +10,7 @@ A client that never took part has the initial head. There is no global model: th
 every client's model is tested instead.
 
 Sent to the server: the model without its head, and the client's number of samples.
-Extra compute: τ more epochs, which train only the head.
+Extra compute: τ more epochs per round, which train only the head.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FedRep(Personal):
     """The layers of the head: names such as `head` or `encoder.3`, or patterns."""
 
     shares = "model without its head"
-    extra_compute = "10 epochs of the head"
+    extra_compute = "10 epochs of the head per round"
 
     def __post_init__(self) -> None:
         expect(self.head_epochs >= 1, "head_epochs", self.head_epochs, "a whole number ≥ 1")

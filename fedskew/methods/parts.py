@@ -266,7 +266,12 @@ class Part:
     """What the client sends besides the model, in words. A Flower site refuses to send anything for a method with a
     part that overrides `uplink` or `tally` without this declaration."""
     extra_compute: ClassVar[str] = ""
-    """What clients compute besides one forward and one backward pass per local step, in words."""
+    """What clients compute besides FedAvg's forward and backward pass per local step, in words.
+
+    The cost is per local step, unless the words name another period, such as `per round` or `after the last round`. It
+    is that of the default hyper-parameters: the catalogue describes a method before anybody chooses others. The rows of
+    a run record the cost with the run's own hyper-parameters.
+    """
     needs_sgd: ClassVar[bool] = False
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False

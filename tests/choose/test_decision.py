@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from fedskew.choose.decision import FinalResult, decide
 from fedskew.choose.trial import TrialResult
 from fedskew.results.race import SEEDS, Standing
@@ -28,7 +30,7 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
     assert "On 3 fresh splits it beats FedAvg with its best learning rate, 0.1" in answer
     assert "by 20.0 points (interval +17.5 to +22.5, better on 3 of 3 splits; significant at 5 %)" in answer
     assert "1.33 times the computation" in answer
-    assert "(per step: 1 teacher forward)" in answer
+    assert "(1 teacher forward per step)" in answer
     assert "Besides its updates, a site reveals nothing about its labels." in answer
 
 
@@ -51,6 +53,20 @@ def test_class_weights_from_the_federations_counts_reveal_them() -> None:
     found = decide(results, "accuracy", "counts")
     assert {one.reveals for one in found["final"]} == {"label counts"}
     assert "Besides its updates, a site reveals label counts" in " ".join(found["answer"])
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ("fedrep", "(10 epochs of the head per round)"),
+        ("fedbabu", "(5 epochs of fine-tuning after the last round)"),
+        ("ditto+fedsam", "(1 forward and backward per step, local training of a second model per round)"),
+        ("fedavgm", "1.50 times the computation of FedAvg."),
+    ],
+)
+def test_the_answer_says_how_often_clients_compute_more(method: str, named: str) -> None:
+    _, answer = chosen(finalist("fedavg", [0.5, 0.52, 0.51]), finalist(method, [0.7, 0.71, 0.72], compute=1.5))
+    assert named in answer
 
 
 def test_a_lead_within_the_noise_leaves_fedavg() -> None:

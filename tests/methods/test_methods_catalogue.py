@@ -159,9 +159,13 @@ def test_extra_compute_counts_the_forward_passes(name: str) -> None:
         assert entry.extra_compute == "none"
     elif (personal := make_method(name).personal) is not None:
         more_epochs = [phase.epochs for phase in (*personal.phases(), personal.fine_tuning()) if phase and phase.epochs]
-        second = ["local training of a second model"] if personal.own_solver() else []
+        second = ["local training of a second model per round"] if personal.own_solver() else []
         assert [word for word in entry.extra_compute.split() if word.isdigit()] == [str(n) for n in more_epochs]
         assert more_epochs or entry.extra_compute == (second or ["none"])[0]
+        if personal.fine_tuning() is not None:
+            assert entry.extra_compute.endswith("after the last round")
+        elif entry.extra_compute != "none":
+            assert entry.extra_compute.endswith("per round")
     elif any(issubclass(part, Schedule) for part in entry.parts):
         assert "forward" in entry.extra_compute
     else:

@@ -59,7 +59,7 @@ def _method_page(entry: Entry) -> str:
         "needs": needs(entry),
         "leaves the client": escape(entry.sends),
         "reveals about labels": escape(entry.revealed),
-        "extra compute per local step": escape(entry.extra_compute),
+        "extra compute": escape(entry.extra_compute),
         "secure aggregation": "yes"
         if entry.secure_aggregation
         else f"no: it {escape(entry.individual_updates_reason)}",
