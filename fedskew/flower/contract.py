@@ -35,6 +35,13 @@ Scaling = tuple[tuple[float, float], ...]
 """Mean and standard deviation of each input of a table."""
 
 
+class ContractMismatch(UserError):
+    """A site's data do not meet the contract. The message names the site's classes and columns.
+
+    It must not leave the site.
+    """
+
+
 @dataclass(frozen=True)
 class Contract:
     """What the data of all sites must have in common."""
@@ -197,7 +204,7 @@ class Contract:
     def admit(self, dataset: Dataset) -> Dataset:
         """Return a site's data with the federation's classes and scaling. Refuse data that do not meet the contract."""
         if differences := self._differences(dataset):
-            raise UserError(f"the data do not meet the federation's contract: {'; '.join(differences)}")
+            raise ContractMismatch(f"the data do not meet the federation's contract: {'; '.join(differences)}")
         dataset = self._reorder(dataset)
         number = {name: index for index, name in enumerate(self.classes)}
         renumbered = np.array([number[name] for name in dataset.classes], dtype=np.int64)

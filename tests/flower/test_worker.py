@@ -162,10 +162,28 @@ def test_what_a_site_s_own_files_say_stays_in_its_own_log(warm: Running) -> None
     assert "KeyError: 'config'" in (warm.folder / "log").read_text()
 
 
+@pytest.mark.parametrize("own", ["classes", "columns"])
+def test_names_that_only_this_site_has_stay_in_its_log(own: str, warm: Running) -> None:
+    """The names of a site's classes and columns can say what its patients have."""
+    if own == "classes":
+        data = dict(np.load(warm.folder / "digits.npz"))
+        names = [f"HIV stage {c}" for c in data["classes"]]
+        np.savez(warm.folder / "digits.npz", **{**data, "classes": np.array(names)})
+        terms = warm.terms
+    else:
+        (warm.folder / "patients.csv").write_text("HIV stage,diagnosis\n3,ill\n4,well\n5,ill\n")
+        warm.site.write_text("name: a\ndata: {name: patients.csv, label: diagnosis}\ndevice: cpu\n")
+        contract = Contract("table", ("ill", "well"), (1,), (50.0,), (9.0,), columns=("age",))
+        terms = {**warm.terms, "contract": contract.to_json()}
+    told = warm.asked(terms=terms)
+    assert told == {"refused": "its data do not meet the federation's contract; the reason is in its log"}
+    assert "HIV stage" in (warm.folder / "log").read_text()
+
+
 def test_corrected_data_are_read_again(warm: Running) -> None:
     data = dict(np.load(warm.folder / "digits.npz"))
     np.savez(warm.folder / "digits.npz", **{**data, "classes": np.array([f"wrong {c}" for c in data["classes"]])})
-    assert "are not among" in warm.asked()["refused"]
+    assert "do not meet the federation's contract" in warm.asked()["refused"]
     np.savez(warm.folder / "digits.npz", **data)
     assert warm.asked()["samples"] == 180
 
