@@ -1,12 +1,12 @@
-"""Noise for privacy: samples of the normal and of the discrete Laplace distribution that nobody can reproduce.
+"""Noise for privacy, which nobody can reproduce: normal and discrete Laplace samples.
 
-Whoever can guess the state of the generator can subtract the noise. The generators of torch and numpy are not made for
-secrets: that of torch on a CPU has only 2³² different streams, and a server could try them all. So all random numbers
-come from the operating system, or from a cipher with a key from there.
+Whoever can guess the state of the random generator can subtract the noise. The generators of torch and numpy are not
+made for secrets. For example, torch's generator for CPUs has only 2³² different streams, and a server could try them
+all. So the random numbers here come from the operating system, or from a cipher whose key comes from there.
 
-The discrete Laplace samples are exact: they are computed with whole numbers only, so no rounding changes their
+The discrete Laplace samples are exact. They are computed with whole numbers only, so no rounding changes their
 probabilities (Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", NeurIPS 2020, algorithms 1
-and 2). The normal samples are rounded to float64, which the accounting of ε does not include.
+and 2). The normal samples are rounded to float64. The accounting of ε ignores this rounding.
 """
 
 from __future__ import annotations

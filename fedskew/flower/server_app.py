@@ -1,4 +1,7 @@
-"""The ServerApp. It runs a federation, from an app's configuration to a finished run folder."""
+"""The ServerApp, the part of a federation that runs on the server.
+
+It trains a model with the sites and writes the run's folder, or it asks the sites without any training.
+"""
 
 from __future__ import annotations
 
@@ -63,15 +66,15 @@ app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
 _PROGRAM = "flwr-serverapp"
-"""The program of Flower in which a ServerApp runs on a server."""
+"""The Flower program in which a ServerApp runs on a server."""
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end. If it ends early, the log and the run's `status.json` have the reason.
+    """Run the federation to its end. Log how it ended, and write it to the run's `status.json`.
 
-    With status `stopped`, a person must act before another start. With `failed`, another start may help, so
-    `supervised_run` starts the run again.
+    The status is `finished`, `stopped` or `failed`. `stopped` means that a person must act before another start.
+    `failed` means that another start may help, so `supervised_run` starts the run again.
 
     The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
@@ -83,10 +86,10 @@ def main(grid: Grid, context: Context) -> None:
         else:
             ask_sites(grid, context)
     except Exception as error:
-        is_mistake = isinstance(error, UserError)
-        status, reason = (
-            ("stopped", str(error)) if is_mistake else ("failed", one_line(f"{type(error).__name__}: {error}"))
-        )
+        if isinstance(error, UserError):
+            status, reason = "stopped", str(error)
+        else:
+            status, reason = "failed", one_line(f"{type(error).__name__}: {error}")
         log(f"{status}: {reason}")
         _write_status(context, {"status": status, "reason": reason})
         raise
@@ -94,10 +97,10 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _end_with_superlink() -> None:
-    """End this process at once when the SuperLink is killed, or the SuperExec, which started this process.
+    """End this process at once when the SuperExec, its parent, ends, or the SuperLink, the SuperExec's parent.
 
     Flower would let the ServerApp go on for minutes. Meanwhile, the run's folder would stay locked, and the run could
-    not resume. The run may end at any moment, because it resumes from its last checkpoint.
+    not resume. It is safe to end at any moment, because the run resumes from its last checkpoint.
     """
     superexec = os.getppid()
     wait_for_end(superexec, parent_of(superexec))
@@ -105,7 +108,10 @@ def _end_with_superlink() -> None:
 
 
 def _write_status(context: Context, status: dict[str, str]) -> None:
-    """Record how the attempt ended, if the run has a folder. A failure to write must not hide the error itself."""
+    """Record how the attempt ended, if the run has a folder.
+
+    Errors of writing are ignored, so that they do not hide the error that ended the run.
+    """
     folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
     purpose = _purpose(context)
     run = RunFolder(folder if purpose == "train" else inquiry_folder(folder, purpose))
@@ -149,6 +155,7 @@ def _record_start(audit: Callable[[Entry], object], settings: FederationSettings
 
 
 def run_federation(grid: Grid, context: Context) -> Result:
+    """Train with the sites. A run that has begun in the same folder resumes."""
     settings, contract, config = read_settings(dict(context.run_config))
     folder = Path(os.path.expanduser(settings.folder))
     record = RunRecord(folder, settings, contract)
@@ -160,6 +167,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
         record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)
     dataset = _server_data(settings, contract)
+    # The terms need the prepared configuration. So the run is prepared with sites without terms, which are never asked.
     provisional = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
     prepared = prepare(config, provisional)
     refuse_unfit(prepared.method, prepared.config)
@@ -188,7 +196,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
 
 
 def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
-    """Read the reply times of earlier attempts, so that a run that resumes knows when a site is late."""
+    """Read the sites' reply times in earlier attempts. They tell a resumed run when a site is late."""
     times = ReplyTimes(settings.grace, settings.grace_seconds)
     history = RunHistory(settings.sites, times)
     for entry in read_chain(audit).entries:
@@ -197,13 +205,11 @@ def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
 
 
 def _await_sites(sites: Sites, settings: FederationSettings, received: ReceivedReplies, is_resumed: bool) -> None:
-    """Wait for the sites with which the run begins. `begin_with` does not apply to a run that resumes.
-
-    A run that resumes may have updates of sites that are not connected now. These sites take part in its next round.
-    """
+    """Wait until enough sites are connected to begin. `begin_with` applies only to a new run, not to a resumed one."""
     if not is_resumed:
         sites.wait_for(settings.begin_with or settings.sites_to_begin)
         return
+    # A site whose update has arrived takes part in the next round, even if it is not connected now.
     for name, samples in received.samples().items():
         sites.samples[sites.names.index(name)] = samples
     sites.wait_for(settings.sites_to_begin)
@@ -217,6 +223,7 @@ def _make_server(
     settings: FederationSettings,
     evaluation_type: type[SiteEvaluation],
 ) -> FederationServer:
+    """Make the server. If sites train only a part of the model, the server's model is that part."""
     config, model = prepared.config, prepared.model
     if config.train == "all":
         return FederationServer(federation, prepared.method, model, config, sites, settings, evaluation_type)
@@ -249,7 +256,7 @@ def _fit_encoding(
 
 
 def _installed_app_hash() -> str | None:
-    """Compute the hash of the app that this process runs, as sites compute it. None if no app is installed."""
+    """Compute the hash of the app that this process runs, in the same way as sites do. None if no app is installed."""
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None or not found.origin.endswith("__init__.py"):
         return None

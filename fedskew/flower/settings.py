@@ -56,7 +56,7 @@ def _node_keys(key: str, value: Any) -> dict[str, str]:
 
 
 def _data(key: str, value: Any) -> str:
-    """Check a name, a path, or a mapping with options, which becomes JSON for `data_source`."""
+    """Check the data's name or path. A mapping with a name and options becomes JSON, which `data_source` reads."""
     if isinstance(value, dict) and isinstance(value.get("name"), str):
         return json.dumps(value)
     return str(text(key, value))
@@ -70,7 +70,7 @@ def data_source(value: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """Settings of a federation across machines that a simulation does not have."""
+    """Settings that only a federation across machines has, and not a simulation."""
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(
@@ -184,14 +184,14 @@ class FederationSettings:
                 "`federate init --node-keys FOLDER`"
             )
         require_different_keys(self.node_keys or {})
-        for key, value, single in (
+        for key, value, refused in (
             ("site_metrics", self.site_metrics, "class"),
             ("local_tests", self.local_tests, True),
             ("privacy", self.privacy, "central"),
             ("survey", self.survey, True),
             ("evaluate_only", self.evaluate_only, True),
         ):
-            if value == single:
+            if value == refused:
                 raise UserError(
                     f"federation.{key} is {json.dumps(value)}, which needs single sites' results; secure aggregation "
                     "gives the server only sums"
@@ -241,11 +241,14 @@ def read_settings(values: Mapping[str, Any]) -> tuple[FederationSettings, Contra
 
 
 def require_example_settings(settings: FederationSettings, config: Config) -> None:
-    """Refuse noise on samples' gradients without `privacy = 'example'`, which accounts for it, and the reverse."""
-    is_private = config.example_noise is not None
-    if settings.privacy == "example" and not is_private:
+    """Refuse noise on samples' gradients without `privacy = 'example'`, and the reverse.
+
+    Only this privacy setting makes the accounting of ε include that noise.
+    """
+    has_noise = config.example_noise is not None
+    if settings.privacy == "example" and not has_noise:
         raise UserError("federation.privacy is 'example' without example_clip and example_noise; expected both")
-    if settings.privacy != "example" and is_private:
+    if settings.privacy != "example" and has_noise:
         raise UserError(
             f"example_noise is set, but federation.privacy is {settings.privacy!r}; expected 'example', which accounts "
             "for it"
@@ -253,7 +256,7 @@ def require_example_settings(settings: FederationSettings, config: Config) -> No
 
 
 def require_noiseless_sums(settings: FederationSettings, contract: Contract) -> None:
-    """Refuse column sums in a run with noise: the sums have none, and the model's encoding shows them."""
+    """Refuse column sums in a run with noise. The sums have no noise, and the model's encoding reveals them."""
     if contract.column_sums and settings.privacy != "none":
         raise UserError(
             f"federation.privacy is {settings.privacy!r}, but ε would not cover column sums, which have no noise; "
@@ -267,6 +270,7 @@ def _section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any) -> Any:
+    """Parse a list or a mapping, which the app has as text. Empty text means None."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         return parse_yaml(value, key)
     return None if value == "" else value

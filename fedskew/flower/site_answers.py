@@ -1,9 +1,9 @@
 """Answers that a site computes only once. They are on disk before they leave, so a restart does not forget them.
 
 A server that may ask about the same data again and again learns more with each answer. So the site records its test
-results, sums and counts. The same request gets the recorded answer again, even if the data have changed since: the
-difference of two answers would show the rows that changed. At most `most` different requests for the same thing are
-answered.
+results, sums and counts. A repeated request gets the recorded answer, even if the data have changed since. Otherwise,
+the difference of two answers would show the rows that changed. The site also limits how many different requests for the
+same thing it answers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FOLDER = "answers"
 
 
 class AlreadyAnswered(UserError):
-    """The site has answered another request for the same thing. The text names none of its files."""
+    """The site has answered other requests for the same thing. The text names no file, so it may leave the site."""
 
 
 class SiteAnswers:
@@ -38,18 +38,19 @@ class SiteAnswers:
         self._folder = state_folder / name
 
     def is_allowed(self, question: str, request: Facts, most: int) -> bool:
-        """Return whether a request was answered before, or may be answered."""
+        """Return whether the site has recorded an answer to this request, or may answer one more request."""
         answers = _read(self._path(question))
         return len(answers) < most or any(known["request"] == _key(request) for known in answers)
 
     def answer_once(self, question: str, request: Facts, compute: Callable[[], Answer], most: int = 1) -> Answer:
         """Return the recorded answer to a request, or compute and record it.
 
-        `question` names what is asked, such as the test of a round. `request` has what may differ between requests for
-        it, such as the digest of the tested model. At most `most` different requests are answered.
+        `question` names what is asked, such as the test of a round. `request` has everything that may differ between
+        requests with the same question, such as the digest of the tested model. At most `most` different requests per
+        question are answered.
         """
         path, asked = self._path(question), _key(request)
-        with _own_files(self._folder):
+        with _raising_state_unusable(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self._folder / ".lock"):
             answers = _read(path)
@@ -63,7 +64,7 @@ class SiteAnswers:
                 )
             facts, payload = compute()
             entry = {"request": asked, "facts": facts, "tensors": base64.b64encode(payload).decode()}
-            with _own_files(self._folder):
+            with _raising_state_unusable(self._folder):
                 write_file(path, json.dumps({"question": question, "answers": [*answers, entry]}) + "\n")
             return facts, payload
 
@@ -76,8 +77,8 @@ def _key(request: Facts) -> str:
 
 
 @contextlib.contextmanager
-def _own_files(folder: Path) -> Iterator[None]:
-    """Report a problem with the site's files as one that must not leave the site."""
+def _raising_state_unusable(folder: Path) -> Iterator[None]:
+    """Turn a problem with the site's files into `StateUnusable`, whose text must not leave the site."""
     try:
         with reporting_os_errors("write", folder):
             yield

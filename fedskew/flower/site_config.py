@@ -25,12 +25,12 @@ from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config.values import read_yaml
-from fedskew.flower.contract import Contract
+from fedskew.flower.contract import Contract, ContractMismatch
 from fedskew.flower.policy import Policy, read_policy
 
 
 class DataUnreadable(UserError):
-    """A site's data cannot be read. The message may quote them, so it stays at the site."""
+    """A site's data cannot be read. The message may quote the data, so it must not leave the site."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,17 @@ class SiteConfig:
     state: str = "state"
     device: str = "auto"
     threads: int | None = None
-    """Number of torch's threads. If it is None, torch decides."""
+    """Number of threads that torch uses. None: torch decides."""
     idle: int | None = None
-    """Seconds without work after which the worker process ends and frees its memory. The next work starts it again. If
-    it is None, the worker keeps running."""
+    """Seconds without work after which the worker process ends and frees its memory. The next request starts it again.
+    If `idle` is None, the worker keeps running."""
     metrics: str = ""
-    """The most that this site reports of its test results: none, total (how many predictions, and how many are
-    correct), or class (results by class). The default is total, but none if the policy demands noise or lists what may
-    be revealed, because tests have no noise and can reveal label counts."""
+    """The most detailed test results that this site reports: none, total or class.
+
+    With `total`, the site reports how many predictions it made and how many are correct. With `class`, it reports
+    results by class. The default is `total`. If the policy demands noise or lists what may be revealed, the default is
+    `none`, because test results have no noise and can reveal label counts.
+    """
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     keys: str | None = None
@@ -74,10 +77,10 @@ class SiteConfig:
         return self.folder / self.state
 
     def data_version(self) -> int:
-        """Return a number that changes if a file of the data is added, removed or written, in any subfolder.
+        """Return a hash of the names, times and sizes of the data's files, in all subfolders.
 
-        It is a hash of the files' names, times and sizes. Links to folders are not followed. For a dataset that is
-        given by its name, such as `digits`, and not by its path, the number never changes.
+        It changes if a file is added, removed or written. Links to folders are not followed. If the data are given by a
+        dataset's name, such as `digits`, the hash never changes.
         """
         paths = [self._resolve(given) for given in (self.data, self.data_params.get("test")) if isinstance(given, str)]
         walks = [walk for path in paths for walk in os.walk(path)]
@@ -114,7 +117,7 @@ class SiteConfig:
         try:
             return load(name, self.data_dir, **options)
         except ColumnMismatch as error:
-            raise UserError(f"the data do not meet the federation's contract: {error}") from error
+            raise ContractMismatch(f"the data do not meet the federation's contract: {error}") from error
         except UserError as error:
             raise DataUnreadable(str(error)) from error
 

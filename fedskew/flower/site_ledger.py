@@ -1,9 +1,10 @@
 """A site's ledger: the privacy that its updates have spent in all runs, and the time that it has worked for each run.
 
 `ledger.jsonl` in the site's state folder is a chained log. An update's line is on disk before the update leaves, so a
-crash can only make the sum too large. A reply that is lost, and a round that is repeated, count each time.
+crash can only make the sum too large. An update also counts if its reply is lost, and again if its round is repeated.
 
-`releases.py` has the privacy that one update spends, in the two accounts of the ledger.
+The ledger has two accounts: the privacy of the whole site, and that of one sample. `releases.py` says how much privacy
+one update spends in each account.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SiteLedger:
         self._log, self._policy = ChainedLog(state_folder / NAME), policy
 
     def spent(self) -> Facts:
-        """The privacy that all updates so far have spent, of the site and of one sample. None if it is infinite."""
+        """The privacy that all updates so far have spent, in both accounts. An infinite ε is None."""
         entries = self._entries(_UPDATE)
         found = {account.key: self._epsilon(account, entries) for account in ACCOUNTS}
         finite = {key: value if math.isfinite(value) else None for key, value in found.items()}
@@ -59,16 +60,16 @@ class SiteLedger:
         limit = f"{account.whose} is ε = {budget:g} at δ = {self._policy.delta:g} (policy.{account.key})"
         if math.isinf(release.mu_squared(account)):
             raise BudgetExceeded(
-                f"{limit}, but {_lack(release)}; expected {account.expected}"
+                f"{limit}, but {_why_infinite(release)}; expected {account.expected}"
                 + (", or policy.example_epsilon in place of policy.epsilon" if release.privacy == "example" else "")
             )
         before = self._entries(_UPDATE)
-        bare = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
-        if bare:
+        infinite = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
+        if infinite:
             raise BudgetExceeded(
-                f"{limit}, but {plural(len(bare), 'earlier update')} had no noise"
-                f"{' on the whole update' if any(e['noise'] for e in bare) else ''}, the last in run "
-                f"{bare[-1]['run']}, so no budget can hold for the same data"
+                f"{limit}, but {plural(len(infinite), 'earlier update')} had no noise"
+                f"{' on the whole update' if any(e['noise'] for e in infinite) else ''}, the last in run "
+                f"{infinite[-1]['run']}, so no budget can hold for the same data"
             )
         after = self._epsilon(account, before, release)
         if after > budget:
@@ -78,7 +79,7 @@ class SiteLedger:
             )
 
     def charge(self, release: Release) -> None:
-        """Record an update before it leaves, or refuse it. Two processes cannot both spend what is left."""
+        """Record an update before it leaves, or refuse it. A lock keeps two processes from spending the same rest."""
         try:
             with self._log.locked():
                 self.require_budget(release)
@@ -89,7 +90,7 @@ class SiteLedger:
             raise StateUnusable(str(error)) from error
 
     def describe_plan(self, release: Release, rounds: int) -> list[str]:
-        """Describe what a planned run would leave of each budget, one line for each."""
+        """Describe how much of each budget a planned run would spend, one line per budget."""
         lines = []
         for account in ACCOUNTS:
             budget = self._budget(account)
@@ -102,18 +103,18 @@ class SiteLedger:
         if math.isinf(release.mu_squared(account)):
             lacks = "the app adds no noise" if release.noise is None else "the app's noise is on single samples"
             return f"{name}: ε = {budget:g}, but {lacks}, so this site will refuse to train"
-        before, after = self._entries(_UPDATE), [release] * rounds
+        before, planned = self._entries(_UPDATE), [release] * rounds
         line = (
             f"{name}: ε = {self._epsilon(account, before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent; "
-            f"{plural(rounds, 'round')} would bring it to {self._epsilon(account, before, *after):.3g}"
+            f"{plural(rounds, 'round')} would bring it to {self._epsilon(account, before, *planned):.3g}"
         )
-        enough = self.affordable_rounds(account, release, rounds)
-        if enough == rounds:
+        affordable = self.affordable_rounds(account, release, rounds)
+        if affordable == rounds:
             return line
-        return f"{line}, so this site will " + (f"stop after round {enough}" if enough else "refuse to train")
+        return f"{line}, so this site will " + (f"stop after round {affordable}" if affordable else "refuse to train")
 
     def affordable_rounds(self, account: Account, release: Release, rounds: int) -> int:
-        """The number of rounds of a planned run, at most `rounds`, for which the budget of this account suffices."""
+        """How many of a planned run's `rounds` the budget of this account allows."""
         budget = self._budget(account)
         if budget is None:
             return rounds
@@ -162,12 +163,12 @@ class SiteLedger:
 
 
 def _from_entry(entry: Entry) -> Release:
-    """Read a release from its entry. An entry of an earlier version counts as one Gaussian mechanism."""
+    """Read a release from its entry. In an entry without `releases`, the update counts as one Gaussian mechanism."""
     return Release(entry["run"], entry["round"], entry["privacy"], entry["noise"], entry.get("releases", 1))
 
 
-def _lack(release: Release) -> str:
-    """Say why no budget is enough for an update."""
+def _why_infinite(release: Release) -> str:
+    """Say why an update spends an infinite ε."""
     if release.noise is None:
         return "the update would have no noise"
     return "noise on the gradients of single samples gives the whole site no finite ε"

@@ -22,7 +22,7 @@ class SiteMonitor:
     """One site and its connection to the server."""
 
     def __init__(self, site: Path, connection: Connection) -> None:
-        """`site` is the path of the site's site.yaml, which was checked. `load_site` would import torch."""
+        """`site` is the path of a valid site.yaml. `load_site` is not used here, because it would import torch."""
         self._connection = connection
         self._policy: dict[str, Any] = read_site_values(site).get("policy") or {}
         self._log = NewEntries(site_log(site).path)
@@ -30,7 +30,7 @@ class SiteMonitor:
         self._sent = 0
         self._last_message: float | None = None
         self._spent: dict[str, float] = {}
-        """The ε that was spent, by the policy's key for its budget."""
+        """The ε spent so far, under the policy's key of its budget: `epsilon` or `example_epsilon`."""
 
     def problem(self) -> str | None:
         return self._connection.problem

@@ -1,4 +1,4 @@
-"""One run at a site: its data, model and method, from the terms that the server sends."""
+"""One run at a site."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fedskew.models.concatenation import concatenate
 class SiteRun:
     """The data, model and method of one run at this site, from the terms that the server sends."""
 
-    def __init__(self, own: SiteConfig, federation: Federation, terms: Facts) -> None:
+    def __init__(self, site: SiteConfig, federation: Federation, terms: Facts) -> None:
         config = Config.from_mapping(terms["config"])
         self.name = config_hash(config)
         """The run's name, which the server also uses."""
@@ -47,14 +47,14 @@ class SiteRun:
         self.contract = _hash(contract)
         """Hash of the contract."""
         self.data_form = _hash(contract.without_encoding())
-        """Hash of the classes and columns. It is the same for every encoding of these columns."""
-        self.config = replace(config, device=own.device, engine="plain")
-        require_known_code(self.config, own)
-        own.policy.require_run(self.config)
+        """Hash of the classes and columns. It does not depend on how the columns are encoded."""
+        self.config = replace(config, device=site.device, engine="plain")
+        require_known_code(self.config, site)
+        site.policy.require_run(self.config)
         dataset = contract.admit(federation.dataset)
         model = make_model(self.config.model, data_shape(dataset), self.config.seed, self.config.head)
         if needs_start(config):
-            load_start(own.state_folder, config, model)
+            load_start(site.state_folder, config, model)
         if config.train != "all":
             assert has_features(model)
             part = make_part(self.config, model, dataset)
@@ -70,7 +70,9 @@ class SiteRun:
         self._runtime = self.runtimes.runtime(model, "plain")
         personal = self.method.personal
         self._stays = personal_names(personal, model) if personal is not None else frozenset[str]()
+        """Names of the model's tensors that stay at the site."""
         self._concatenated: tuple[Tensors, ModelRuntime] | None = None
+        """The encoders of the last concatenated model, and its runtime."""
 
     @property
     def exchanged_buffers(self) -> Tensors:
@@ -78,14 +80,17 @@ class SiteRun:
         return shared_tensors(self._runtime.network.state().buffers, self._stays)
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
-        """Return the site's samples, or only those with some labels."""
+        """Return the site's samples. If `labels` are given, return only the samples with these labels."""
         key = None if labels is None else tuple(labels)
         if key not in self._held:
             self._held[key] = self._held[None].restrict(key or ())
         return self._held[key]
 
     def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
-        """Return the runtime of the model. If `frozen` names models, the model uses their encoders, from `tensors`."""
+        """Return the runtime of the model.
+
+        If `frozen` names companion models, the model concatenates their encoders, which are in `tensors`.
+        """
         if not frozen or tensors is None:
             return self._runtime
         encoders = {name: t for name, t in tensors.items() if name.startswith("companion:")}
@@ -116,7 +121,7 @@ class SiteRun:
         return {name: t.to(self.runtimes.devices[0]) for name, t in tensors.items()}
 
     def received_model(self, tensors: Tensors) -> ModelState:
-        """The received model. Tensors that stay at the sites have their initial values, which the run's seed sets."""
+        """The received model. Tensors that stay at the sites have their initial values, which follow from the seed."""
         sent = read_model("sent", tensors)
         if not self._stays:
             return sent
@@ -125,32 +130,35 @@ class SiteRun:
 
     def require_model(self, stage: Stage, tensors: Tensors) -> None:
         """Refuse a model whose tensors have other names, shapes or types than those of the run's model."""
-        own = self.runtime(stage.concatenates, tensors).network.state()
-        shared = (shared_tensors(part, self._stays) for part in (own.params, own.buffers))
+        expected = self.runtime(stage.concatenates, tensors).network.state()
+        shared = (shared_tensors(part, self._stays) for part in (expected.params, expected.buffers))
         try:
             require_like(model_tensors("sent", read_model("sent", tensors)), model_tensors("sent", ModelState(*shared)))
         except Garbled as problem:
             raise UserError(f"the server's model is not that of the run: {problem}") from problem
 
     def tested_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
-        """The model that the site tests: the global one, or the site's own if there is none."""
+        """The model that the site tests: the global model, or the site's own if the method has no global model."""
         model, personal = self.received_model(tensors), self.method.personal
         return model if personal is None or personal.has_global_model else self.own_model(tensors, kept)
 
     @property
     def has_second_model(self) -> bool:
-        """Whether the site trains a model of its own beside the global one."""
+        """Whether the site trains its own model beside the global one."""
         return self.method.personal is not None and self.method.personal.own_solver() is not None
 
     def own_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
-        """The received model with what the site kept of its own. A site that never took part has initial values."""
+        """The received model with the site's personal tensors.
+
+        `kept` has the personal tensors. If it is empty, the site never took part and uses their initial values.
+        """
         personal = self.method.personal
         assert personal is not None
         fresh = initial_personal(personal, self._stays, self._runtime.network.state())
         return personal_model(self.received_model(tensors), kept or fresh)
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
-        """Make the site's part of a round, in the form that an engine expects."""
+        """Make the site's work in a round, in the form that an engine expects."""
         key = RoundKey(**facts["key"])
         held, method = self.held(stage.labels), self.method.for_stage(stage)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)
@@ -176,7 +184,7 @@ class SiteRun:
 
 
 def _hash(contract: Contract) -> str:
-    """Hash what a contract means. The server may write the same contract in different ways."""
+    """Hash a contract in its normal form, because the server may write the same contract in different ways."""
     return digest(json.dumps(contract.to_json(), sort_keys=True).encode())
 
 

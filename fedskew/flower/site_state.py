@@ -1,8 +1,8 @@
 """State that a site keeps between rounds. It is on disk, because Flower loses a node's state when the node restarts.
 
-`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. The server names the last round whose
-reply it received. So site and server continue from the same round, even if a reply was lost or the server resumed from
-an older checkpoint.
+`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. Each request of the server names the
+last round whose reply it received. So site and server continue from the same round, even if a reply was lost, or if the
+server resumed from an older checkpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SiteState:
     def bind(self, contract: str) -> None:
         """Record the hash of the run's contract. Refuse states that were made under another contract.
 
-        The run's name does not show the contract, because it is the hash of the configuration.
+        The run's name is the hash of the configuration, which does not include the contract.
         """
         path = self._folder / _CONTRACT
         try:
@@ -58,7 +58,7 @@ class SiteState:
             )
 
     def read(self, model: str, round: int) -> Tensors | None:
-        """Read the state after a round. None if there is none."""
+        """Read the state after a round. None if the site does not have this state."""
         path = self._path(model, round)
         if not path.exists():
             return None
@@ -71,10 +71,10 @@ class SiteState:
             raise StateUnusable(str(error)) from error
 
     def read_nearest(self, model: str, round: int, log: Callable[[str], object]) -> Tensors | None:
-        """Read the state after a round. None if the site has no state.
+        """Read the state after a round, or the nearest one. None if the site has no state of this model.
 
-        If the site has states but not this one, read the last earlier one, or else the first later one. The site
-        removes old states, which a server that was restored from an older backup may request.
+        The nearest state is the last earlier one, or the first later one if there is no earlier one. A server that was
+        restored from an old backup may request a state that the site has removed.
         """
         if not self._path(model, round).exists() and (rounds := self._rounds(model)):
             before = [number for number in rounds if number <= round]
@@ -87,11 +87,13 @@ class SiteState:
         return self.read(model, round)
 
     def write(self, model: str, round: int, state: Tensors, kept: int | None, oldest: int) -> None:
-        """Write the state after a round. Remove states that the server will not name again.
+        """Write the state after a round. Remove the states that the server will not request again.
 
-        `kept` is the round of the state from which the server let the site train. The server never received the replies
-        of rounds between `kept` and this one. It may continue after round `oldest` or any later round, with the last
-        state up to that round.
+        The site trained from the state of round `kept`. The server never received its replies of the rounds between
+        `kept` and this round, so their states are removed.
+
+        The server may resume after round `oldest` or any later one. From there, it requests the site's last state up to
+        that round. So the last state up to `oldest` and all later ones remain.
         """
         try:
             with reporting_os_errors("write", self._folder):
@@ -106,7 +108,7 @@ class SiteState:
             self._path(model, number).unlink(missing_ok=True)
 
     def newest(self, model: str) -> Tensors | None:
-        """Read the state after the last round in which the site took part. None if there is none."""
+        """Read the state after the last round in which the site took part. None if it took part in no round."""
         rounds = self._rounds(model)
         return self.read(model, max(rounds)) if rounds else None
 
@@ -119,7 +121,7 @@ class SiteState:
 
 
 def read_final_state(folder: Path, run: str | Path) -> Tensors:
-    """Read what this site kept of a finished run. `run` is the run's folder, which the server's operator has shared."""
+    """Read the site's last state of a finished run. `run` is the run's folder, as the server's operator shared it."""
     kept = SiteState(folder, config_hash(RunFolder(run).config)).newest("global")
     if kept is None:
         raise UserError(f"{folder} has no state of the run in {run}; expected a run in which this site took part")

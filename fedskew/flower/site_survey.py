@@ -2,24 +2,26 @@
 
 A survey must not show single samples, so no number in it is exact:
 
-- A class of fewer than `hide_below` samples has the count 0, as if the site had none. Other counts are rounded to a
-  multiple of `round_to`. The server also knows the exact number of samples, from which a hidden count could follow. So
-  with up to ten classes, the largest count is replaced by the number of samples minus the other reported counts,
-  rounded. With more classes, the total says hardly anything about a single class, and with several labels per sample,
-  the counts do not add up to it.
-- With `epsilon`, the counts have discrete Laplace noise instead, so that they are ε-private (Ghosh, Roughgarden and
-  Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J. Comput. 2012). Neighbouring datasets have
-  the same number of samples, which is public, and differ in one sample. Nothing is reported about columns then, because
-  noise on them would need a share of ε.
-- A column of numbers has no minimum and maximum. It has a median, and a low and a high value. At least `hide_below`
-  values are below the low value and at least as many above the high value, and 5 % of all values if that is more. All
-  three are then rounded to multiples of a step, which is at least a tenth of the distance from low to high.
-- A column of categories names those with at least `hide_below` rows. The number of gaps is rounded to a multiple of
-  `hide_below`, and its share to 1 %. Fewer gaps than `hide_below` count as none. If a column has fewer values than
-  `hide_below`, they all count as gaps.
+- Label counts: a class of fewer than `hide_below` samples has the count 0. Other counts are rounded to a multiple of
+  `round_to`.
+- The largest label count: the server knows the site's number of samples, from which a hidden count could follow. So the
+  largest count is replaced by the number of samples minus the other reported counts, rounded. This is done for at most
+  ten classes. With more classes, the total says hardly anything about a single class. It is not done for several labels
+  per sample, because these counts do not add up to the number of samples.
+- Label counts with `epsilon`: the counts are neither hidden nor rounded, but have discrete Laplace noise, which makes
+  them ε-private (Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J.
+  Comput. 2012). Neighbouring datasets have the same number of samples and differ in one sample. The survey then reports
+  nothing about columns, because noise on them would need a share of ε.
+- A column of numbers: the survey has a low value, a median and a high value, but no minimum and maximum. About 5 % of
+  the column's values, and never fewer than `hide_below`, lie at or below the low value. As many lie at or above the
+  high value. All three are then rounded to multiples of a step, which is at least a tenth of the distance from low to
+  high. A column of fewer than 4·`hide_below` values has none of the three.
+- A column of categories: the survey names the categories with at least `hide_below` rows.
+- Gaps in a column: their number is rounded to a multiple of `hide_below`, and their share to 1 %. Fewer gaps than
+  `hide_below` count as none. Otherwise, if a column has fewer values than `hide_below`, they all count as gaps.
 
-A site answers a survey once for the same classes and columns, so that noise cannot be averaged out and no two answers
-can be compared.
+A site answers a survey only once for the same classes and columns. Otherwise, a server could average out the noise, or
+compare two answers.
 """
 
 from __future__ import annotations
@@ -39,11 +41,11 @@ from fedskew.data.table_encoding import Numbers, RawTable, Strings
 from fedskew.flower.secret_noise import draw_discrete_laplace
 
 _TAIL = 0.05
-"""The share of values below the low value, and of values above the high value."""
+"""The share of values at or below the low value, and of values at or above the high value."""
 _FEW_CLASSES = 10
 """Up to this number of classes, the largest count is computed from the others."""
 _STEPS = 10
-"""The low and the high value are at most about this many steps apart."""
+"""About the largest number of steps between the low and the high value."""
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,15 @@ def describe_site(federation: Federation, raw: RawTable | None, rules: SurveyRul
 
 
 def hide_counts(counts: IntArray, rules: SurveyRules) -> list[int]:
-    """Return the counts, with 0 for small ones, and rounded."""
+    """Return the counts, rounded, and with 0 for small ones."""
     return [0 if count < rules.hide_below else _round(count, rules.round_to) for count in counts.tolist()]
 
 
 def hide_counts_and_total(counts: IntArray, rules: SurveyRules) -> list[int]:
-    """Return the counts, with 0 for small ones, and rounded, so that nothing follows from their total.
+    """Return the counts as `hide_counts` does, but replace the largest one, so that no hidden count follows from it.
 
-    The largest one is computed from the others and from the number of samples, which the server knows, so it tells the
-    server nothing new. If no class has enough samples, all counts are 0.
+    The largest count is computed from the other reported counts and the number of samples. The server knows all of
+    these, so this count tells it nothing new. If no class has enough samples, all counts are 0.
     """
     found, largest = hide_counts(counts, rules), int(counts.argmax())
     others = [count for place, count in enumerate(found) if place != largest]
@@ -91,7 +93,8 @@ def _round(count: int, step: int) -> int:
 def _add_noise(counts: IntArray, epsilon: float, is_single: bool) -> list[int]:
     """Return the counts with discrete Laplace noise, and 0 for negative results.
 
-    If one sample is replaced by another, two counts change by one. With several labels per sample, all may change.
+    If one sample is replaced by another, two counts change by one. With several labels per sample, all counts may
+    change by one.
     """
     rate = Fraction(epsilon) / (min(2, len(counts)) if is_single else len(counts))
     return [max(0, count + draw_discrete_laplace(rate)) for count in counts.tolist()]
@@ -121,7 +124,10 @@ def _describe_numbers(name: str, column: Numbers, smallest: int) -> dict[str, An
 
 
 def _step(distance: float, size: float) -> float:
-    """Return 1, 2 or 5 times a power of ten: at least a tenth of the distance, or of the size if there is none."""
+    """Return 1, 2 or 5 times a power of ten, which is at least a tenth of the distance.
+
+    If the distance is 0, the step is at least a tenth of the size.
+    """
     target = (distance or size or 1.0) / _STEPS
     power = 10.0 ** math.floor(math.log10(target))
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= target)

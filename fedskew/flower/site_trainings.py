@@ -1,11 +1,11 @@
 """Limits how often a site trains the same planned round.
 
-A server that may have a round trained from model after model learns more with each update. So a site answers only a few
-different requests for each planned round. The first is for the round itself, and the others are for restarts of the
-server, after which a round is repeated and may have another model. The same request gives the same update, so it does
-not count again, unless the update has noise, which is new each time.
+A server learns more with each update of the same round from another model. So a site answers only a few different
+requests per planned round. It needs to answer more than one, because a restarted server repeats a round, perhaps with
+another model.
 
-Counts are in the site's state folder, because a worker may be started again at any time.
+A repeated request gives the same update, so it does not count again. But if the site adds noise, every request counts,
+because the noise is new each time. The site's state folder has the counts, so they survive a restart of the worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedskew.flower.wire import Facts, digest
 
 FOLDER = "trainings"
 _CHOSEN = ("stage", "notes", "companions", "kept")
-"""The facts of a request, besides its tensors, that the server chooses and that change the update."""
+"""The facts of a request with which the server can change the update. Its tensors can also change it."""
 
 
 @dataclass(frozen=True)

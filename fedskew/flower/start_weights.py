@@ -1,8 +1,8 @@
 """The weights that a run with a frozen part starts from.
 
-If sites train only the head or adapters, the rest of the model never travels in a round. Without `init`, a site makes
-it from the run's seed. With `init`, only the server has the file, so its greeting carries the weights. The site keeps
-them on its disk, because its worker may start again without another greeting.
+If sites train only the head or adapters, the rest of the model is frozen and is not sent in a round. Without `init`, a
+site makes the frozen weights from the run's seed. With `init`, only the server has the file, so the server's greeting
+has the weights. The site keeps them on its disk, because its worker may start again without another greeting.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NAME = "start.safetensors"
 
 
 def needs_start(config: Config) -> bool:
-    """Whether sites must receive the weights that the run starts from."""
+    """Whether the server must send sites the weights that the run starts from."""
     return config.train != "all" and config.init_sha256 is not None
 
 
 def start_payload(config: Config, model: nn.Module) -> bytes:
-    """Return the weights that a greeting carries. Empty if sites need none."""
+    """Return the weights to send with a greeting. Empty if sites need none."""
     return to_bytes({name: t.detach().cpu() for name, t in model.state_dict().items()}) if needs_start(config) else b""
 
 

@@ -2,21 +2,24 @@
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
-Flower 1.41 joins the folders of its database migrations with spaces, and Alembic splits the text at spaces. So in an
-environment such as `/home/a b/.venv`, no migration is found, the database gets no tables, and every call to the
-SuperLink ends with "Internal server error". Here line breaks separate the folders.
+This module changes Flower 1.41 in four places.
 
-Flower gives every thread a connection to its database, and almost every call writes to it. With a dozen sites on a busy
-machine, a call may wait longer for SQLite's lock than the 5 seconds that Flower allows. It then fails with "database is
-locked", and a message is lost. Here each database object has one connection, for which the threads queue.
+Spaces in paths. Flower joins the folders of its database migrations with spaces, and Alembic splits the text at spaces.
+So in an environment such as `/home/a b/.venv`, no migration is found, the database gets no tables, and every call to
+the SuperLink ends with "Internal server error". Here line breaks separate the folders.
 
-A reply is announced before it is uploaded. Flower passes it to the ServerApp at once, which then waits for the upload
-before it reads any other reply. So a single site whose connection breaks off in between would stop the whole
-federation, for up to two hours. Here a reply is passed on once it is complete. If its upload breaks off, Flower deletes
-it after three minutes, and the round goes on without that site.
+Database locks. Flower gives every thread a connection to its database, and almost every call writes to the database.
+With a dozen sites on a busy machine, a call may wait longer for SQLite's lock than the 5 seconds that Flower allows.
+The call then fails with "database is locked", and a message is lost. Here each database object has one connection, for
+which the threads queue.
 
-A SuperLink that is told to end waits for all open connections. `flwr run --stream` has one open as long as the run
-lasts, so a restart would hang. Here the SuperLink waits for only a few seconds.
+Incomplete replies. A site announces a reply before it uploads it. Flower passes an announced reply to the ServerApp at
+once. The ServerApp then waits for the upload before it reads any other reply. So a single site whose connection breaks
+during an upload would stop the whole federation, for up to two hours. Here only complete replies are passed on. If an
+upload breaks off, Flower deletes the reply after three minutes, and the round goes on without that site.
+
+Shutdown. A SuperLink that is told to end waits for all open connections. `flwr run --stream` keeps a connection open as
+long as the run lasts, so a restart would hang. Here the SuperLink waits for only a few seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import Engine, QueuePool, select, update
 
 _LOCK_SECONDS = 120
-"""The longest time that a call waits for the connection, and then for SQLite's lock."""
+"""The longest time that a call waits for the connection. It waits as long again for SQLite's lock."""
 _CLOSE_SECONDS = 5
 """The longest time that a SuperLink which is told to end waits for open connections."""
 
@@ -69,8 +72,8 @@ def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, *
 def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int) -> list[Message]:
     """Return the replies to these messages, except those that are still being uploaded.
 
-    Flower marks all of them as delivered, so this function marks the incomplete ones as not delivered. A check before
-    Flower's call would miss a reply that is announced meanwhile.
+    Flower marks all these replies as delivered. So this function then marks the incomplete ones as not delivered. A
+    check before Flower's call would miss a reply that is announced between the two.
     """
     replies = _flower_replies(state, message_ids, run_id)
     reply_ids = [reply.metadata.message_id for reply in replies]
@@ -82,7 +85,7 @@ def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int
 
 
 def _is_complete(store: Any, reply: str) -> bool:
-    """Whether all objects of a reply have arrived. A reply without objects is left to Flower."""
+    """Whether all objects of a reply have arrived. A reply without objects counts as complete."""
     if not isinstance(store, SqlObjectStore):
         return True
     try:
@@ -103,7 +106,7 @@ def main() -> None:
     SqlLinkState.get_message_res = get_complete_replies  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
     uvicorn.run = functools.partial(uvicorn.run, timeout_graceful_shutdown=_CLOSE_SECONDS)
-    sys.argv[0] = "flower-superlink"  # when Flower exits, it reads from this which program it is
+    sys.argv[0] = "flower-superlink"  # Flower reads the program's name from here when it exits
     flower_superlink()
 
 

@@ -30,6 +30,15 @@ _GRACE_SECONDS = 30.0
 _DAY_SECONDS = 24 * 3600.0
 _WARNING_DAYS = 30
 
+_CONNECTED, _RECONNECTED = "SuperNode ID: ", "Connection successful after "
+"""Flower's messages when a connection begins, and when it comes back."""
+_RETRIES = "Connection attempt failed, retrying"
+"""Flower's message when the connection is lost."""
+_REFUSED = "Failed to activate SuperNode"
+"""Flower's message when the server does not accept the site's key."""
+_GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
+"""Flower's messages when it gives up: at once if the certificate is wrong, otherwise after some attempts."""
+
 
 def node_config(site: Path) -> str:
     """Return the node configuration, which tells ClientApps where the site's configuration is."""
@@ -53,9 +62,9 @@ def require_keys(keys: NodeKeys) -> None:
 
 
 def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
-    """Refuse a server that cannot be reached, does not use TLS, or has no valid certificate of the site's authority.
+    """Return the time at which the server's certificate expires.
 
-    Return the time at which the certificate expires.
+    Refuse a server that cannot be reached, that does not use TLS, or whose certificate the site does not trust.
     """
     host, port = _address(superlink)
     authority = str(keys.authority) if keys.authority.exists() else None
@@ -103,11 +112,11 @@ def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]
 
 
 class Connection:
-    """Whether a SuperNode is connected, from what it prints."""
+    """The state of a SuperNode's connection, which is read from the lines that the SuperNode prints."""
 
     def __init__(self) -> None:
         self.problem: str | None = "the site has not connected to the server yet"
-        """Why the site is not connected. None if it is."""
+        """Why the site is not connected. None if it is connected."""
 
     def read(self, line: str) -> None:
         """Read a line of the SuperNode's output."""
@@ -128,9 +137,9 @@ def run_supernode(
     connection: Connection,
     env: Mapping[str, str] | None = None,
 ) -> None:
-    """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end its processes.
+    """Run a SuperNode until it ends, is terminated, or gives up on the server. Then end all of its processes.
 
-    `show` receives each line of its output.
+    `show` and `connection` receive each line of the SuperNode's output.
     """
     full_env = environment(env or {})
     program = shutil.which(command[0], path=full_env["PATH"]) or command[0]
@@ -151,37 +160,37 @@ def run_supernode(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    refused, lost = False, ""
+    is_refused, why_lost = False, ""
     try:
         assert process.stdout is not None
         for raw in process.stdout:
             line = raw.decode(errors="replace")
             show(line)
             connection.read(line)
-            refused = refused or _REFUSED in line
+            is_refused = is_refused or _REFUSED in line
             gave_up = any(words in line for words in _GAVE_UP)
-            if lost and not gave_up:  # the next line has the reason
-                lost = last_message(line)
+            if why_lost and not gave_up:  # the line after Flower's message has the reason
+                why_lost = last_message(line)
                 break
-            if gave_up and not lost and not is_terminated:
-                lost = "Flower gave up"  # the SuperNode would stay alive without another attempt to connect
+            if gave_up and not why_lost and not is_terminated:
+                why_lost = "Flower gave up"  # the SuperNode would stay alive, but would not try to connect again
                 threading.Timer(_REASON_SECONDS, process.terminate).start()
             if "Finished server process" in line:  # the SuperExec may keep the pipe open
                 break
-        if lost:
+        if why_lost:
             process.terminate()
         status = _wait(process)
     finally:
         with contextlib.suppress(ProcessLookupError):
             kill_group(process)
-    if refused:
+    if is_refused:
         raise UserError(
             f"the server refuses the key {keys.private}: it is not registered there, or its last connection is less "
             "than a minute old; the server's operator can register it with `flwr supernode register "
             f"{keys.public.name} --name NAME`"
         )
-    if lost:
-        raise UserError(f"the SuperNode lost its server and gave up ({lost}); start this command again")
+    if why_lost:
+        raise UserError(f"the SuperNode lost its server and gave up ({why_lost}); start this command again")
     if status:
         raise UserError(f"the SuperNode ended with status {status}; see its last lines")
 
@@ -192,14 +201,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
-
-
-_CONNECTED, _RECONNECTED = "SuperNode ID: ", "Connection successful after "
-_RETRIES = "Connection attempt failed, retrying"
-"""Flower's messages when a connection begins, comes back, and is lost."""
-_REFUSED = "Failed to activate SuperNode"
-_GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
-"""Flower's messages when it gives up: at once if the certificate is wrong, otherwise after some attempts."""
 
 
 def _address(superlink: str) -> tuple[str, int]:

@@ -1,8 +1,12 @@
 """Follow a run to its end. A run that fails is started again and resumes from its last checkpoint.
 
 `flwr run --stream` always ends with status 0. So the outcome is read from the lines that fedskew's ServerApp logs:
-`finished …`, `stopped: …` (a person must act: a mistake, or too few updates in every attempt at a round) or `failed: …`
-(an error that may be temporary). A ServerApp or SuperLink that was killed logs nothing, which counts as a failure.
+
+    finished …   the run is complete
+    stopped: …   a person must act, for example because a setting is wrong
+    failed: …    an error that may be temporary
+
+If the ServerApp or the SuperLink is killed, none of these lines appears. This counts as a failure.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.processes import Process
 
 WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Seconds before each restart. If all these restarts in a row bring no new update from a site, the run has failed."""
+"""Seconds before each restart. The run has failed if that many restarts in a row bring no new update from a site."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -42,9 +46,9 @@ class FlowerRun:
         env: Mapping[str, str],
         changed: Mapping[str, str] | None = None,
     ) -> None:
-        """`connection` is a SuperLink's name in Flower's config.toml. None means the default one.
+        """`connection` is a SuperLink's name in Flower's config.toml. None means the default SuperLink.
 
-        `changed` has settings of the app that differ in this run.
+        `changed` has settings that replace those of the app in this run.
         """
         changes = " ".join(f"{key}={json.dumps(value)}" for key, value in (changed or {}).items())
         self._options = ["--run-config", changes] if changes else []
@@ -53,7 +57,7 @@ class FlowerRun:
         self.process: Process | None = None
 
     def start(self) -> Process:
-        """Start the run. First stop what is left of the previous attempt, such as a ServerApp that is still running."""
+        """Start the run. First stop the previous attempt, because its ServerApp may still be running."""
         if self.process is not None:
             self._stop(self.process)
         command = ["flwr", "run", self._app, *self._connection, "--stream", *self._options]
@@ -61,11 +65,11 @@ class FlowerRun:
         return self.process
 
     def stop_left_over(self, folder: Path, log: Callable[[str], None]) -> None:
-        """Stop a run of this folder that an earlier command left at the SuperLink, because the command was ended.
+        """Stop the run of this folder that an earlier command left at the SuperLink when that command was ended.
 
-        The run would keep the folder locked until it ends. `only_command` makes sure that no other command follows it.
+        Otherwise, that run would keep the folder locked. `only_command` ensures that no other command follows that run.
         """
-        run = _last_run(self._log)
+        run = _unfinished_run(self._log)
         if run is not None and self._stop_run(run):
             log(f"warning: an earlier command left run {run} at the SuperLink; it was stopped, and this one resumes it")
             wait_until_unlocked(RunFolder(folder).lock_path, _STOP_SECONDS)
@@ -83,19 +87,19 @@ class FlowerRun:
         return status == 0
 
 
-def _last_run(log: Path) -> str | None:
-    """Return the number of the run that was started last, unless its end is in the log."""
+def _unfinished_run(log: Path) -> str | None:
+    """Return the number of the run that was started last. None if the log has its outcome."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     started = list(_RUN_ID.finditer(text))
     if not started:
         return None
-    ends = (_outcome(line.strip()) for line in _LOGGED.findall(text, started[-1].end()))
-    return None if any(ends) else started[-1][1]
+    outcomes = (_outcome(line.strip()) for line in _LOGGED.findall(text, started[-1].end()))
+    return None if any(outcomes) else started[-1][1]
 
 
 @contextlib.contextmanager
 def only_command(folder: Path) -> Iterator[None]:
-    """Refuse a second command for the run in this folder, until this one ends."""
+    """Make sure that only one command at a time trains the run in this folder. Refuse if there is another one."""
     path = folder.with_name(f".{folder.name}.command.lock")
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):
@@ -106,7 +110,7 @@ def only_command(folder: Path) -> Iterator[None]:
         raise UserError(
             f"another command trains the run in {folder}; expected one at a time, so wait for it or end it"
         ) from error
-    except OSError:  # the file system has no locks, or cannot be written, which the run itself will report
+    except OSError:  # the file system has no locks, or cannot be written; the run will report the second
         pass
     try:
         yield
@@ -120,7 +124,7 @@ class Outcome:
 
     finished: bool
     needs_user: bool
-    """Whether a person must act before another start, because a restart alone is not expected to help."""
+    """Whether a person must act before another start."""
     reason: str
 
 
@@ -130,7 +134,7 @@ class Progress(NamedTuple):
     rounds: int = 0
     """Completed rounds."""
     updates: int = 0
-    """Updates that the server received. They are not lost if the server fails."""
+    """Updates that the server received. A restart does not lose them."""
 
 
 def run_to_end(
@@ -140,9 +144,9 @@ def run_to_end(
     watch: Callable[[], None] = lambda: None,
     wait_seconds: Sequence[float] = WAIT_SECONDS,
 ) -> None:
-    """Start a run, and start it again whenever it fails. Raise a UserError if that does not help.
+    """Start a run, and start it again whenever it fails. Raise a UserError if restarts do not help.
 
-    `watch` is called while the run is in progress, and while this function waits for the next restart.
+    `watch` is called every few tenths of a second until this function returns.
     """
     failures, before = 0, progress()
     while True:
@@ -189,15 +193,16 @@ def _outcome(line: str) -> Outcome | None:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Read the progress of the run in a folder. The first row of `rounds.jsonl` is the model before any training."""
+    """Read the progress of the run in a folder."""
     run = RunFolder(folder)
     rows = run.rounds_path.read_bytes().count(b"\n") if run.rounds_path.exists() else 0
     entries = run.audit_path.read_bytes().split(b"\n") if run.audit_path.exists() else []
-    return Progress(max(0, rows - 1), sum(b'"kind":"train"' in e and b'"event":"reply"' in e for e in entries))
+    rounds = max(0, rows - 1)  # the first row is the model before any training
+    return Progress(rounds, sum(b'"kind":"train"' in e and b'"event":"reply"' in e for e in entries))
 
 
 def _logged_lines(run: Process) -> Iterator[str]:
-    """Yield the lines of the ServerApp as they come, and empty text while there is none."""
+    """Yield the ServerApp's lines as they arrive, and empty text whenever no new line has arrived."""
     with run.log.open(encoding="utf-8", errors="replace") as file:
         file.seek(run.log_start)
         while True:

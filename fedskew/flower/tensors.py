@@ -16,7 +16,7 @@ _TYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 )
-"""Types that torch can compute with. For some other types it cannot check whether numbers are finite."""
+"""The accepted number types. For some other types, torch cannot check whether numbers are finite."""
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:

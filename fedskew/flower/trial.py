@@ -1,4 +1,4 @@
-"""A trial federation on one machine. A dataset is split over sites, and each site has a SuperNode."""
+"""A trial federation on one machine. A dataset is split over sites, and each site has its own SuperNode."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _IDLE_SECONDS = 600
 
 
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column_sums: bool = False) -> LocalFederation:
-    """Write keys, app and sites of a trial. If the folder has the same trial already, its run can resume.
+    """Write the keys, app and sites of a trial. If the folder already has the same trial, its run can resume.
 
-    With `column_sums`, the sites fit the encoding of their table together.
+    With `column_sums`, the sites fit the encoding of their tables together.
     """
     federation = build_federation(config)
-    if federation.notes:  # perhaps that counts were mapped to other classes
+    if federation.notes:  # one of the notes may say that counts were mapped to other classes
         data = load(config.data, config.data_dir, **data_options(config))
         if federation.dataset.classes != data.classes:
             raise UserError(
@@ -48,7 +48,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     keys = make_credentials(folder / "keys", names) if is_secure else None
     values = {
         "minimum": federation.clients,
-        **_tests(config, is_secure),
+        **_test_settings(config, is_secure),
         **({} if keys is None else {"node_keys": read_roster(keys.folder / "sites", names)}),
         "folder": str((folder / "run").resolve()),
         **settings,
@@ -94,7 +94,7 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
 
 
 def site_names(federation: Federation) -> list[str]:
-    """Return the clients' names, if all of them can be names of folders, and otherwise site-1, site-2 and so on."""
+    """Return the clients' names. If one of them cannot be a site's name, return site-1, site-2 and so on instead."""
     if federation.client_names and all(map(is_site_name, federation.client_names)):
         return list(federation.client_names)
     number = federation.clients
@@ -102,8 +102,8 @@ def site_names(federation: Federation) -> list[str]:
     return [f"site-{site:0{digits}d}" for site in range(1, number + 1)]
 
 
-def _tests(config: Config, is_secure: bool) -> dict[str, Any]:
-    """Let the server test the model. If there is no global model, each site tests its own."""
+def _test_settings(config: Config, is_secure: bool) -> dict[str, Any]:
+    """Let the server test the model. If the method has no global model, each site tests its own model."""
     personal = make_method(config.method, config.method_params).personal
     if personal is not None and not personal.has_global_model:
         return {"evaluation": "sites", "site_metrics": "total" if is_secure else "class"}
@@ -147,7 +147,7 @@ def run_folder(trial: LocalFederation) -> RunFolder:
 
 
 def run_trial(trial: LocalFederation, log: Callable[[str], None]) -> None:
-    """Run a trial to its end. Its processes must be running. Those that end too early are started again."""
+    """Run a trial to its end. Its processes must be running. A process that ends too early is started again."""
     runs, folder = trial.app_runs(trial.app), run_folder(trial).path
 
     def keep_running() -> None:

@@ -1,7 +1,7 @@
 """The software versions of the server and of a site, which are compared before anything is trained.
 
-Both must have the same minor version of fedskew, such as 0.3: a minor version may change what messages mean. Another
-patch version, or another minor version of torch or Flower, is only reported.
+Both must have the same minor version of fedskew, such as 0.3, because a minor version may change what messages mean. A
+difference in fedskew's patch version, or in the minor version of torch or Flower, is only reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_versions(received: object) -> Versions:
 
 
 def version_problem(theirs: str | None, ours: str = __version__) -> str | None:
-    """Say why two versions of fedskew cannot work together. None if they can."""
+    """Return the reason why two versions of fedskew cannot work together. None if they can."""
     expected = f"expected {_minor(ours)}, as here ({ours})"
     if theirs is None:
         return f"it does not report its version of fedskew; {expected}"

@@ -2,8 +2,8 @@
 
 `site.py` decides what a site sends, and `remote_training.py` what the server sends for a round of training.
 
-All tensors are in one array, because Flower sends every array with separate requests, and because a ClientApp can pass
-the bytes on without reading them. Nothing here imports torch, since a ClientApp must start quickly.
+All tensors are in one array, because Flower sends every array in separate requests. A ClientApp passes the bytes on
+without reading the tensors. Nothing here imports torch, so that a ClientApp starts quickly.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ Facts = dict[str, Any]
 FORMAT = "safetensors"
 """Name of the array's serialisation, and its key."""
 _FACTS, _TENSORS = "facts", "tensors"
-
-
+"""Keys of the two records of a message."""
 MAX_SAMPLES = 2**40
 """The largest number of samples that is accepted in a message."""
 _MAX_LENGTH = 300
-"""The most characters of another machine's text that are logged."""
+"""Text from another machine is cut after this many characters."""
 
 
 class Garbled(Exception):
@@ -53,7 +52,7 @@ def is_count(value: object, at_least: int = 0) -> TypeGuard[int]:
 
 
 def tensors_record(payload: bytes) -> ArrayRecord | None:
-    """Make a record of tensors that several messages share, so that Flower splits and hashes it only once."""
+    """Make a record of tensors. Several messages can share it, so that Flower splits and hashes it only once."""
     if not payload:
         return None
     return ArrayRecord({FORMAT: Array(dtype="uint8", shape=(len(payload),), stype=FORMAT, data=payload)})

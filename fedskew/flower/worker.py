@@ -1,9 +1,10 @@
-"""The worker of a site. It keeps data, model and torch in memory, while Flower starts a ClientApp for every message.
+"""The worker process of a site, which keeps torch, the data and the model in memory.
 
     python -m fedskew.flower.worker SITE.yaml PID
 
-It listens on a private Unix socket and outlives a ClientApp that is killed. PID is the SuperExec, which starts the
-ClientApps, and its parent is the SuperNode. The worker exits as soon as one of these two does.
+Flower starts a new ClientApp process for every message. The ClientApps pass their messages to the worker through a
+private Unix socket. PID is the process ID of the site's SuperExec, which starts the ClientApps. The worker exits as
+soon as the SuperExec or its parent, the SuperNode, exits.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from fedskew.errors import UserError
 from fedskew.flower import audit
 from fedskew.flower.chained_log import ChainedLog
+from fedskew.flower.contract import ContractMismatch
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.site import Site
 from fedskew.flower.site_answers import Answer
@@ -30,10 +32,11 @@ from fedskew.flower.wire import Facts, Garbled, one_line
 from fedskew.platforms import parent_of, wait_for_end
 
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
+_MISMATCH = "its data do not meet the federation's contract; the reason is in its log"
 _TRANSFER_SECONDS = 600.0
-"""Seconds that a ClientApp may take to send or to receive, so that one that hangs does not block the next ones."""
+"""Seconds that a ClientApp may take to send or to receive. A ClientApp that hangs must not block the next ones."""
 _SESSION_SECONDS = 3600.0
-"""Seconds that an idle worker waits for the next step of a session of secure aggregation."""
+"""The least seconds that an idle worker waits for the next step of a session of secure aggregation."""
 
 
 def main(site: str, superexec: int) -> None:
@@ -61,27 +64,28 @@ def serve(site: Path, listener: socket.socket) -> None:
             try:
                 facts, payload = receive_frame(connection)
                 if handler.has_other_code(facts.get("paths", [])):
-                    listener.close()  # before the connection, so that the ClientApp starts another worker
+                    listener.close()  # closed before the connection, so that the ClientApp starts another worker
                     return
                 send_frame(connection, *handler.answer(facts, payload))
-            except (OSError, EOFError, ValueError, RecursionError):  # a ClientApp that was killed, or another program
+            except (OSError, EOFError, ValueError, RecursionError):  # the ClientApp was killed, or is another program
                 continue
 
 
 class _RequestHandler:
-    """Answers every request, perhaps with a refusal. It reads the site again if its configuration or data changed.
+    """Answers every request, perhaps with a refusal. It reads the site again if the configuration or data changed.
 
-    Each answer is in the site's audit log before it leaves. As long as site.yaml cannot be read, there is no audit log,
-    and only refusals and failures leave.
+    Each answer is in the site's audit log before it leaves. If site.yaml cannot be read, there is no audit log, and
+    every answer is a refusal or a failure.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        """The configuration's modification time and the data's version when both were last read."""
         self._versions_read: tuple[int, int] | None = None
-        """The modification time of the configuration, and the version of the data, when they were read."""
+        """The modification time of the configuration and the version of the data, as of the last time both were read."""
         self._site: Site | None = None
         self._apps: list[str] = []
-        self._problem = ""
+        """Folders of apps, from which methods and models may be imported."""
+        self._last_problem = ""
         self.idle: float | None = None
         """Seconds to wait for the next ClientApp. None means no limit."""
 
@@ -89,7 +93,7 @@ class _RequestHandler:
     def patience(self) -> float | None:
         """Seconds to wait for the next ClientApp: `idle`, or longer if a session of secure aggregation is open.
 
-        The session's secrets are in memory only, and its next step comes when the slowest site has trained.
+        The session's secrets are in memory only. Its next step comes only after the slowest site has trained.
         """
         is_open = self._site is not None and self._site.has_open_session
         return max(self.idle, _SESSION_SECONDS) if self.idle is not None and is_open else self.idle
@@ -118,7 +122,7 @@ class _RequestHandler:
     def _answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
             new = [path for path in facts.pop("paths", []) if path not in sys.path]
-            self._apps += new  # the app's folder, which may have methods and models
+            self._apps += new
             sys.path += new
             site = self._current_site()
         except UserError as error:  # the text may quote the site's files, so it must not leave the site
@@ -131,6 +135,8 @@ class _RequestHandler:
             return site.answer(facts, payload)
         except DataUnreadable as error:
             return self._refusal(str(error), _UNREADABLE)
+        except ContractMismatch as error:
+            return self._refusal(str(error), _MISMATCH)
         except StateUnusable as error:
             return self._refusal(str(error), "its state cannot be read or written; the reason is in its log")
         except (UserError, Garbled) as error:
@@ -144,12 +150,12 @@ class _RequestHandler:
 
     def _log(self, problem: str) -> None:
         """Log a problem, but not again if the server repeats its request."""
-        if problem != self._problem:
-            self._problem = problem
+        if problem != self._last_problem:
+            self._last_problem = problem
             print(f"fedskew: {problem}", file=sys.stderr, flush=True)
 
     def _failure(self, error: Exception) -> Answer:
-        """Report a failure to the server without its text, which may contain data."""
+        """Report a failure to the server. The error's text stays at the site, because it may contain data."""
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}; details are in the site's log"}, b""
 
@@ -174,7 +180,7 @@ def _use_threads(threads: int | None) -> None:
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:
-    """Listen on this path. The socket replaces that of a worker that has ended. Return the socket and its inode."""
+    """Listen on this path, and replace the socket of a worker that has ended. Return the socket and its inode."""
     draft = path.with_suffix(f".{os.getpid()}")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(draft))
@@ -185,14 +191,14 @@ def _listen(path: Path) -> tuple[socket.socket, int]:
 
 
 def _remove_socket(path: Path, inode: int) -> None:
-    """Remove the socket, unless another worker listens there already."""
+    """Remove the socket, unless another worker already listens on this path."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_ino == inode:
             path.unlink()
 
 
 def _exit_after(superexec: int, path: Path, inode: int) -> None:
-    """End this process when the SuperExec or its parent, the SuperNode, ends, even in the middle of a round."""
+    """End this process when the SuperExec or the SuperNode ends, even in the middle of a round."""
     wait_for_end(superexec, parent_of(superexec))
     _remove_socket(path, inode)
     os._exit(0)
