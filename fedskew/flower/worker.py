@@ -79,9 +79,9 @@ class _RequestHandler:
     """
 
     def __init__(self, path: Path) -> None:
-        """The configuration's modification time and the data's version when both were last read."""
+        self._path = path
         self._versions_read: tuple[int, int] | None = None
-        """The modification time of the configuration and the version of the data, as of the last time both were read."""
+        """The configuration's modification time and the data's version when both were last read."""
         self._site: Site | None = None
         self._apps: list[str] = []
         """Folders of apps, from which methods and models may be imported."""
