@@ -34,13 +34,17 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     if categories is None:
         found = [column["mean"] if is_gap else float(value)]
     else:
-        text = "" if is_gap else _text(value)
+        text = "" if is_gap else _text(value, categories)
         found = [float(text == category) for category in categories]
     return [*found, float(is_gap)] if column.get("marks_gaps") else found
 
 
-def _text(value: Any) -> str:
-    """Write a category as in training, where 3.0 is written as 3."""
+def _text(value: Any, categories: Sequence[str]) -> str:
+    """Write a category as in training: 3.0 as 3, and booleans as the known categories spell them."""
+    word = str(value).strip().capitalize()
+    if word in ("True", "False"):
+        spellings = (word, word.lower(), word.upper(), "1" if word == "True" else "0")
+        return next((text for text in spellings if text in categories), word)
     if isinstance(value, str):
         return value.strip()
     return str(int(value)) if float(value).is_integer() else repr(float(value))

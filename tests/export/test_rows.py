@@ -84,3 +84,9 @@ def test_unknown_categories_gaps_and_lacking_columns() -> None:
     assert made.tolist() == [[60, 0, 0], [3, 0, 1], [4, 1, 0]]
     with pytest.raises(ValueError, match="a row has no column 'sex'"):
         rows([{"age": 3}])
+
+
+@pytest.mark.parametrize("spellings", [("False", "True"), ("false", "true"), ("0", "1")])
+def test_booleans_are_the_categories_of_any_spelling(spellings: tuple[str, str]) -> None:
+    rows = Rows([{"name": "smoker", "categories": list(spellings)}])
+    assert rows([{"smoker": value} for value in (True, "TRUE", " true ", False)]).tolist() == [[0, 1]] * 3 + [[1, 0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,12 +19,13 @@ Array = npt.NDArray[np.generic]
 GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
 """Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap.
 
-The option `missing` adds other texts, for columns of numbers and for categories."""
+The option `missing` adds other gaps, for numbers and for categories."""
+BOOLEANS = ("False", "True")
+"""The names of boolean categories and classes."""
 MOST_CATEGORIES = 100
-"""A column with more distinct texts than this is refused, unless the option `categorical`, the column's type or an
-encoding says that they are categories."""
+"""A column with more distinct texts is refused. The option `categorical` allows more."""
 FEW_ROWS = 20
-"""If a column has fewer values than this, all of them may differ by chance, so it is not refused as an identifier."""
+"""With fewer rows, all values of a column may differ by chance. The column is then not refused as an identifier."""
 
 _MONTH = r"(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = re.compile(
@@ -36,9 +37,9 @@ _DATE = re.compile(
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
-"""A column with at most this many distinct texts may hold categories such as 1st and 2nd, not numbers with a unit."""
+"""With at most this many distinct texts, values such as 1st and 2nd are categories, not numbers with a unit."""
 _LARGEST_EXACT = 2.0**53
-"""From here on, different whole numbers may be the same float."""
+"""Above this, different whole numbers may be the same float."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
 
 
@@ -54,7 +55,7 @@ class Cells:
     """A column of a CSV file. Its cells can be read as numbers or as texts."""
 
     content: Any
-    """The cells, as a list or as a pyarrow array."""
+    """The cells: a list or a pyarrow array."""
     decimal: str = "."
 
     def __len__(self) -> int:
@@ -62,13 +63,13 @@ class Cells:
 
     @cached_property
     def strings(self) -> Strings:
-        """The cells as texts without spaces around them. An empty cell is a gap."""
+        """The cells as texts, without surrounding spaces. An empty cell is a gap."""
         return make_strings(self.content)
 
     def numbers(self, gaps: Iterable[str]) -> Numbers | None:
-        """Return the cells as numbers, with NaN for a gap, or None if any other cell is not a number.
+        """Return the cells as numbers, with NaN for gaps. Return None if a cell is neither a number nor a gap.
 
-        `gaps` lists the cells that are gaps, in lower case.
+        `gaps` lists the texts that mean a gap, in lower case.
         """
         if self.decimal == "." and not isinstance(self.content, list):
             return _cast(self.content, tuple(gaps))
@@ -77,11 +78,11 @@ class Cells:
 
 
 Column = Array | Strings | Cells | EncodedImages
-"""Numbers (one or more per row), texts, cells of a file, or images."""
+"""Numbers (one or more per row), texts, cells of a CSV file, or images."""
 
 
 def make_strings(texts: Any, categorical: bool = False) -> Strings:
-    """Number the distinct texts of a column, which is a list with None for gaps, or a pyarrow array."""
+    """Number the distinct texts of a column. `texts` is a list, with None for gaps, or a pyarrow array."""
     if not isinstance(texts, list | tuple | np.ndarray):
         encoded = texts.dictionary_encode()
         codes = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -97,8 +98,16 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
     return Strings(values, lookup[codes], categorical)
 
 
+def boolean_strings(values: Iterable[bool | None], categorical: bool = False) -> Strings:
+    """Make a column of booleans with gaps, which are None."""
+    return make_strings([None if value is None else BOOLEANS[bool(value)] for value in values], categorical)
+
+
 def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> tuple[Numbers, int | None]:
-    """Read texts as numbers, with NaN for gaps. Also return the first row that is neither, or None if there is none."""
+    """Return the numbers that the texts spell, with NaN for gaps and other texts.
+
+    Also return the first row with another text, or None.
+    """
     parsed = np.full(len(column.values) + 1, np.nan)
     odd = np.zeros(len(column.values) + 1, np.bool_)
     missing = frozenset(gaps)
@@ -123,7 +132,7 @@ def read_number(text: str, decimal: str = ".") -> float | None:
 
 
 def _cast(cells: Any, gaps: tuple[str, ...]) -> Numbers | None:
-    """Parse a pyarrow array of texts. Return None unless all cells are numbers or gaps."""
+    """Parse a pyarrow array of texts as numbers. Return None if a cell is neither a number nor a gap."""
     import pyarrow
     from pyarrow import compute
 
@@ -146,16 +155,16 @@ class ColumnReader:
     where: str
     row: Callable[[int], str]
     missing: tuple[str, ...] = ()
-    """Further texts and numbers that stand for a gap."""
+    """The values of the option `missing`: texts and numbers that mean a gap."""
     categorical: frozenset[str] = frozenset()
-    """Columns that hold categories, even if these look like numbers."""
+    """Columns of categories that may look like numbers."""
     listed_inputs: frozenset[str] = frozenset()
-    """Columns that the user listed as inputs, so they may look like an identifier."""
+    """Columns that the user listed as inputs. They are not refused as identifiers."""
 
     def read(self, name: str, column: Column, expected: str | None = None) -> Array | Strings:
         """Return numbers, with NaN for gaps, or categories.
 
-        `expected` is "number" or "category", if an encoding or the training table determines it.
+        `expected` is "number" or "category" if an encoding or the training table has decided. Otherwise it is None.
         """
         if isinstance(column, EncodedImages):
             raise UserError(f"{self.where}: column {name!r} holds images; expected numbers or categories")
@@ -176,7 +185,7 @@ class ColumnReader:
         return strings
 
     def read_text_or_numbers(self, name: str, column: Column) -> Array | Strings:
-        """Read the only input column of a table, which may be free text."""
+        """Read a table's only input column. It may be free text."""
         assert isinstance(column, Strings | Cells)
         numbers = self._numbers(name, column, None)
         if numbers is not None:
@@ -192,25 +201,17 @@ class ColumnReader:
         return name in self.categorical or (isinstance(column, Strings) and column.categorical)
 
     def _categories(self, column: Array | Strings | Cells) -> Strings:
-        if isinstance(column, np.ndarray):
-            column = make_strings([None if v != v else number_text(v) for v in column.reshape(len(column)).tolist()])
-        return self._texts(column)
+        return self._texts(array_strings(column) if isinstance(column, np.ndarray) else column)
 
     def _texts(self, column: Strings | Cells) -> Strings:
+        """Return a column's texts. The markers in `missing` become gaps."""
         strings = column.strings if isinstance(column, Cells) else column
-        markers = set(self.missing)
-        if not markers & set(strings.values):
-            return strings
-        kept = tuple(value for value in strings.values if value not in markers)
-        place = {value: number for number, value in enumerate(kept)}
-        lookup = np.array([*(place.get(value, -1) for value in strings.values), -1], np.int64)
-        return Strings(kept, lookup[strings.codes], strings.categorical)
+        return spell_booleans(_with_gaps(strings, set(self.missing)))
 
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
         """Return the column as numbers, or None if it holds categories.
 
-        Raise `UserError` if some cells, but fewer than half, are not numbers. If `expected` is "number", raise it
-        whenever some cells are numbers and others are not.
+        A column with more numbers than texts is refused. If `expected` is "number", any mixture of both is refused.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
@@ -220,16 +221,19 @@ class ColumnReader:
         numbers, odd = parse_numbers(strings, gaps, decimal)
         if odd is None:
             return numbers if (strings.codes >= 0).any() or expected else None
+        if (found := _booleans(strings)) is not None:
+            return found
         known = ~np.isnan(numbers)
-        if 2 * (~known & (strings.codes >= 0)).sum() < len(numbers) or (expected and known.any()):
+        texts = ~known & (strings.codes >= 0)
+        if texts.sum() < known.sum() or (expected and known.any()):
             raise UserError(
                 f"{self.where}: {strings.values[strings.codes[odd]]!r} in column {name!r}, {self.row(odd)}; expected a "
                 f"number; if it stands for a gap, set missing={strings.values[strings.codes[odd]]}"
             )
-        return _booleans(strings)
+        return None
 
     def _clean_numbers(self, name: str, numbers: Numbers) -> Numbers:
-        """Turn the user's markers of gaps into NaN, and refuse infinite values."""
+        """Turn the numbers in `missing` into NaN, and refuse infinite values."""
         for marker in (read_number(text) for text in self.missing):
             if marker is not None:
                 numbers = np.where(numbers == marker, np.nan, numbers)
@@ -287,7 +291,7 @@ class ColumnReader:
 
 
 def refuse_identifier(where: str, name: str, numbers: Numbers) -> None:
-    """Refuse whole numbers that are all different, such as row numbers: they identify a sample, not its class."""
+    """Refuse whole numbers that are all different, such as row numbers. They identify a sample, not its class."""
     known = numbers[~np.isnan(numbers)]
     if len(known) < FEW_ROWS or numbers.ndim > 1 or (known != np.rint(known)).any():
         return
@@ -303,13 +307,48 @@ def is_unnamed(name: str) -> bool:
     return _UNNAMED.fullmatch(name) is not None
 
 
-def number_text(value: float | int | bool) -> str:
+def number_text(value: float | int) -> str:
     """Write a number as a category: 3.0 as 3."""
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
+def array_strings(column: Array) -> Strings:
+    """Return one number or boolean per row as texts. NaN is a gap."""
+    values = column.reshape(len(column)).tolist()
+    if column.dtype.kind == "b":
+        return boolean_strings(values)
+    return make_strings([None if value != value else number_text(value) for value in values])
+
+
+def spell_booleans(column: Strings) -> Strings:
+    """Spell true and false as True and False, because files spell them in several ways."""
+    words = {text: text.capitalize() for text in column.values if text.lower() in ("true", "false")}
+    if all(text in BOOLEANS for text in words):
+        return column
+    values = tuple(dict.fromkeys(words.get(text, text) for text in column.values))
+    lookup = np.array([*(values.index(words.get(text, text)) for text in column.values), -1], np.int64)
+    return Strings(values, lookup[column.codes], column.categorical)
+
+
+def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
+    """Spell True and False as the known categories do. Other versions and people write true, TRUE or 1."""
+    spellings = {"True": ("True", "true", "TRUE", "1"), "False": ("False", "false", "FALSE", "0")}
+    values = (next((s for s in spellings.get(v, ()) if s in categories), v) for v in column.values)
+    return Strings(tuple(values), column.codes, column.categorical)
+
+
+def _with_gaps(column: Strings, markers: set[str]) -> Strings:
+    """Turn the texts in `markers` into gaps."""
+    if not markers & set(column.values):
+        return column
+    kept = tuple(value for value in column.values if value not in markers)
+    place = {value: number for number, value in enumerate(kept)}
+    lookup = np.array([*(place.get(value, -1) for value in column.values), -1], np.int64)
+    return Strings(kept, lookup[column.codes], column.categorical)
+
+
 def _common_unit(texts: Sequence[str]) -> str | None:
-    """Return the unit that follows the number in all texts, or None if there is no such unit."""
+    """Return the unit that follows the number in all texts, or None."""
     if len(texts) <= _FEW_VALUES:
         return None
     matches = [_WITH_UNIT.fullmatch(text) for text in texts]
@@ -327,7 +366,7 @@ def _booleans(column: Strings) -> Numbers | None:
 
 
 def _exact_integers(column: Strings) -> npt.NDArray[np.int64] | None:
-    """Return a column without gaps as integers, or None if some texts do not spell one or it is too long."""
+    """Return a column without gaps as integers. Return None if a text is not an integer, or too large for int64."""
     try:
         return np.array([int(text) for text in column.values], np.int64)[column.codes]
     except (ValueError, OverflowError):
@@ -335,7 +374,7 @@ def _exact_integers(column: Strings) -> npt.NDArray[np.int64] | None:
 
 
 def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
-    """Return a column's values as labels: numbers if all cells are numbers, otherwise texts. A gap is None or NaN."""
+    """Return a column's values as labels: numbers if all cells are numbers, else texts. A gap is None or NaN."""
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, Cells):

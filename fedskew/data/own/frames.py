@@ -1,4 +1,4 @@
-"""Tables in memory: pandas and Polars DataFrames, and Arrow tables. The packages are optional. Polars needs pyarrow."""
+"""Tables in memory: pandas and Polars DataFrames, and Arrow tables. All these packages are optional."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.own.arrays import make_label_array
-from fedskew.data.own.columns import Column, make_strings, number_text
+from fedskew.data.own.columns import Column, boolean_strings, make_strings, number_text
 from fedskew.data.own.labels import is_gap
 from fedskew.data.own.table_files import arrow_table, describe_unusable, import_pyarrow
 from fedskew.data.own.tables import Table
@@ -30,9 +30,9 @@ def _is_pandas(data: object) -> bool:
 
 
 def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = None) -> Table:
-    """Read the columns of a DataFrame. `labels`, if they are separate, become the last column.
+    """Read the columns of a DataFrame. If `labels` are given, they become the last column, with the name `label`.
 
-    `label` names that column. By default, it is the name of the labels, or a longer one if the table has that column.
+    By default, the name is that of the labels. It is extended if the table already has such a column.
     """
     table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
     if labels is None:
@@ -43,7 +43,7 @@ def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = 
 
 def _free_name(labels: Any, table: Table) -> str:
     """Return the name of the labels, such as that of a Series, extended until no column of the table has it."""
-    own = getattr(labels, "name", None)  # of a DataFrame with a column "name", this is the column
+    own = getattr(labels, "name", None)  # for a DataFrame with a column "name", this is the column, not a text
     name = own if isinstance(own, str) and own else "label"
     while name in table.columns:
         name += "_"
@@ -73,17 +73,20 @@ def _pandas_table(frame: Any, where: str) -> Table:
 def _frame_column(column: Any) -> tuple[Column, str | None]:
     """Read a column of a pandas DataFrame. If it cannot be an input, also describe what it holds."""
     missing = np.asarray(column.isna())
-    if column.dtype.kind in "biuf" and str(column.dtype) != "category":
+    categorical = str(column.dtype) == "category"
+    if column.dtype.kind in "biuf" and not categorical:
         if column.dtype.kind == "b" and not missing.any():
             return column.to_numpy(dtype=np.bool_), None
         if column.dtype.kind in "iu" and not missing.any():
             return np.asarray(column), None
-        return column.to_numpy(dtype=np.float64, na_value=np.nan), None
+        if column.dtype.kind != "b":
+            return column.to_numpy(dtype=np.float64, na_value=np.nan), None
     values = [None if gap else value for gap, value in zip(missing.tolist(), column.tolist(), strict=True)]
-    if column.dtype.kind == "O" and all(isinstance(value, bool | np.bool_) for value in values):
+    if not missing.all() and all(value is None or isinstance(value, bool | np.bool_) for value in values):
+        if categorical or missing.any():
+            return boolean_strings(values, categorical), None
         return np.array(values, np.bool_), None
     texts = [None if value is None else number_text(value) if _is_number(value) else str(value) for value in values]
-    categorical = str(column.dtype) == "category"
     return make_strings(texts, categorical), None if categorical else _odd_content(column, values)
 
 
@@ -104,7 +107,7 @@ def _is_number(value: object) -> bool:
 
 
 def _label_column(labels: Any) -> Column:
-    """Read labels that are passed separately from the table."""
+    """Read labels that are given separately from the table."""
     values = make_label_array(labels, "y")
     if values.dtype.kind != "O":
         return values

@@ -9,27 +9,30 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.own.columns import GAPS, read_number
+from fedskew.data.own.columns import BOOLEANS, GAPS, read_number
 from fedskew.data.own.label_matrix import encode_matrix, read_matrix
 from fedskew.errors import UserError
 
 MANY_NUMBERS = 20
 FEW_SAMPLES = 5
-"""Labels with more than `MANY_NUMBERS` different whole numbers, and on average fewer than `FEW_SAMPLES` samples of
-each, are refused as a regression target, unless the classes are listed."""
+"""Labels are refused as a regression target if they have more than `MANY_NUMBERS` different whole numbers, with fewer
+than `FEW_SAMPLES` samples of each on average. Listed classes are not refused."""
 _TOO_LARGE = 2.0**63
 """The smallest float that does not fit into int64."""
-_BOOLEANS = ("False", "True")
-"""The classes of boolean labels, and how files spell them."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels before they are encoded: int64, bool or str, or an int64 matrix. `row` describes a row by its index."""
+    """Labels before they are encoded."""
 
     values: npt.NDArray[np.generic]
+    """int64, bool or str, one per sample. An int64 matrix for several labels per sample."""
     where: str
+    """The source, for error messages."""
     row: Callable[[int], str]
+    """Describes a row by its index, for error messages."""
+    markers: tuple[str, ...] = ()
+    """The values of the option `missing`: texts and numbers that mean a gap."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -38,7 +41,7 @@ class Labels:
 def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str]) -> Labels:
     """Read whole numbers (of any dtype), strings, booleans, or a matrix of 0 and 1 with a column per label.
 
-    Raise `UserError` for anything else. If only some rows are wrong, the message names the first of them.
+    Raise `UserError` for anything else. The message names the first bad row if there is one.
     """
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
@@ -90,11 +93,11 @@ def is_gap(value: Any) -> bool:
 
 
 class ClassesElsewhere(tuple[str, ...]):
-    """The names of the classes that other sites have. They are added if a site's labels have fewer than two classes."""
+    """The class names of other sites. They are added if a site's own labels have only one class."""
 
 
 class StoredClasses(tuple[str, ...]):
-    """The names of the classes that the data themselves have. Labels that are numbers are positions among them."""
+    """The class names that come with the data. Labels that are numbers are positions among them."""
 
 
 def class_list(option: object) -> tuple[str, ...] | None:
@@ -110,11 +113,10 @@ def class_list(option: object) -> tuple[str, ...] | None:
 def encode_labels(
     parts: Sequence[Labels], classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Return the class names, and each part's class numbers, or its matrix for several labels per sample.
+    """Return the class names and each part's class numbers. For several labels per sample, return each part's matrix.
 
-    With a class list, labels are names or positions in it, and a listed class may have no samples. Whole numbers are
-    names if the list has all of them, unless the list comes with the data. Without a list, the classes are the values
-    that occur in any part, sorted.
+    Without a class list, the classes are the values that occur in any part, sorted. With a list, labels are names or
+    positions in it, and a listed class may have no samples. `_numbers_as_names` decides whether numbers are names.
     """
     matrices = [part.values for part in parts if part.values.ndim == 2]
     if len(matrices) == len(parts):
@@ -136,7 +138,10 @@ def encode_labels(
 
 
 def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequence[Labels]:
-    """Return whole numbers as names if the list has all of them, or if it has some and others are not positions."""
+    """Return whole numbers as names if the user's list contains all of them.
+
+    If the list contains only some of them, they are positions, unless a number is too large to be a position.
+    """
     if any(part.values.dtype.kind != "i" for part in parts):
         return parts
     found = {int(value) for part in parts for value in np.unique(part.values)}
@@ -149,7 +154,7 @@ def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequen
 def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the values that occur in any part, sorted."""
     for part in parts:
-        _refuse_gap_words(part)
+        _refuse_gaps(part)
     kinds = {part.values.dtype.kind for part in parts}
     if len(kinds) == 2 and "b" in kinds:  # one part has booleans, and the other has numbers or names
         kind = np.str_ if "U" in kinds else np.int64
@@ -163,20 +168,31 @@ def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
 
 
-def _refuse_gap_words(part: Labels) -> None:
-    """Refuse texts such as NA among labels that are otherwise numbers or booleans. They are gaps, not a class."""
-    if part.values.dtype.kind != "U":
+def _refuse_gaps(part: Labels) -> None:
+    """Refuse labels that mean a gap: those in the option `missing`, and texts such as NA among numbers or booleans."""
+    if part.values.dtype.kind != "U" and not part.markers:
         return
     found = np.unique(part.values).tolist()
-    words = [text for text in found if text.lower() in GAPS]
+    gaps = [value for value in found if _is_marker(value, part.markers)]
+    words = [text for text in found if isinstance(text, str) and text.lower() in GAPS]
     others = [text for text in found if text not in words]
-    if not words or not others or any(read_number(text) is None and text not in _BOOLEANS for text in others):
+    if others and all(read_number(str(text)) is not None or text in BOOLEANS for text in others):
+        gaps += words
+    if not gaps:
         return
-    first = int(np.isin(part.values, words).argmax())
+    first = int(np.isin(part.values, gaps).argmax())
+    reason = ", because missing lists it" if _is_marker(part.values[first].item(), part.markers) else ""
     raise UserError(
-        f"{part.where}: {str(part.values[first])!r} in {part.row(first)} is not a label; expected one for every "
-        "sample; if it is a class, list all classes with the option 'classes'"
+        f"{part.where}: {str(part.values[first])!r} in {part.row(first)} is not a label{reason}; expected one for "
+        "every sample; if it is a class, list all classes with the option 'classes'"
     )
+
+
+def _is_marker(value: int | bool | str, markers: Sequence[str]) -> bool:
+    """Return whether the option `missing` lists this label."""
+    if isinstance(value, bool | str):
+        return str(value) in markers
+    return value in [read_number(marker) for marker in markers]
 
 
 def _encode_by_name(
@@ -184,9 +200,9 @@ def _encode_by_name(
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
     """Encode labels by the classes that occur. If only one occurs, add the classes of other sites.
 
-    Booleans are 0 and 1 if the other sites do not call them False and True.
+    If no other site has the class False or True, booleans become the classes 0 and 1.
     """
-    if set(_BOOLEANS).isdisjoint(elsewhere):
+    if set(BOOLEANS).isdisjoint(elsewhere):
         parts = [replace(p, values=p.values.astype(np.int64)) if p.values.dtype.kind == "b" else p for p in parts]
     names, numbers = _encode_by_value(parts)
     if len(names) > 1:
@@ -206,7 +222,7 @@ def _check_classes(different: int, samples: int, where: str) -> None:
 
 
 def known_classes(option: object, found: Sequence[str] | None) -> Sequence[str] | None:
-    """Return the classes that the user lists, or else those `found` in the data, or else those of other sites."""
+    """Return the classes that the user lists, else those `found` in the data, else those of other sites."""
     listed = class_list(option)
     if found is None or not (listed is None or isinstance(listed, ClassesElsewhere)):
         return listed
@@ -223,7 +239,7 @@ def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str
 
 def _read_booleans(texts: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     """Return booleans if all texts are True or False. Otherwise, return the texts."""
-    if not np.isin(texts[:1], _BOOLEANS).all() or not np.isin(texts, _BOOLEANS).all():
+    if not np.isin(texts[:1], BOOLEANS).all() or not np.isin(texts, BOOLEANS).all():
         return texts
     return np.asarray(texts == "True")
 
@@ -235,7 +251,7 @@ def _numbers_in_list(part: Labels, classes: tuple[str, ...]) -> npt.NDArray[np.i
     if not classes:
         raise UserError(f"{part.where}: the class list is empty; expected at least 2 names")
     kind = part.values.dtype.kind
-    if kind == "U" or (kind == "b" and not set(_BOOLEANS).isdisjoint(classes)):
+    if kind == "U" or (kind == "b" and not set(BOOLEANS).isdisjoint(classes)):
         by_name = {name: number for number, name in enumerate(classes)}
         numbers = np.array([by_name.get(str(value), -1) for value in part.values], dtype=np.int64)
         expected = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")

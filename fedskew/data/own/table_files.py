@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
-from fedskew.data.own.columns import Cells, Column, EncodedImages, is_unnamed, make_strings
+from fedskew.data.own.columns import Cells, Column, EncodedImages, boolean_strings, is_unnamed, make_strings
 from fedskew.data.own.tables import Table
 from fedskew.errors import UserError, plural
 
@@ -286,6 +286,8 @@ def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
         lists = "lists of " if len(shape) > 1 else ""
         return make_strings(["…"] * shape[0]), describe_unusable(where, name, f"{lists}{kind} values")
+    if types.is_boolean(kind) and column.null_count and len(shape) == 1:
+        return boolean_strings(column.to_pylist()), None
     if column.null_count:
         column = column.cast("float64", safe=False)  # safe would refuse whole numbers that float64 rounds
     values: npt.NDArray[np.generic] = column.to_numpy(zero_copy_only=False).copy()  # Arrow's memory is read-only

@@ -1,4 +1,4 @@
-"""Load users' tables. Find the label column, and detect what the others hold: numbers, categories, text or images."""
+"""Load users' tables. Find the label column, and detect what the inputs are: numbers, categories, text or images."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from fedskew.data.own.columns import (
     Column,
     ColumnReader,
     EncodedImages,
+    array_strings,
     as_label_values,
     is_unnamed,
-    make_strings,
     number_text,
     refuse_identifier,
+    spell_as_known,
+    spell_booleans,
 )
 from fedskew.data.own.fields import load_fields, token_columns
 from fedskew.data.own.labels import Labels, known_classes, read_labels
@@ -44,13 +46,13 @@ class Table:
     """Describes a row by its index, for messages."""
     columns: dict[str, Column]
     class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By column, the names of its classes, if the file has them (`ClassLabel` of Hugging Face)."""
+    """The class names of Hugging Face's `ClassLabel` columns, by column."""
     mistakes: dict[str, str] = field(default_factory=dict)
-    """The error message for each column that cannot be an input. Nothing is raised unless the column is used."""
+    """For each column that cannot be an input, the error message. It is raised only if the column is used."""
 
 
 class ColumnMismatch(UserError):
-    """The columns of a table are not those of its encoding. The message has column names, but no values."""
+    """A table's columns are not those of its encoding. The message has column names, but no values."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,13 @@ def load_tables(
 ) -> Dataset:
     """Load one table, or a training and a test table.
 
-    A table has a label column, or several columns of 0 and 1 that `label` lists. Its inputs are columns of numbers and
-    categories, or one column of texts, or one of images, or columns of token ids. `site` names the column that says
-    where a sample is from. This column is not an input.
+    `label` names the label column, or lists several columns of 0 and 1. `site` names the column that says where a
+    sample is from. The inputs are one of these:
+
+    - columns of numbers and categories
+    - one column of texts
+    - one column of images
+    - columns of token ids
     """
     for table in tables:
         _require_rows(table)
@@ -93,6 +99,7 @@ def load_tables(
         listed_labels = _parse_columns("label", label, tables[0])
         tables, label = [_join_labels(table, listed_labels) for table in tables], _JOINED_LABELS
         classes = known_classes(classes, listed_labels)
+    is_label_given = label is not None
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
@@ -113,15 +120,19 @@ def load_tables(
         )
         return replace(dataset, sites=site_names, site_column=site or "", notes=notes)
     known = None if encoding is None else read_encoding(encoding)
+    like_labels = [n for n in others if n.lower() in LABEL_NAMES and n not in listed_inputs]
     categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
     listed_inputs, categories = (_split_names(names, tables[0]) for names in (listed_inputs, categories))
     tables = [_split_lists(table, tables[0], label_and_site) for table in tables]
     others = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
-    readers = [ColumnReader(table.where, table.row, _markers(missing), categories, listed_inputs) for table in tables]
+    markers = _markers(missing)
+    readers = [ColumnReader(table.where, table.row, markers, categories, listed_inputs) for table in tables]
     inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
+    if inputs.kind in ("table", "text") and not is_label_given and text is None and known is None:
+        _refuse_second_label(tables[0].where, label, like_labels)
     _refuse_unused_options(tables[0].where, inputs.kind, given)
     notes = _unused_columns(name, tables[0].where, others, inputs.names, listed_inputs)
-    labels = [_labels(table, label) for table in tables]
+    labels = [_labels(table, label, markers) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
     names = known_classes(classes, tables[0].class_names.get(label))
     if inputs.kind == "text":
@@ -151,11 +162,11 @@ _UNUSED_OPTIONS = {
     "encoded": ("image files", ("length", "vocabulary", "layout", "categorical", "missing")),
     "pixels": ("arrays of pixels", ("length", "vocabulary", "image_size", "categorical", "missing")),
 }
-"""For each kind of inputs, what they are, and the options that would have no effect."""
+"""For each kind of inputs, its name in messages and the options that have no effect on it."""
 
 
 def _encoding_file(encoding: object) -> object:
-    """Return the encoding if the user set it. A contract passes a `TableEncoding`, and checks the inputs itself."""
+    """Return the encoding if the user set it. A contract sets a `TableEncoding`, and checks the inputs itself."""
     return None if isinstance(encoding, TableEncoding) else encoding
 
 
@@ -168,7 +179,7 @@ def _refuse_unused_options(where: str, kind: str, given: Mapping[str, object]) -
 def _unused_columns(
     name: str, where: str, others: Iterable[str], inputs: Sequence[str], listed: Container[str]
 ) -> tuple[str, ...]:
-    """Return a note about columns that are not read beside texts, images or token ids. Refuse them if listed."""
+    """Return a note about columns that are not inputs. Refuse those that the user listed as inputs."""
     unused = [column for column in others if column not in inputs]
     if refused := [column for column in unused if column in listed]:
         raise UserError(
@@ -201,10 +212,7 @@ def _rename_columns(table: Table, rename: object) -> Table:
 
 
 def _select_columns(table: Table, columns: object, drop: object, label_and_site: tuple[str, ...]) -> Table:
-    """Return the table with only the given `columns`, and without those in `drop`. Label and site always stay.
-
-    Raise `UserError` if `drop` has the label.
-    """
+    """Keep only the `columns`, and leave out those in `drop`. Label and site always stay."""
     kept = list(table.columns)
     if columns is not None:
         chosen = [name for name in _parse_columns("columns", columns, table) if name not in label_and_site]
@@ -218,14 +226,14 @@ def _select_columns(table: Table, columns: object, drop: object, label_and_site:
 
 
 def _present(drop: object, table: Table, training: Table) -> object:
-    """Return the columns to leave out of `table`. A test table need not have all that the training table has."""
+    """Return the columns to leave out of `table`. A test table may lack columns of the training table."""
     if drop is None or table is training:
         return drop
     return [name for name in _parse_columns("drop", drop, training) if name in table.columns]
 
 
 def _name_categories(table: Table, label: str) -> Table:
-    """Replace the numbers in columns with class names, except in the label's, by these names. −1 is a gap."""
+    """Replace numbers by class names in `ClassLabel` columns other than the label. The number −1 is a gap."""
     named: dict[str, Column] = {}
     for name, values in table.class_names.items():
         column = table.columns[name]
@@ -237,7 +245,10 @@ def _name_categories(table: Table, label: str) -> Table:
 
 
 def _split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) -> Table:
-    """Replace each column of lists by one column for each place in the list. The training table has the lengths."""
+    """Replace each column of lists by one column for each place in the list.
+
+    Refuse lists whose length is not that of the training table's lists.
+    """
     columns: dict[str, Column] = {}
     for name, column in table.columns.items():
         parts = {name: column} if name in label_and_site else _list_parts(name, column)
@@ -286,7 +297,7 @@ _PURPOSES = {"columns": "keep", "drop": "drop", "categorical": "read as categori
 
 
 def _markers(missing: object) -> tuple[str, ...]:
-    """Parse the option `missing`: texts and numbers that stand for a gap."""
+    """Parse the option `missing`: texts and numbers that mean a gap."""
     if missing is None:
         return ()
     listed = missing if isinstance(missing, list | tuple) else str(missing).split(",")
@@ -307,9 +318,9 @@ def _check_site(table: Table, site: str | None, label: str) -> None:
 
 
 def _label_column(table: Table, label: str | None) -> str:
-    """Return the column `label`, or the only column with class names, or the first with one of the `LABEL_NAMES`.
+    """Find the label column: `label`, or the only `ClassLabel` column, or the first with one of the `LABEL_NAMES`.
 
-    Refuse a table in which one column has class names, and another column is called like a label.
+    Refuse a table if the only `ClassLabel` column is not called like a label, but another column is.
     """
     if label is not None:
         if label not in table.columns:
@@ -330,6 +341,15 @@ def _label_column(table: Table, label: str | None) -> str:
         f"{table.where}: no column named {', '.join(LABEL_NAMES)}; name the label column with label=NAME; "
         f"columns: {', '.join(table.columns)}"
     )
+
+
+def _refuse_second_label(where: str, label: str, like_labels: Sequence[str]) -> None:
+    """Refuse inputs that are called like a label, because they may contain the answer."""
+    if like_labels:
+        raise UserError(
+            f"{where}: {label!r} and {like_labels[0]!r} are both called like a label; name the label column with "
+            f"label=NAME, and leave the other one out with drop=NAME if it also tells the class"
+        )
 
 
 _JOINED_LABELS = "labels"
@@ -412,8 +432,9 @@ def _column(table: Table, name: str) -> Column:
     return table.columns[name]
 
 
-def _labels(table: Table, name: str) -> Labels:
-    return read_labels(_label_values(table, name), f"{table.where} column {name!r}", table.row)
+def _labels(table: Table, name: str, markers: tuple[str, ...]) -> Labels:
+    labels = read_labels(_label_values(table, name), f"{table.where} column {name!r}", table.row)
+    return replace(labels, markers=markers)
 
 
 def _label_values(table: Table, name: str) -> npt.NDArray[np.generic]:
@@ -426,15 +447,15 @@ def _label_values(table: Table, name: str) -> npt.NDArray[np.generic]:
 
 
 def _sites(table: Table, name: str) -> Strings:
-    """Read the column that says which site a sample is from."""
+    """Return the site of each sample."""
     column = _column(table, name)
     if isinstance(column, EncodedImages) or name in table.mistakes:
         raise UserError(f"{table.where}: the site column {name!r} holds no names; expected numbers or strings")
     if isinstance(column, np.ndarray):
         if column.ndim > 1:
             raise UserError(f"{table.where}: the site column {name!r} holds lists; expected numbers or strings")
-        column = make_strings([None if value != value else number_text(value) for value in column.tolist()])
-    sites = column.strings if isinstance(column, Cells) else column
+        column = array_strings(column)
+    sites = spell_booleans(column.strings if isinstance(column, Cells) else column)
     gaps = sites.codes < 0
     if gaps.any():
         raise UserError(
@@ -476,7 +497,7 @@ def _pixels(table: Table, name: str) -> Array:
 def _read_inputs(
     tables: Sequence[Table], readers: Sequence[ColumnReader], names: tuple[str, ...], encoding: TableEncoding | None
 ) -> list[RawTable]:
-    """Read the input columns. The training table, or the encoding, decides which columns hold categories."""
+    """Read the input columns. The encoding decides which are categories. Without it, the training table decides."""
     expected: dict[str, str | None] = dict.fromkeys(names)
     if encoding is not None:
         expected = {c.name: "number" if c.categories is None else "category" for c in encoding.columns}
@@ -488,7 +509,14 @@ def _read_inputs(
     for raw, table in zip(rest, tables[1:], strict=True):
         if raw.names != first.names:
             raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
-    return [first, *rest]
+    return [raw if encoding is None else _spell_as_encoding(raw, encoding) for raw in (first, *rest)]
+
+
+def _spell_as_encoding(raw: RawTable, encoding: TableEncoding) -> RawTable:
+    """Spell boolean categories as the encoding does."""
+    categories = {column.name: column.categories or () for column in encoding.columns}
+    strings = {name: spell_as_known(column, categories[name]) for name, column in raw.strings.items()}
+    return replace(raw, strings=strings)
 
 
 def _raw_table(
@@ -513,7 +541,7 @@ def _raw_table(
 
 
 def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:
-    """Refuse columns without any value, and numbers that identify a sample unless the user listed the column."""
+    """Refuse columns without any value. Also refuse numbers that identify a sample, unless the user listed them."""
     known = {name: int((column.codes >= 0).sum()) for name, column in raw.strings.items()}
     known |= dict(zip(raw.number_names, (~np.isnan(raw.numbers)).sum(axis=0), strict=True))
     if empty := [name for name in raw.names if not known[name]]:

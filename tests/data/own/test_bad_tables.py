@@ -430,3 +430,62 @@ def test_options_apply_to_a_column_of_lists() -> None:
     longer = pa.table({"x": [[i % 2, i, 1] for i in range(N)], "y": LABELS})
     with pytest.raises(fs.UserError, match="lists differ in length"):
         fs.load(table, test=longer, columns=["x"])
+
+
+def test_a_second_column_that_is_called_like_a_label_is_no_silent_input(tmp_path: Path) -> None:
+    path = tmp_path / "two.csv"
+    path.write_text(csv(x=cells("1", "2"), Label=LABELS))
+    with pytest.raises(fs.UserError, match=r"'Label' and 'y' are both called like a label; name the label column"):
+        fs.load(path)
+    assert fs.load(path, label="y", drop="Label").columns == ("age", "x")
+    assert fs.load(path, drop="y").columns == ("age", "x")
+    assert "Label=ill" in fs.load(path, label="y").columns
+    assert fs.load(path, columns=["age", "y"]).columns == ("age", "y=ill", "y=well")
+    assert fs.load(path, columns=["age"]).columns == ("age",)
+    with pytest.raises(fs.UserError, match="both called like a label"):  # the second one would be text
+        fs.load(pd.DataFrame({"label": LABELS, "target": LABELS}))
+    with pytest.raises(fs.UserError, match="both called like a label"):
+        fs.load(pa.table({"label": LABELS, "y": [[i % 2, i % 3] for i in range(N)]}))
+
+
+def test_boolean_categories_have_the_same_names_from_every_source(tmp_path: Path) -> None:
+    values = [(True, False, None)[i % 3] for i in range(N)]
+    frame = pd.DataFrame({"age": np.array(AGES, float), "x": pd.array(values, "boolean"), "y": LABELS})
+    frame.to_parquet(tmp_path / "t.parquet")
+    sources: list[Any] = [tmp_path / "t.parquet", frame, frame.astype({"x": object}), frame.astype({"x": "category"})]
+    for spelling in (str, str.lower, str.upper):
+        texts = ["" if value is None else spelling(str(value)) for value in values]
+        sources.append(tmp_path / f"{len(sources)}.csv")
+        sources[-1].write_text(csv(x=texts))
+    loaded = [fs.load(source, categorical="x") for source in sources]
+    for data in loaded:
+        assert data.columns == ("age", "x=False", "x=True", "x missing")
+        assert (data.train.x == loaded[0].train.x).all()
+    sites = [fs.load(source, site="x").sites for source in (frame.dropna(), frame.dropna().astype(object))]
+    assert sites == [("False", "True")] * 2
+
+
+@pytest.mark.parametrize("spellings", [("false", "true"), ("0", "1"), ("FALSE", "TRUE")])
+def test_an_older_encoding_may_spell_booleans_in_another_way(spellings: tuple[str, str]) -> None:
+    encoding = [{"name": "age"}, {"name": "x", "categories": list(spellings)}]
+    table = pd.DataFrame({"age": np.array(AGES, float), "x": [True, False] * (N // 2), "y": LABELS})
+    data = fs.load(table, encoding=encoding)
+    assert data.columns == ("age", f"x={spellings[0]}", f"x={spellings[1]}")
+    assert (data.train.x[:, 1:].sum(axis=1) == 1).all()
+    assert not data.notes
+
+
+def test_texts_among_many_gaps_are_categories(tmp_path: Path) -> None:
+    (tmp_path / "gaps.csv").write_text(csv(x=cells("yes", "", "", "", "no"), flag=cells("true", "", "", "", "false")))
+    data = fs.load(tmp_path / "gaps.csv")
+    assert data.columns == ("age", "x=no", "x=yes", "x missing", "flag", "flag missing")
+
+
+def test_a_label_that_missing_lists_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(csv(cells("1", "2", "-999"), x=cells("1", "-999", "2")))
+    with pytest.raises(fs.UserError, match=r"'-999' in line 4 is not a label, because missing lists it; .*'classes'"):
+        fs.load(tmp_path / "t.csv", missing=[-999])
+    assert fs.load(tmp_path / "t.csv", missing=[-999], classes=["1", "2", "-999"]).classes == ("1", "2", "-999")
+    (tmp_path / "t.csv").write_text(csv(cells("ill", "unknown"), x=cells("1", "2")))
+    with pytest.raises(fs.UserError, match="'unknown' in line 3 is not a label, because missing lists it"):
+        fs.load(tmp_path / "t.csv", missing="unknown")
