@@ -1,4 +1,4 @@
-"""Arithmetic of the loop and the limit: number formats, and the fastest kernels that PyTorch has."""
+"""The arithmetic of the references that fedskew is compared with: number formats and PyTorch's fastest kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedskew.engine import arithmetic
 
 
 def fastest_arithmetic(precision: str) -> contextlib.AbstractContextManager[None]:
-    """Use a run's arithmetic, but also allow cuDNN's nondeterministic kernels, which fedskew's runs avoid."""
+    """Use the arithmetic of a run, but allow cuDNN's nondeterministic kernels. fedskew's runs avoid those."""
     return arithmetic(precision, deterministic=False)
 
 

@@ -18,10 +18,10 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""The most rows in a dataset. Federations with more samples use rows more than once. A case that sets
-`federation_clients` always has this many rows, so that federations of different sizes share one dataset."""
+"""The most rows in a dataset. A federation with more samples uses rows more than once. A case that sets
+`federation_clients` always has this many rows. So federations of different sizes share one dataset."""
 _BLOCK_ROWS = 100
-"""Number of consecutive rows with the same pattern. Clients hold consecutive rows, so most of them lack classes."""
+"""Number of consecutive rows with the same pattern. Clients hold consecutive rows, so most clients lack classes."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Case:
     precision: str = "float32"
     sizes: Sizes = "equal"
     federation_clients: int | None = None
-    """Clients in the federation. If None, it consists of the clients of a round."""
+    """Clients in the federation. If None, every client takes part in each round."""
     augmented: bool = True
     compiled: bool = True
-    """Whether to compile stacked steps on a GPU. Long runs compile them."""
+    """Whether to compile stacked steps on a GPU, as long runs do."""
 
     def __post_init__(self) -> None:
         if self.model not in SETTINGS:
@@ -141,7 +141,7 @@ def _federation(
 
 
 def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArray[np.int64]:
-    """Samples of each client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes, with the same total."""
+    """The number of samples of each client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes."""
     if sizes == "equal":
         return np.full(federation_clients, per_client, np.int64)
     weights = np.random.default_rng(0).dirichlet(np.full(federation_clients, 0.1), CLASSES).sum(axis=0)
@@ -154,7 +154,7 @@ def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArra
 def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
     """Make images with one learnable pattern per class, plus noise. Every image occurs twice, with two labels.
 
-    So training neither diverges nor reaches a loss of zero. Vanishing gradients would change the speed.
+    So training neither diverges nor reaches a loss of zero, because vanishing gradients would change the speed.
     """
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)

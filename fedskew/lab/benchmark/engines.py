@@ -61,10 +61,11 @@ class FedskewEngine:
         return self._state.model.params
 
     def bare_steps(self) -> tuple[Callable[[], None], int]:
-        """Return a function that only trains locally, without aggregation and evaluation, and its samples per call.
+        """Return a function that trains locally, without aggregation and evaluation, and its samples per call.
 
-        On the stacked engine, it does one step of the clients that are stacked together. On other engines, or if the
-        stacked engine gives a notice, for instance that memory is too small, it trains the epochs of a round.
+        On the stacked engine, the function does one step of the clients that are stacked together. On other engines, it
+        trains all local epochs of a round. It also does that if the stacked engine gives a notice, for instance that
+        memory is too small.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)
@@ -81,7 +82,7 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return one step of the clients that are stacked together, or None, and the samples of a step.
+        """Return a function for one step of the clients that are stacked together, or None, and the samples of a step.
 
         On a CPU, only some of the round's clients may be stacked together.
         """

@@ -1,7 +1,6 @@
-"""The plain loop: one client after another, as tutorials and other frameworks train them.
+"""The plain loop, a reference without fedskew's engines. It trains one client after another, as tutorials do.
 
-It uses an ordinary `nn.Module`, `torch.optim.SGD`, `zero_grad`, `backward` and `step`. It trains without fedskew's
-engines. The tuned loop uses the fastest of PyTorch's implementations of SGD instead of the default.
+The tuned loop uses the fastest of PyTorch's implementations of SGD instead of the default.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ class Trainer:
         self.method = make_method(case.method)
         self.model = case.fresh_model().to(self.device)
         self._teacher = copy.deepcopy(self.model)
-        self._implementation = _fastest_sgd(self.model) if tuned else {}
+        self._sgd_options = _fastest_sgd_options(self.model) if tuned else {}
 
     def begin(self, client: Client) -> None:
         """Start the next client. The model must already have the received weights."""
         self._client = client
-        self._optimizer = _sgd(self.model, self._implementation, self._config.lr, self._config.momentum)
+        self._optimizer = _sgd(self.model, self._sgd_options, self._config.lr, self._config.momentum)
         self.model.train()
         if isinstance(self.method.objective, Objective) and self.method.objective.companions():
             self._teacher.load_state_dict(self.model.state_dict())
@@ -117,22 +116,20 @@ def collect(method: Method, hook: Callable[[Part], Tensors]) -> Tensors:
     return {name: t for part in method.parts for name, t in hook(part).items()}
 
 
-def _sgd(model: nn.Module, implementation: dict[str, bool], lr: float, momentum: float) -> torch.optim.SGD:
-    return torch.optim.SGD(
-        model.parameters(), lr, momentum, foreach=implementation.get("foreach"), fused=implementation.get("fused")
-    )
+def _sgd(model: nn.Module, options: dict[str, bool], lr: float, momentum: float) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr, momentum, foreach=options.get("foreach"), fused=options.get("fused"))
 
 
-def _fastest_sgd(model: nn.Module) -> dict[str, bool]:
+def _fastest_sgd_options(model: nn.Module) -> dict[str, bool]:
     """Find the fastest of PyTorch's three implementations of SGD for this model and device."""
     probe = copy.deepcopy(model)
     for parameter in probe.parameters():
         parameter.grad = torch.zeros_like(parameter)
     choices: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
-    return min(choices, key=lambda choice: _seconds(_sgd(probe, choice, lr=0.01, momentum=0.9)))
+    return min(choices, key=lambda choice: _step_seconds(_sgd(probe, choice, lr=0.01, momentum=0.9)))
 
 
-def _seconds(optimizer: torch.optim.SGD) -> float:
+def _step_seconds(optimizer: torch.optim.SGD) -> float:
     device = optimizer.param_groups[0]["params"][0].device
     times = []
     for _ in range(10):
@@ -175,7 +172,7 @@ class LoopRounds:
 
     def __call__(self) -> None:
         with fastest_arithmetic(self._case.precision):
-            sent = self._tensors()
+            sent = self._weights_and_buffers()
             client_results = [self._train_client(client, sent) for client in range(self._case.clients)]
             self._aggregate(sent, client_results)
             self.accuracy = self._evaluate()
@@ -196,7 +193,8 @@ class LoopRounds:
         trained = Trained(trainer.params(), torch.tensor(float(steps)), config.lr, config.momentum)
         self._states[client] = collect(self._trainer.method, lambda part: part.next_state(trained, participant))
         return _ClientResult(
-            self._tensors(), collect(self._trainer.method, lambda part: part.uplink(trained, participant))
+            self._weights_and_buffers(),
+            collect(self._trainer.method, lambda part: part.uplink(trained, participant)),
         )
 
     def _participant(self, client: int) -> Client:
@@ -234,5 +232,5 @@ class LoopRounds:
     def global_model(self) -> Tensors:
         return self._trainer.params()
 
-    def _tensors(self) -> Tensors:
+    def _weights_and_buffers(self) -> Tensors:
         return {name: t.detach().clone() for name, t in self._trainer.model.state_dict().items()}

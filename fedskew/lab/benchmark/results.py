@@ -14,18 +14,17 @@ from fedskew.lab.benchmark.commands import CommandTime
 from fedskew.lab.benchmark.scale import ScaleMeasurement
 
 Level = Literal["steps", "rounds", "federation", "participants", "start-up", "whole-runs"]
-"""What is measured: local steps, whole rounds, rounds by federation size or by clients per round, or commands.
-
-`start-up` and `whole-runs` time commands.
-"""
+"""What is measured. `federation` and `participants` are whole rounds by federation size and by clients per round.
+`start-up` and `whole-runs` are commands."""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up", "whole-runs")
 SCALE = "scale"
 """A run on a federation of very many clients. It is measured on request only, because it writes gigabytes to disk."""
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
-"""Names of contenders other than engines. `loop` is an ordinary PyTorch loop. `limit` is one step on one large batch.
-`bare steps` are an engine's local steps, timed with its whole rounds."""
+"""Names of contenders other than engines. `loop` is an ordinary PyTorch loop, and `tuned loop` has a faster SGD.
+`limit` is one step on one large batch. `bare steps` are an engine's local steps; its whole rounds are compared with
+them."""
 REFERENCES = (LOOP, TUNED_LOOP, LIMIT)
 """Contenders that do not use fedskew's engines."""
 

@@ -34,7 +34,7 @@ class Benchmark:
         self.results.failures, self.results.notices = self._timer.failures, self._timer.notices
 
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
-        """Run the groups until the time is up. `save` is called after each, so that a killed process loses little."""
+        """Measure the groups until the time is up. `save` is called after each group, in case the process is killed."""
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():
@@ -60,9 +60,9 @@ class Benchmark:
                 self.results.failures.append(Failure.from_error(group.title, error))
             return
         contenders = group.contenders
-        for batch in [contenders] if group.interleaved else [(contender,) for contender in contenders]:
+        for together in [contenders] if group.interleaved else [(contender,) for contender in contenders]:
             try:
-                self.results.measurements += self._timer.measure(batch, show)
+                self.results.measurements += self._timer.measure(together, show)
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
 

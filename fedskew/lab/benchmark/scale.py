@@ -1,6 +1,6 @@
-"""Measure a run on a federation of very many clients, whose data stay on disk: seconds per phase and peak memory.
+"""Measure the seconds per phase and the peak memory of a run with very many clients. The data stay on disk.
 
-The run uses a new process, because the peak memory of a process includes everything that it did before.
+The run has a process of its own, because the peak memory of a process includes everything that it did before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
 """The most bytes of host memory that a run of a million clients may use."""
 _BLOCK = 1_000_000
-"""Rows that are written together."""
+"""Rows per write."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ScaleCase:
 def scale_case(device: str, clients: int) -> ScaleCase:
     """Make the case for a device: a small dense network on a CPU, and a convolutional network on a GPU.
 
-    One client in 1,000 takes part in each round, but at least 10 do, or all if there are fewer.
+    One client in 1,000 takes part in each round, but at least 10 do. Of fewer than 10 clients, all take part.
     """
     participants = min(clients, max(10, clients // 1_000))
     if device.startswith("cuda"):
@@ -82,7 +82,7 @@ class ScaleMeasurement:
     """Seconds of each of `PHASES`. `import` includes the start of the process. All rounds are one phase."""
     round_seconds: tuple[float, ...]
     cpu_seconds: Mapping[str, float]
-    """Processor time of each of `PHASES`. On a busy machine, `phases` are longer."""
+    """Processor time of each of `PHASES`. Unlike `phases`, it leaves out the time of other processes."""
     memory: int
     """Peak host memory of the process in bytes, including the pages of the data that were in memory."""
     memory_after: Mapping[str, int]
@@ -122,7 +122,7 @@ def measure_scale(case: ScaleCase) -> ScaleMeasurement:
 
 
 def write_data(case: ScaleCase, folder: Path) -> None:
-    """Write Gaussian classes as arrays that fedskew maps into memory. The noise repeats after a block, to save time."""
+    """Write Gaussian classes as arrays that fedskew maps into memory. All blocks have the same noise, to save time."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     centres = rng.standard_normal((CLASSES, *case.shape), dtype=np.float32)
@@ -143,7 +143,7 @@ def _as_stored(values: npt.NDArray[np.float32], case: ScaleCase) -> npt.NDArray[
     return values if case.dtype is np.float32 else np.clip(64 * values + 128, 0, 255).astype(np.uint8)
 
 
-# -- the process that runs ---------------------------------------------------------------------------------------------
+# -- the measured process ----------------------------------------------------------------------------------------------
 
 
 class _Phases(Callback):

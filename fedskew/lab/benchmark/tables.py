@@ -22,7 +22,6 @@ class Table:
     headings: Row
     rows: tuple[Row, ...]
     name_columns: int = 1
-    """Number of columns with names."""
 
     def rich(self) -> RichTable:
         table = RichTable(title=self.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -116,10 +115,10 @@ def _contenders(results: Results) -> Table:
 
 
 def _rounds(results: Results) -> Table:
-    """List the measurements of whole rounds, and of the bare steps that they are compared with.
+    """List the measurements of whole rounds and of the bare steps.
 
-    Rows of fedskew's FedAvg also have its speed relative to bare steps and to the loop. Rows of its other methods have
-    their time per sample relative to FedAvg.
+    For FedAvg, fedskew's rows also have the speed relative to bare steps and to the loop. For other methods, they have
+    the time per sample relative to FedAvg.
     """
     compared = {id(row.ours): row for row in rounds_rows(results.measurements)}
     rows = []

@@ -72,13 +72,13 @@ class RoundsRow:
         return _speed_ratio(self.ours, self.loop)
 
 
-def steps_rows(measurements: Sequence[Measurement], kind: str) -> list[StepsRow]:
+def steps_rows(measurements: Sequence[Measurement], device_kind: str) -> list[StepsRow]:
     """Make one row per model, number of clients and method.
 
-    On a GPU, the loop is the faster of the plain and the tuned one. On a CPU, it is the plain one. The engine that
-    `auto` chooses represents fedskew. If `auto` was not measured, the fastest engine does.
+    On a GPU, fedskew is compared with the faster of the plain and the tuned loop. On a CPU, it is compared with the
+    plain loop. The engine that `auto` chooses represents fedskew. If `auto` was not measured, the fastest engine does.
     """
-    loops = (LOOP, TUNED_LOOP) if kind == "cuda" else (LOOP,)
+    loops = (LOOP, TUNED_LOOP) if device_kind == "cuda" else (LOOP,)
     steps = _at_level("steps", measurements)
     rows = []
     for model, clients, batch_size, method in dict.fromkeys(
@@ -111,10 +111,10 @@ def rounds_rows(measurements: Sequence[Measurement]) -> list[RoundsRow]:
 
 
 def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
-    same = [
+    same_case = [
         m for m in rounds if (m.model, m.clients, m.precision) == (ours.model, ours.clients, ours.precision)
     ]  # fmt: skip
-    fedavg = [m for m in same if m.method == "fedavg"]
+    fedavg = [m for m in same_case if m.method == "fedavg"]
     same_engine = [m for m in fedavg if m.contender not in (*REFERENCES, BARE) and _engine(m) == _engine(ours)]
     fedavg_rounds = [m for m in same_engine if m.sizes == ours.sizes and m is not ours]
     bare = [m for m in fedavg if m.contender == BARE] if ours.method == "fedavg" else []
@@ -132,14 +132,14 @@ def sorted_by_size(measurements: Sequence[Measurement], level: Level) -> list[Me
     return sorted(_at_level(level, measurements), key=lambda m: (m.federation, m.clients))
 
 
-def largest_change(times: Iterable[float]) -> float | None:
+def largest_change(values: Iterable[float]) -> float | None:
     """The relative difference between the largest and the smallest value."""
-    known = list(times)
-    return max(known) / min(known) - 1 if len(known) > 1 else None
+    measured = list(values)
+    return max(measured) / min(measured) - 1 if len(measured) > 1 else None
 
 
 def last_cost_ratio(measured: Sequence[Measurement]) -> float | None:
-    """Time per participant with the most participants, divided by that with the second most."""
+    """Time per participant in the largest measured round, divided by that in the second largest."""
     if len(measured) < 2:
         return None
     before, last = measured[-2], measured[-1]
@@ -168,8 +168,8 @@ MIN_OVER_LIMIT = {
         ("dnn", 10): 0.50,
     },
 }
-"""The least speed relative to one step on one large batch (`LIMIT`), by model and clients per round. Above 1, stacked
-clients must be faster than that step."""
+"""The least speed relative to one step on one large batch (`LIMIT`), by model and clients per round. With a bound above
+1, stacked clients must be faster than that step."""
 MIN_OVER_STEPS_BY_MODEL = {"dnn": 0.6}
 """The least speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
 MIN_OVER_STEPS = 0.8
@@ -177,11 +177,11 @@ MIN_OVER_STEPS = 0.8
 MIN_OVER_STEPS_UNEQUAL = 0.75
 """The least speed of whole rounds relative to bare steps on a GPU, if clients have unequal numbers of samples."""
 MAX_FEDVLS_OVER_FEDAVG = 1.45
-"""The longest time of a FedVLS round relative to FedAvg, on a GPU."""
+"""The largest time per sample of FedVLS relative to FedAvg, on a GPU."""
 MAX_FEDERATION_CHANGE = 0.10
 """The largest relative change of time or memory between federations of different sizes."""
 MAX_COST_RATIO = 1.10
-"""The largest `last_cost_ratio`: 1 for a time that grows linearly, and 0.1 for noise."""
+"""The largest `last_cost_ratio`. It is 1 if time grows linearly with the participants; 0.1 is left for noise."""
 
 
 @dataclass(frozen=True)

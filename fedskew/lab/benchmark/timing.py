@@ -1,4 +1,4 @@
-"""Time contenders, such as an engine and the plain loop, in turns, so that a busy machine slows them down equally."""
+"""Time contenders, such as an engine and the plain loop. They take turns, so a busy machine slows them down equally."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _RESET_PEAK = "5"
 class PeakMemory:
     """Measures by how much the peak memory exceeds the memory at the start.
 
-    On a CPU, it is the memory of this process and its workers.
+    On a CPU, the memory of this process and of its workers counts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class PeakMemory:
 
 
 def _read_proc(file: Path, key: str) -> int | None:
-    """Read an entry of a file in /proc that is given in KiB, and return bytes."""
+    """Read a size from a file in /proc. The file has KiB; the result is in bytes."""
     try:
         lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
@@ -62,7 +62,7 @@ def _read_proc(file: Path, key: str) -> int | None:
 
 
 def _return_freed_memory() -> None:
-    """Return freed memory to the system. Otherwise its reuse would not be measured."""
+    """Return freed memory to the system. If the process reused it, the measured increase would be too small."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -131,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders alternately, several times. Those that fail are recorded in `failures`."""
+        """Time the contenders in turns, several times. Contenders that fail are recorded in `failures`."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)
