@@ -28,8 +28,8 @@ class Campaign:
     workers: int | None = None
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
-    """Seconds from the creation of the campaign until its runs stop, each at the end of a round. Runs with folders can
-    be resumed."""
+    """Seconds from the creation of the campaign until its runs stop. A run stops at the end of a round. Runs with
+    folders can be resumed."""
     command: str = ""
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""
@@ -54,7 +54,7 @@ class Campaign:
         return done is not None and is_enough(done, job)
 
     def run(self, jobs: Sequence[Job], watcher: Watcher) -> None:
-        """Run the jobs that are not done. `failures` and `stopped` list those that did not finish."""
+        """Run the jobs that are not done. `failures` and `stopped` list the jobs that did not finish."""
         todo = self.todo(jobs)
         if not todo:
             return

@@ -106,8 +106,8 @@ def _prepare(job: Job, terms: Terms) -> Prepared:
     return prepared
 
 
-_trained_models: dict[str, nn.Module] = {}
-"""The start model that this process used last, by the name of the job that trains it."""
+_last_start_model: dict[str, nn.Module] = {}
+"""At most one entry: the start model that this process used last, by the name of the job that trains it."""
 
 
 def _train_start_model(job: Job, terms: Terms) -> nn.Module:
@@ -118,14 +118,14 @@ def _train_start_model(job: Job, terms: Terms) -> nn.Module:
     assert job.start is not None
     start_job = replace(job, config=job.start, start=None)
     name = f"{start_job.identity} {start_job.config.rounds} {start_job.validation}"
-    if name not in _trained_models:
-        _trained_models.clear()
+    if name not in _last_start_model:
+        _last_start_model.clear()
         prepared = _prepare(start_job, terms)
         watch = _Watch(terms.deadline, lambda *_: None)
         folder = _folder(start_job, prepared, terms)
         with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):
-            _trained_models[name] = _run(prepared, folder, watch, terms).model
-    return _trained_models[name]
+            _last_start_model[name] = _run(prepared, folder, watch, terms).model
+    return _last_start_model[name]
 
 
 def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
@@ -162,6 +162,6 @@ class _Watch(Callback):
 
 
 def _delete_checkpoints(folder: Path) -> None:
-    """Delete the checkpoint and the clients' states, because those of a large sweep would fill the disk."""
+    """Delete the checkpoint and the clients' states. Those of a large sweep would fill the disk."""
     for name in ("checkpoint", "clients"):
         shutil.rmtree(folder / name, ignore_errors=True)

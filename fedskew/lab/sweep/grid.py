@@ -15,8 +15,8 @@ An axis may also have named cases, which set several keys at once:
         scratch: {}
         pretrained: {init: weights.safetensors, lr: 0.01}
 
-Every combination is a run. Runs are ordered by seed, then by the first key, and so on, so that a stopped sweep has
-complete grids for the first seeds.
+Every combination is a run. Runs are ordered by seed, then by the first key, and so on. So a stopped sweep has complete
+grids for the first seeds.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Point:
     grid_values: Mapping[str, Any]
     """The run's values on the grid's axes, as the table shows them."""
     tag: str = ""
-    """Values that the grid varies although they do not distinguish experiments, such as `device=cpu`."""
+    """Varied values that do not distinguish experiments, such as `device=cpu`. They must distinguish the runs here."""
 
     @property
     def job(self) -> Job:

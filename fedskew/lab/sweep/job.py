@@ -1,8 +1,8 @@
-"""Jobs, the runs of a sweep, and when two of them are the same experiment.
+"""Jobs, the runs of a sweep, and when two jobs are the same experiment.
 
-Device, engine and number format do not distinguish experiments, because their results differ only by rounding. The
-number of rounds does not either, because a longer run contains the shorter one. It counts only for methods with a
-`Schedule`, because the lengths of its stages may depend on it.
+Device, engine and number format do not distinguish experiments, because results differ only by rounding. The number of
+rounds usually does not either, because a longer run contains the shorter one. It does for a method with a `Schedule`,
+because the lengths of the stages may depend on the number of rounds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ NON_IDENTIFYING_KEYS = (
 
 _LORA = {"lora_rank": 8, "lora_alpha": 16.0, "lora_targets": []}
 _LATER_KEYS = {"init": None, "init_sha256": None, "train": "all", "head": "auto", "server_data": 0.0, **_LORA}
-"""Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash."""
+"""Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash, so that old
+records keep their identity."""
 
 
 def identifying_values(config: Config) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def identifying_values(config: Config) -> dict[str, Any]:
 
 
 def _init_digest(config: Config) -> str | None:
-    """Return the digest of the initial weights. None without weights, or if neither digest nor file is at hand."""
+    """Return the digest of the initial weights. None if there are none, or if neither digest nor file is available."""
     if config.init is None or config.init_sha256 is not None:
         return config.init_sha256
     path = Path(config.init).expanduser()
@@ -67,7 +68,7 @@ def _file_digest(path: Path, changed: int) -> str:  # noqa: ARG001 - a part of t
 
 
 def planned_rounds(config: Config) -> int:
-    """Return how many rounds a run has. Methods that only collect sums decide that themselves."""
+    """Return how many rounds a run has. A method that trains no clients sets this number itself."""
     schedule = make_method(config.method, config.method_params).objective
     if isinstance(schedule, Schedule) and not schedule.trains_clients:
         return sum(stage.rounds for stage in schedule.stages(config.rounds, config.local_epochs, {}))
@@ -93,7 +94,7 @@ def _partition(config: Config) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Give 1 and 1.0 the same form, and also tuples and lists."""
+    """Make 1 and 1.0 the same, and also tuples and lists."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -117,7 +118,7 @@ class Job:
 
     @cached_property
     def identity(self) -> str:
-        """A string that jobs share if they are the same experiment, with the same start model and tag."""
+        """The hash of the experiment, with suffixes for the start model and the tag."""
         start = "" if self.start is None else f"-after-{identity(self.start)}"
         return identity(self.config) + start + (f"-{self.tag}" if self.tag else "")
 

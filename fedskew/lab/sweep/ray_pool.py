@@ -1,9 +1,10 @@
 """Run jobs on a Ray cluster. fedskew must be installed on every machine.
 
-If a node dies, its jobs move to other nodes. They resume from their run folders, which must therefore be in a folder
-that all nodes share. Ray's object store is no alternative, because it loses what a dead node held, and because every
-checkpoint would send the states of all clients over the network. The pool checks whether each node sees the folder.
-Without a shared folder, a job that moves starts over.
+If a node dies, its jobs move to other nodes and resume from their run folders. So these must be in a folder that all
+nodes share. The pool checks whether each node sees that folder. Without it, a job that moves starts over.
+
+Checkpoints are not in Ray's object store. It loses the objects of a dead node, and every checkpoint would send the
+states of all clients over the network.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class _Attempt:
 class _RayJobs:
     """The jobs of a sweep on a cluster.
 
-    Ray reports that a process died, but if its machine is cut off, Ray waits minutes for the connection. So each
-    process reports its node, and the pool watches the nodes.
+    If a machine is cut off, Ray takes minutes to report that the machine's processes died. So each process reports its
+    node, and this class watches the nodes.
     """
 
     def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
@@ -221,7 +222,7 @@ def _sees_marker(marker: str) -> bool:
 
 @contextlib.contextmanager
 def _with_marker(folder: str | None) -> Iterator[Path | None]:
-    """Put a file with a unique name into the folder, by which other nodes recognise the folder."""
+    """Put a file with a unique name into the folder. By this file, other nodes recognise the folder."""
     if folder is None:
         yield None
         return
@@ -234,7 +235,7 @@ def _with_marker(folder: str | None) -> Iterator[Path | None]:
 
 
 def _death_errors(ray: Any) -> tuple[type[Exception], ...]:
-    """The errors that Ray raises if a process or its node died. Timing decides which one a dead node causes."""
+    """The errors that Ray raises if a process or its node died. Which of them a dead node causes depends on timing."""
     names = ("NodeDiedError", "WorkerCrashedError", "LocalRayletDiedError", "OutOfMemoryError", "ObjectLostError")
     return tuple(getattr(ray.exceptions, name) for name in names)
 

@@ -102,8 +102,8 @@ class Record:
     def identity(self) -> str:
         """The identity of the experiment, as this version of fedskew computes it.
 
-        It is recomputed from the configuration, so that parameters that the method has gained since then get their
-        defaults. The suffix, which names a start model or a tag, is kept.
+        The saved hash may be older than some of the method's parameters. So the hash is computed again, with their
+        defaults. The suffix for a start model or a tag is kept.
         """
         requested = replace(self.config, model=self.content.get("asked_model", self.config.model))
         _, dash, suffix = str(self.content["experiment"]).partition("-")
@@ -234,7 +234,7 @@ def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
 
 
 def _local(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
-    """The last round's clients before and after their update, if the run evaluated them (`eval_local`)."""
+    """The accuracy of the last round's clients before and after local training, if `eval_local` was set."""
     with_local = [row for row in rows if row.local is not None]
     if not with_local:
         return None
@@ -307,11 +307,10 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment. If an experiment has several, the longest is used, or the latest of equally long ones.
+    """Records by experiment. If an experiment has several records, the longest is used.
 
-    If the runs start from a trained model, the record with the longest training of that model is used.
-
-    Only records with local evaluation (`eval_local`) serve a job that requests it.
+    Among equally long records, the latest is used. If the runs start from a trained model, a record with a longer
+    training of that model takes precedence. A job with local evaluation (`eval_local`) only gets records that have it.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -327,7 +326,7 @@ class Records:
                 records[record.identity] = record
 
     def get(self, job: Job) -> Record | None:
-        """The record of the job's experiment, which may have any number of rounds."""
+        """The record of the job's experiment. It may have fewer rounds than the job."""
         return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:

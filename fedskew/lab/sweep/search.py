@@ -68,7 +68,8 @@ class Search:
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
         """Make the runs that score a point, one per seed.
 
-        Their tag distinguishes points that differ only in keys such as `rounds`, which do not identify an experiment.
+        Two points may differ only in keys that do not identify an experiment, such as `rounds`. The tag distinguishes
+        them.
         """
         tag = ",".join(f"{key}={value}" for key, value in values.items() if key in NON_IDENTIFYING_KEYS)
         return [
@@ -151,9 +152,9 @@ class BestPoint:
 
 
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
-    """Try points, `at_once` at a time, until the folder's journal has `trials` of them or a run is stopped.
+    """Try points, `at_once` at a time, and return the best point.
 
-    Return the best point so far.
+    The search ends when the folder's journal has `trials` points, or when a run is stopped.
     """
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)

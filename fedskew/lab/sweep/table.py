@@ -26,7 +26,7 @@ FINISHED = "finished"
 
 
 def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:
-    """Make the row of a run, up to `rounds` if the record is longer. `diverged` and `seconds` count all its rounds."""
+    """Make the row of a run. Rounds after `rounds` are left out, except in `diverged` and `seconds`."""
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
     return {**grid_values, "status": status, **measured}
 
@@ -79,11 +79,9 @@ def measured_name(metric: RankingMetric) -> str:
 
 
 def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[PointKey]:
-    """Return the point with the best mean over its seeds for each federation and participation.
+    """Return the best point for each federation and participation, by the mean over the seeds.
 
-    There is none where fewer than two points compete.
-
-    Points with unfinished runs, and reference bounds, do not compete.
+    Reference bounds and points with unfinished runs do not compete. If fewer than two points compete, none is best.
     """
     keys = grid_keys(lines)
     federation_axes = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
@@ -107,7 +105,7 @@ def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:
 
 def _reason_for_gap(metric: RankingMetric) -> str:
     if metric.measure is not None:
-        return "an earlier version of fedskew ran it; rank by accuracy"
+        return "its outputs are not finite, or an earlier version of fedskew ran it; rank by accuracy"
     return (
         "it is computed for a global model after a run's last round; this run was trained for more rounds than "
         "requested, has no global model, or is from an earlier version of fedskew; rank by macro-f1"
