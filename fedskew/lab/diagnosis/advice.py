@@ -16,7 +16,7 @@ RerunOutcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
 
 MARGIN = 2.0
 """A method must gain more points than this over FedAvg to be suggested. Another split of the same data changes a gain
-by about as much: a test computes the root mean square deviation of gains in the reruns with several seeds."""
+by about as much. A test checks that with the reruns that have several seeds."""
 CONFIRMING_SHARE = 0.5
 """A rerun with at least this share of a printed gain confirms it."""
 
@@ -27,7 +27,7 @@ class Candidate:
 
     method: str
     evidence: tuple[tuple[KnownSetting, Score], ...]
-    """Its reruns, those in the nearest setting first."""
+    """The method's reruns, those in the nearest setting first."""
 
     @property
     def gains(self) -> list[float]:
@@ -93,7 +93,10 @@ def recommend(ranked: Sequence[Candidate]) -> str:
 
 
 def fewest_settings(ranked: Sequence[Candidate]) -> int:
-    """Return in how many settings a suggested method must have been rerun: half of any method's most, rounded up."""
+    """Return in how many settings a suggested method must have been rerun.
+
+    That is half of the settings of the method that was rerun most, rounded up.
+    """
     return math.ceil(max((c.settings for c in ranked), default=0) / 2)
 
 

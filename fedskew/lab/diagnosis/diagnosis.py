@@ -103,7 +103,8 @@ class Diagnosis:
         skew, n = self.skew, len(self.counts.clients)
         yield from self.counts.notes
         yield (
-            f"{n} client{'s' if n > 1 else ''}, {skew.classes} classes, {skew.samples} samples. {_strength(skew)}: a "
+            f"{n} client{'s' if n > 1 else ''}, {skew.classes} class{'es' if skew.classes > 1 else ''}, "
+            f"{skew.samples} samples. {_strength(skew)}: a "
             f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
             f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta_words}."
         )
@@ -258,7 +259,7 @@ class Diagnosis:
         return Table("evidence", "Reruns in near settings" + (f": {method}" if method else ""), columns, rows)
 
     def printed_table(self, outcomes: Collection[RerunOutcome] = ()) -> Table:
-        """List the gains that papers print for near settings. With `outcomes`, list only those with such an outcome."""
+        """List the gains that papers print for near settings. `outcomes` selects some of them; empty means all."""
         rows: list[list[Cell]] = [
             [one.score.method, number(one.score.gain, 1), None if one.rerun is None else number(one.rerun, 1),
              one.outcome, one.setting.label, one.score.source]
@@ -288,7 +289,7 @@ def _first_few(names: list[str]) -> str:
 
 
 def _strength(skew: Skew) -> str:
-    """Put the clients' mean Hellinger distance from all samples, which is between 0 and 1, into words."""
+    """Put the mean Hellinger distance into words. It is between 0 and 1."""
     distance = float(skew.hellinger.mean())
     words = ((0.1, "Hardly any label skew"), (0.3, "Mild label skew"), (0.6, "Strong label skew"))
     return next((text for limit, text in words if distance < limit), "Extreme label skew")

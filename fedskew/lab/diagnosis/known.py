@@ -23,8 +23,9 @@ ACCURACIES = ("best", "last-50 accuracy")
 NEAR = 0.1
 """Settings up to this distance count as near. A distance is the root mean square difference of measures from 0 to 1."""
 SIMILAR_PARTICIPATION = 2.0
-"""Shares of clients per round that differ by up to this factor are similar, unless only one of them is all clients. A
-method that helps with few clients per round may harm with all of them (RESULTS.md, the map)."""
+"""Shares of clients per round that differ by up to this factor are similar. If all clients take part, only settings
+where all take part are similar: a method that helps with few clients per round may harm with all (RESULTS.md, the
+map)."""
 NEARNESS = (
     f"A setting is near if five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class "
     f"sizes) have a root mean square difference of at most {NEAR}, and if the share of clients per round is similar: "
@@ -113,11 +114,11 @@ def nearest(
     participation: float | None = None,
     same: KnownSetting | None = None,
 ) -> list[Neighbour]:
-    """Sort the settings by the distance of their skew. Ties go to the setting with more similar numbers of clients and
-    classes. Settings whose split cannot be drawn are left out.
+    """Sort the settings by the distance of their skew. Settings whose split cannot be drawn are left out.
 
-    With `participation`, only settings with a similar share of clients per round are returned. `same` is the setting of
-    the federation itself, if it is known. A setting with the same data and split has distance 0.
+    Among equally distant settings, those with a similar number of clients and classes come first. With `participation`,
+    only settings with a similar share of clients per round are returned. `same` is the setting of the federation
+    itself, if it is known. A setting with the same data and split has distance 0.
     """
     coordinates = skew.coordinates()
     found = []

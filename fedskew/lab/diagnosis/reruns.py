@@ -69,9 +69,9 @@ Runs = dict[int, tuple[float, float]]
 
 
 def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
-    """Compare each method with FedAvg, over the seeds that both have, among runs that are otherwise the same.
+    """Compare each method with FedAvg, over the seeds that both have.
 
-    Such runs differ only in the keys of `MAY_DIFFER`, and in those that `flat_config` leaves out, such as the seed.
+    Compared runs differ only in the keys of `MAY_DIFFER`, and in keys that `flat_config` leaves out, such as the seed.
     """
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:
@@ -126,7 +126,7 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
 
 
 def _most_frequent(method: str, variants: Mapping[str, Runs]) -> Runs:
-    """The runs of a method's most frequent variant. Among equals, the one with the fewest changed defaults."""
+    """The runs of the variant with the most seeds. Among equals, of the variant with the fewest changed defaults."""
     try:
         defaults: Mapping[str, Any] = make_method(method).params
     except UserError:

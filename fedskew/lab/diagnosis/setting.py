@@ -18,7 +18,7 @@ SEEDS = (0, 1)
 """Seeds of the splits over which a setting's measures are averaged."""
 
 LABELS_TO_SPLIT = 50_000
-"""To measure the skew of a known setting, its rule splits about this many labels, equally many of each class."""
+"""To measure the skew of a known setting, about this many labels are split, equally many of each class."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Score:
     seeds: int | None = None
     """Number of seeds of a rerun. None for papers."""
     best_gain: float | None = None
-    """A rerun's gain in the accuracy of the best round, which many papers print. A rerun's `accuracy` is the mean
-    of the last rounds."""
+    """A rerun's gain in the accuracy of the best round, because many papers print that accuracy. The rerun's `accuracy`
+    is the mean of the last rounds."""
     prints_best: bool = False
     """Whether the paper prints the accuracy of the best round."""
 
@@ -117,5 +117,6 @@ def known_setting(
     """
     defaults = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
     kept = {name: v for name, v in params.items() if name in SKEW_KEYS or name not in defaults or defaults[name] != v}
-    fewer = per_round if per_round is not None and per_round < clients else None
-    return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, fewer)
+    if per_round is not None and per_round >= clients:
+        per_round = None
+    return KnownSetting(dataset, rule, tuple(sorted(kept.items())), clients, per_round)

@@ -60,9 +60,10 @@ class Skew:
 
     @cached_property
     def minority(self) -> Floats:
-        """Share of classes with few samples on a client: at least 1, but at most the client's size / number of classes.
+        """Share of classes with few samples on a client.
 
-        Classes that no client has count in that number, but not in the share.
+        Few are at least one, but at most the client's size divided by the number of all classes. The share is one of
+        the classes that some client has.
         """
         is_minority = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
         return np.asarray(is_minority.mean(axis=1), np.float64)

@@ -22,7 +22,7 @@ STAND_IN_ROUNDS = 20
 
 
 def usual_per_round(clients: int) -> int | None:
-    """The usual number of clients per round: None, which means all, in a small federation, and ten in a large one."""
+    """The usual number of clients per round: all (None) in a small federation, and ten in a large one."""
     return None if clients <= 2 * MAX_PER_ROUND else MAX_PER_ROUND
 
 

@@ -92,7 +92,7 @@ def table_cells(paper: str, table: str) -> list[Cell]:
 
 
 def _setting_order(cells: Sequence[Cell]) -> Any:
-    """Return a sort key that keeps the cells of a setting together. So an interrupted rerun has complete columns."""
+    """Return a sort key that keeps the cells of a setting together. An interrupted rerun then has complete columns."""
     order = {setting: i for i, setting in enumerate(dict.fromkeys(cell.setting for cell in cells))}
     return lambda cell: order[cell.setting]
 
@@ -119,7 +119,7 @@ def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
 def method_names(cell: Cell) -> set[str]:
     """Names that select the cell's method: its name in the paper, and its name in fedskew.
 
-    If several methods of the paper are one method in fedskew, that name selects only the first.
+    If several methods of the paper have the same name in fedskew, fedskew's name selects only the first of them.
     """
     known = protocol(cell.paper).methods
     fedskew_name = known[cell.method]["method"]
@@ -151,7 +151,7 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
 
 
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
-    """Make a run of one round that starts from the model of `trained_by` and evaluates clients before and after."""
+    """Make a run of one round. It starts from a model that `trained_by` trained, and evaluates each client's update."""
     rules = protocol(cell.paper)
     values = rules.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))

@@ -29,7 +29,7 @@ class MetricInputs:
     baseline: Record | None = None
     """FedAvg's run on the same federation, for metrics that compare with it."""
     client: int = 0
-    """The client to evaluate after its update."""
+    """The client that is evaluated after its update."""
 
     @property
     def curve(self) -> list[tuple[int, float]]:
@@ -76,7 +76,7 @@ def _end_of_baseline(inputs: MetricInputs) -> tuple[int, float]:
 def _rounds_to_baseline(inputs: MetricInputs) -> float | None:
     """Return the first round that reaches FedAvg's final accuracy, within FedAvg's number of rounds.
 
-    Return None if the run is shorter than FedAvg's and has not reached that accuracy, because it still might.
+    Return None if the run is shorter than FedAvg's and has not reached that accuracy yet.
     """
     end, target = _end_of_baseline(inputs)
     reached = first_round_reaching(until(inputs.curve, end), target)
@@ -101,7 +101,7 @@ def _stages(inputs: MetricInputs, start: str) -> list[dict[str, Any]]:
 
 
 def _compute_per_round(start: str) -> Measure:
-    """Make the metric of computation per round, in units of a FedAvg round, summed over the stages with this prefix."""
+    """Make a metric: the computation per round, in FedAvg rounds, summed over the stages whose name has this prefix."""
 
     def read(inputs: MetricInputs) -> float | None:
         stages = _stages(inputs, start)

@@ -1,7 +1,7 @@
 """The section of RESULTS.md on pretrained starts: whether label skew still hurts them, and which method helps.
 
 It is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and `method`
-have one network each. A grid with the axis `network` has heads in closed form, which are the same for every split.
+have one network each. The grid with the axis `network` has heads in closed form. They are the same for every split.
 """
 
 from __future__ import annotations
@@ -123,7 +123,10 @@ def _number(value: float | None, form: str = ".1f") -> str:
 
 
 def draw_pretrained(folder: str | Path) -> list[Path]:
-    """Draw the picture of the section: accuracy over β, by network, federation and start. A line needs two β."""
+    """Draw the picture of the section: accuracy over β, by network, federation and start.
+
+    Starts with a single β are left out, because a line needs two points.
+    """
     sweeps = [sweep for sweep in read_sweeps(folder) if is_pretrained(sweep)]
     results = [result for result in start_results(sweeps) if len(result.betas) > 1]
     path = Path(folder) / PICTURE

@@ -78,11 +78,11 @@ class TableSpec:
     also: tuple[str, ...]
     """Methods to run that the paper's table does not have."""
     rounds: int | None
-    """The largest number of rounds, if the table compares several numbers of rounds. One run serves all of them."""
+    """The largest number of rounds, if the table compares several. One run with the most rounds serves all of them."""
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
-    """If the table shows one update of a trained model: the client, and the method that trained the model."""
+    """The client, and the method that trained the model, if the table shows one update of a trained model."""
     cells: tuple[Mapping[str, Any], ...]
     """Blocks of cells without published numbers. Each block is crossed with `methods` and `metrics`."""
     methods: tuple[str, ...]
@@ -106,7 +106,7 @@ class Protocol:
     """Additional settings of splits, by `dataset/split` pattern."""
     methods: Mapping[str, Mapping[str, Any]]
     conditions: Mapping[str, Any]
-    """By a condition's name, the key that it sets, or the settings for each of its values."""
+    """By a condition's name: the configuration key that it sets, or the settings for each of its values."""
     variants: Mapping[str, Mapping[str, Any]]
     tables: Mapping[str, TableSpec]
     misprints: tuple[str, ...]
@@ -116,19 +116,19 @@ class Protocol:
     ) -> Values:
         """The configuration of one cell, by dotted key. Later sources override earlier ones."""
         spec = self.tables[table]
-        change = {} if variant is None else self.variant(variant)
+        changes = {} if variant is None else self.variant(variant)
         values: Values = {
             "data": dataset,
             **self.settings,
             **self.datasets[dataset],
             **_split_values(split),
             **_matching(self.splits, f"{dataset}/{split}"),
-            **change.get("settings", {}),
-            **change.get("datasets", {}).get(dataset, {}),
+            **changes.get("settings", {}),
+            **changes.get("datasets", {}).get(dataset, {}),
             **self._method_values(method, f"{dataset}/{split}"),
-            **change.get("methods", {}).get(method, {}),
+            **changes.get("methods", {}).get(method, {}),
             **spec.settings,
-            **self._condition_values(condition, change),
+            **self._condition_values(condition, changes),
         }
         if spec.partition is not None:
             values = {key: value for key, value in values.items() if not key.startswith("partition")}
@@ -147,7 +147,7 @@ class Protocol:
         special = entry.pop("at", {})
         return entry | _matching(special, dataset_and_split)
 
-    def _condition_values(self, condition: str, change: Mapping[str, Any]) -> Values:
+    def _condition_values(self, condition: str, variant_changes: Mapping[str, Any]) -> Values:
         values: Values = {}
         for name, value in conditions(condition).items():
             meaning = self.conditions.get(name)
@@ -155,7 +155,7 @@ class Protocol:
                 values[meaning] = _condition_value(value, condition)
             elif meaning is not None:
                 values |= meaning[value]
-            values |= change.get("conditions", {}).get(f"{name}={value}", {})
+            values |= variant_changes.get("conditions", {}).get(f"{name}={value}", {})
         return values
 
 

@@ -46,8 +46,8 @@ class CellRerun:
     def difference(self) -> float | None:
         """Rerun minus paper. None if one of them is missing, or if they are not comparable.
 
-        They are not comparable if a run was stopped, if a run never reached the target, or if the metric compares with
-        FedAvg and a run has fewer rounds than the paper's.
+        A rerun is not comparable if a run was stopped or never reached the target. If the metric compares with FedAvg,
+        each run must also have the paper's number of rounds.
         """
         printed = self.cell.printed
         is_too_short = measure(self.cell.metric).needs_baseline and self.shortened is not None
@@ -68,7 +68,7 @@ class CellRerun:
 
 
 def _rounds_that_count(record: Record) -> int:
-    """Return the rounds of the run. If the run is one update of a trained model, return that model's rounds."""
+    """Return the rounds of the run. If the run is one update of a trained model, the rounds of that model count."""
     return record.start_rounds or record.rounds
 
 

@@ -41,7 +41,7 @@ class Sweep:
         return self.points[0].config.mean_last
 
     def combinations(self) -> dict[tuple[str, ...], list[Point]]:
-        """The points by their values on the axes. Those that differ only in the seed are together."""
+        """The points by their values on the axes. Points that differ only in the seed are together."""
         groups: dict[tuple[str, ...], list[Point]] = {}
         for point in self.points:
             groups.setdefault(tuple(str(point.grid_values[key]) for key in self.keys), []).append(point)
@@ -143,14 +143,9 @@ def _one_row_per_federation(keys: list[str], rows: Mapping[tuple[str, ...], Swee
         best = max(found, key=lambda method: found[method].mean_last.mean)
         shown = {method: row.cells()[0] for method, row in found.items()}
         shown[best] = f"**{shown[best]}**"
-        seeds = sorted({row.seeds for row in found.values()})
-        cells.append(
-            [
-                *setting,
-                *(shown.get(method, "") for method in methods),
-                "–".join(map(str, seeds[:: len(seeds) - 1 or 1])),
-            ]
-        )
+        seeds = [row.seeds for row in found.values()]
+        fewest_to_most = "–".join(map(str, sorted({min(seeds), max(seeds)})))
+        cells.append([*setting, *(shown.get(method, "") for method in methods), fewest_to_most])
     return cells
 
 

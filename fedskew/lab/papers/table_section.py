@@ -22,9 +22,10 @@ def table_section(
     findings: Mapping[str, str],
     shown: set[str],
 ) -> list[str]:
-    """Write the section of a table if any of its cells was rerun.
+    """Write the section of a table. It is empty if no cell was rerun.
 
-    It is empty if no column compares methods and other tables have already shown all of its runs (`shown`).
+    It is also empty if no column compares methods and if other tables have already shown all of its runs. `shown` has
+    the identities of shown runs; those of this section are added.
     """
     choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}
@@ -58,7 +59,7 @@ def _compares(column: Sequence[CellRerun]) -> bool:
 
 
 def _is_changed_by_variant(one: CellRerun, choice: CellChoice) -> bool:
-    """Whether the cell was rerun, and the variant, if there is one, changes its run."""
+    """Whether the cell was rerun. If there is a variant, it must also change the cell's run."""
     if not one.was_run or choice.variant is None:
         return one.was_run
     return make_job(one.cell, 0, choice).identity != make_job(one.cell, 0, CellChoice()).identity
