@@ -1,18 +1,25 @@
 """Secure aggregation: the server learns sums over sites, but no single site's update.
 
 The protocol is that of Bonawitz et al., "Practical secure aggregation for privacy-preserving machine learning", CCS
-2017, in its variant for a dishonest server. `participant.py` is a site's side, `coordinator.py` is the server's.
+2017, in its variant for a dishonest server. `participant.py` has the site's side and `coordinator.py` the server's.
 Neither sends messages. `site.py`, `sums.py`, `training.py` and `evaluation.py` connect them to fedskew's messages.
 
-    1 keys      every site makes keys for this session, and signs them with its node key
-    2 shares    every site splits its two secrets into shares, and encrypts one of each for every other site
-    3 input     every site adds masks to its update: its own mask, and a pairwise mask for every other site
-    4 confirm   the sites whose masked updates arrived sign the list of these sites
-    5 unmask    if enough sites signed the same list, they reveal one share for each site of the session. If that site's
-                update arrived, the share is of the seed of its own mask, and otherwise of the key of its pairwise masks
+A session computes one sum in five steps. Each site has two secrets in a session: the seed of its own mask, and the key
+of its pairwise masks.
 
-The primitives come from libraries: X25519, HKDF, AES and ECDSA from `cryptography`, Shamir's secret sharing from
-PyCryptodome, which Flower uses for its own workflow. That workflow (`flwr.server.workflow.SecAggWorkflow`) is not used,
-because it trusts the server's list of keys, has no step 4, works on one array per tensor with a 22-bit range and
-stochastic rounding, and needs Flower's strategies.
+    1 keys      Every site makes keys for this session, and signs them with its node key.
+    2 shares    Every site splits its two secrets into shares. Every other site gets one encrypted share of each.
+    3 input     Every site adds masks to its update: its own mask, and a pairwise mask for every other site.
+    4 confirm   The sites whose masked updates arrived sign the list of these sites.
+    5 unmask    If enough sites signed the same list, they reveal shares. For a site whose update arrived, they reveal
+                shares of the seed. For a site whose update is missing, they reveal shares of the key.
+
+The primitives come from libraries: X25519, HKDF, AES and ECDSA from `cryptography`, and Shamir's secret sharing from
+PyCryptodome. Flower has its own workflow for secure aggregation, `flwr.server.workflow.SecAggWorkflow`. It is not used
+here, for four reasons:
+
+- It trusts the server's list of keys.
+- It has no step 4.
+- It works on one array per tensor, with a 22-bit range and stochastic rounding.
+- It needs Flower's strategies.
 """

@@ -1,4 +1,4 @@
-"""The server in one session of secure aggregation. It passes messages on, and computes the sum without the masks."""
+"""The server's side of a session of secure aggregation: pass on keys and shares, and remove the masks from the sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Coordinator:
     """The server's side of one session."""
 
     def __init__(self, needed: int) -> None:
-        """`needed` is the number of sites that a sum needs."""
+        """`needed` is the smallest number of sites that can unmask a sum."""
         self.session = secrets.token_hex(16)
         self.needed = needed
         self._keys: dict[str, PublicKeys] = {}
@@ -41,7 +41,7 @@ class Coordinator:
 
     @property
     def sharing(self) -> list[str]:
-        """The sites that have sent shares."""
+        """The names of the sites that have sent shares."""
         return list(self._sealed)
 
     def shares_for(self, receiver: str) -> dict[str, str]:
@@ -55,8 +55,8 @@ class Coordinator:
     ) -> Vector:
         """After step 5: return the sum of the contributors' vectors.
 
-        `seed_shares` and `key_shares` have the revealed shares of seeds and of masking keys, first by the site that
-        revealed the share, then by the site that owns the secret.
+        `masked` has the contributors' masked vectors. `seed_shares` and `key_shares` have the revealed shares of seeds
+        and of masking keys: `seed_shares[a][b]` is the share of b's seed that site a revealed.
         """
         total: Vector = np.sum(list(masked.values()), axis=0, dtype=np.uint64)
         length = len(total)
@@ -77,9 +77,9 @@ class Coordinator:
         return total
 
     def _recover(self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]) -> bytes:
-        """Combine as many shares of a site's secret as are needed."""
-        numbers = {name: number for number, name in enumerate(self._keys, start=1)}
-        shares = {numbers[holder]: found[owner] for holder, found in revealed.items() if owner in found}
+        """Compute a site's secret from the shares that other sites revealed."""
+        share_numbers = {name: number for number, name in enumerate(self._keys, start=1)}
+        shares = {share_numbers[holder]: found[owner] for holder, found in revealed.items() if owner in found}
         if len(shares) < self.needed:
             raise Garbled(f"{plural(len(shares), 'site')} revealed a share for {owner}; expected {self.needed}")
         return combine_shares(dict(list(shares.items())[: self.needed]))

@@ -1,4 +1,7 @@
-"""Tests at the sites with secure aggregation: the server learns only totals of all and of correct predictions."""
+"""Tests at the sites with secure aggregation.
+
+The server learns only two totals over the sites: the number of predictions, and the number of correct ones.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,18 @@ from fedskew.flower.wire import Facts
 from fedskew.task import Task
 
 _ALL_SITES = -1
-"""The key of the total, which is no site's number."""
+"""In place of a site's number, the key of the reply with the totals."""
 
 
 class SecureEvaluation(SiteEvaluation):
-    """Evaluates models on the sum of the sites' results. No single site's result is known."""
+    """Evaluates models by the sum of the sites' test results."""
 
     def __init__(self, sites: Sites, settings: FederationSettings, classes: int, task: Task) -> None:
         super().__init__(sites, settings, classes, task)
         self._sums = SecureSums(sites, settings)
 
     def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
-        """Make the request for the sites' tests. None if the server tests the model."""
+        """Make the request for the sites' tests. None if the server tests the model itself."""
         return super().test_request(tested, labels, frozen) if self.by_sites else None
 
     def _ask(
@@ -46,5 +49,5 @@ class SecureEvaluation(SiteEvaluation):
         raise NoTests(f"the sites' tests have no sum after {attempts}: {found.reason}")
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
-        """Return the evaluation of the round. There are no results by site."""
+        """Return the evaluation of the round, without results by site."""
         return {"evaluation": self.evaluate(replies)} if self.by_sites else server_tests.measure(model, labels)

@@ -1,8 +1,9 @@
 """Fixed-point numbers modulo 2⁶⁴, so that masked updates add up exactly.
 
-A site with weight w sends round(w·x·2^f) for every number x of its update. The server adds these up, and divides the
-sum by Σw·2^f. Every weight is a whole number of at least 1, so the mean differs from the exact weighted mean by at most
-2^-(f+1), plus the rounding of float64. f is as large as the bounds allow: Σ|w·x|·2^f stays below 2⁶².
+A site with weight w sends round(w·x·2^f) for every number x of its update. The server adds up these numbers, and
+divides the sum by Σw·2^f. Every weight is a whole number of at least 1. So the result differs from the exact weighted
+mean by at most 2^-(f+1), plus the rounding of float64. f is the largest whole number for which Σ|w·x|·2^f is at most
+2⁶², if every w and every x has its largest allowed value.
 """
 
 from __future__ import annotations
@@ -24,25 +25,24 @@ FEWEST_BITS = 16
 """Fewer fractional bits than this are refused."""
 
 Layout = list[Any]
-"""Names and shapes of a contribution: the counts' names, then [name, shape] of the values and of the whole numbers."""
+"""Names and shapes of a contribution, in three lists: the names of the counts, [name, shape] of each array of values,
+and [name, shape] of each array of whole numbers."""
 
 
 class OutOfRange(Exception):
-    """A number is not finite or too large to be encoded. The text says which one."""
+    """A number cannot be encoded, because it is not finite or too large. The text says which number."""
 
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a site adds to a sum."""
+    """What a site adds to a sum. The server learns the sums of the counts, and the weighted means of the arrays."""
 
     counts: dict[str, int]
-    """Numbers that are added up as they are."""
     weight: int = 1
-    """The weight of the values in the mean."""
+    """The site's weight in the means."""
     values: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
-    """The server learns the weighted mean of these numbers."""
     whole: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
-    """The server learns the weighted mean of these whole numbers."""
+    """Arrays of whole numbers."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class FixedPoint:
     """The encoding of one federation's sums."""
 
     sites: int
-    """The most sites in a sum."""
+    """The largest number of sites in a sum."""
     largest_weight: int
     largest_value: float
 
     @property
     def fraction_bits(self) -> int:
-        """The number of bits after the binary point, which the formula above calls f."""
+        """The number of bits after the binary point. This is f in the module's docstring."""
         return math.floor(_BITS - math.log2(self.sites * self.largest_weight * self.largest_value))
 
     @property
     def error_bound(self) -> float:
-        """The largest difference of a decoded mean from the exact one, besides the rounding of float64."""
+        """The largest difference between a decoded mean and the exact one, apart from the rounding of float64."""
         return 2.0 ** -(self.fraction_bits + 1)
 
     @property
@@ -102,7 +102,7 @@ class FixedPoint:
         return np.concatenate([part.astype(np.int64) for part in parts]).view(np.uint64), layout
 
     def decode(self, total: Vector, layout: Layout) -> Total:
-        """Read the sum of several encoded contributions. Raise `Garbled` if it cannot be one."""
+        """Decode the sum of several encoded contributions. Raise `Garbled` if its counts are impossible."""
         numbers, (counts, values, whole) = total.view(np.int64), layout
         weight = int(numbers[len(counts)])
         found = {name: int(number) for name, number in zip(counts, numbers, strict=False)}
@@ -119,7 +119,7 @@ class FixedPoint:
 
 
 def layout_length(layout: Any) -> int:
-    """Count the numbers of a layout that a site sent. Raise `Garbled` if it is not a layout."""
+    """Return the length of a vector with the layout that a site sent. Raise `Garbled` if this is not a layout."""
     try:
         counts, values, whole = layout
         tensors = [(name, list(shape)) for name, shape in (*values, *whole)]

@@ -1,7 +1,7 @@
 """Sites' identities: the node keys that sign what a site sends, and the roster of all sites' public keys.
 
-The roster is part of the federation's app. A site's administrator compares the fingerprints in it with those of the
-other sites, and approves it with the app. So a server cannot pretend to be a site.
+The roster is part of the federation's app. Before a site's administrator approves the app, the administrator compares
+the fingerprints in the roster with those that the other sites report. So a server cannot pretend to be a site.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_roster(folder: Path, sites: Sequence[str]) -> dict[str, str]:
 
 
 def require_different_keys(roster: Roster) -> None:
-    """Refuse a roster in which one key stands for two sites, because its owner would count as both."""
+    """Refuse a roster in which two sites have the same key, because the key's owner would count as both sites."""
     owners: dict[str, str] = {}
     for name, key in roster.items():
         if (other := owners.setdefault(key, name)) != name:

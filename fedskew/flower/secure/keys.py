@@ -1,4 +1,4 @@
-"""The keys of one session at one site: agree on seeds with other sites, and encrypt shares for them."""
+"""Cryptography between two sites of a session: they agree on a secret, and encrypt shares for each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class AgreementKey:
         return self._key.public_key().public_bytes_raw()
 
     def agree(self, other: bytes, purpose: bytes) -> bytes:
-        """Derive the secret that both owners of the keys can compute. `purpose` separates the uses of a key."""
+        """Derive the secret that only the owners of this key and of `other` can compute.
+
+        Each `purpose` gives another secret.
+        """
         try:
             shared = self._key.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError as error:  # a wrong length, or a point of small order
@@ -40,7 +43,7 @@ class AgreementKey:
 
 
 def encrypt(key: bytes, content: bytes, context: bytes) -> bytes:
-    """Encrypt and authenticate. `context` must be the same when the content is decrypted."""
+    """Encrypt and authenticate the content. `decrypt` needs the same `context`."""
     nonce = secrets.token_bytes(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, content, context)
 

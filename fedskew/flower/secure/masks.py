@@ -1,4 +1,4 @@
-"""Masks: vectors of numbers modulo 2⁶⁴ that nobody without their seed can tell from random ones."""
+"""Masks: vectors of numbers modulo 2⁶⁴. Without its seed, a mask cannot be told from random numbers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def expand_seed(seed: bytes, length: int) -> Vector:
 
 
 def add_pairwise_mask(vector: Vector, seed: bytes, own: str, peer: str) -> Vector:
-    """Add the mask that two sites share. One of them adds it and the other subtracts it, so it cancels in the sum."""
+    """Add the mask that two sites share, or subtract it. One site adds and the other subtracts, so it cancels."""
     mask = expand_seed(seed, len(vector))
     return vector + mask if own < peer else vector - mask

@@ -1,6 +1,7 @@
-"""One site in one session of secure aggregation. It takes each step once, in order.
+"""The site's side of a session of secure aggregation.
 
-What it refuses matters more than what it computes: see `confirm` and `unmask`.
+A site takes each step once, in order. Its refusals in `confirm` and `unmask` are what protects it from a dishonest
+server.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from fedskew.flower.wire import Garbled
 
 STEPS = ("keys", "shares", "input", "confirm", "unmask", "end")
 RecordRelease = Callable[[str, list[str]], None]
-"""Called with the request's digest and the contributors before a site reveals shares. It may refuse."""
+"""A function that is called before a site reveals shares, with the request's digest and the contributors. It may
+refuse."""
 
 
 class Participant:
@@ -39,12 +41,15 @@ class Participant:
         self._roster, self._needed = roster, needed
         self._sealing, self._masking = AgreementKey(), AgreementKey()
         self._seed = secrets.token_bytes(SECRET_BYTES)
-        """The seed of the site's own mask. Without that mask, a server could call a late update missing, learn the
-        pairwise masks, and read the update when it arrives."""
+        """The seed of the site's own mask.
+
+        This mask protects a late update. Otherwise, a server could say that the update is missing, learn its pairwise
+        masks, and read the update when it arrives.
+        """
         self._keys: dict[str, PublicKeys] = {}
         self._own_shares = (b"", b"")
-        self._peers: dict[str, tuple[bytes, bytes]] = {}
-        """The shares of each site's seed and of its masking key, for the sites that sent shares."""
+        self._held_shares: dict[str, tuple[bytes, bytes]] = {}
+        """One share of the seed and one of the masking key of every site that sent shares, and of this site."""
         self._request = ""
         self._contributors: list[str] = []
         self._next = "keys"
@@ -102,12 +107,14 @@ class Participant:
         self._begin("input")
         if strange := sorted(sealed.keys() - (self._keys.keys() - {self._name})):
             raise Garbled(f"shares come from {strange[0]!r}, which has no keys in the session")
-        self._peers = {self._name: self._own_shares}
+        self._held_shares = {self._name: self._own_shares}
         for peer, content in sealed.items():
             opened = decrypt(self._sealing_key(peer), content, self._sealing_context(peer, self._name))
-            self._peers[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
-        if len(self._peers) < self._needed:
-            raise Garbled(f"shares of {plural(len(self._peers), 'site')} arrived; expected at least {self._needed}")
+            self._held_shares[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
+        if len(self._held_shares) < self._needed:
+            raise Garbled(
+                f"shares of {plural(len(self._held_shares), 'site')} arrived; expected at least {self._needed}"
+            )
 
     def mask(self, vector: Vector, request: str) -> Vector:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
@@ -115,21 +122,21 @@ class Participant:
             raise UserError("this session's masks are used already; a second vector would reveal the difference")
         self._request = request
         masked = vector + expand_seed(self._seed, len(vector))
-        for peer in self._peers.keys() - {self._name}:
+        for peer in self._held_shares.keys() - {self._name}:
             masked = add_pairwise_mask(masked, self._masking_seed(peer), self._name, peer)
         return masked
 
     def confirm(self, contributors: list[str]) -> str:
         """Step 4: sign the list of sites whose vectors are in the sum.
 
-        A site signs one list per session, and only one that it is on. So at least two thirds of the sites on a list
-        help to unmask its sum. Otherwise, in a federation with many sites, sites that are on none of the lists could
-        help to unmask several lists for the same request, and a single vector would follow from these sums.
+        A site signs one list per session, and only a list that it is on. So at least two thirds of the sites on a list
+        help to unmask its sum. If sites also signed lists without themselves, a server could have several lists
+        unmasked for the same request. A single vector would follow from these sums.
         """
         self._begin("confirm")
         if not self._request:
             raise UserError("the server asks to confirm a sum to which this site has not contributed")
-        if len(set(contributors)) < len(contributors) or not set(contributors) <= self._peers.keys():
+        if len(set(contributors)) < len(contributors) or not set(contributors) <= self._held_shares.keys():
             raise Garbled("the list of contributors has sites that did not send shares")
         if self._name not in contributors:
             raise Garbled("the list of contributors does not have this site, which has sent its masked vector")
@@ -141,21 +148,21 @@ class Participant:
         return self._identity.sign(self._confirmation())
 
     def unmask(self, signatures: Mapping[str, object], record: RecordRelease) -> tuple[dict[str, bytes], ...]:
-        """Step 5: return one share per site: of its seed if it contributed, and otherwise of its masking key.
+        """Step 5: return shares of the contributors' seeds, and shares of the other sites' masking keys.
 
-        If enough sites revealed shares of both secrets of a peer, the server could read the peer's update. So a site
-        never reveals both for the same peer. It reveals shares only for the list that it signed, and only if enough
-        sites signed the same list for the same request.
+        If enough sites revealed shares of both secrets of a site, the server could read that site's update. So a
+        participant never reveals both. It reveals shares only if enough sites signed the same list as the participant,
+        for the same request.
         """
         self._begin("unmask")
-        confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._peers)
+        confirmed = sum(self._has_signed(name, signatures.get(name)) for name in self._held_shares)
         if confirmed < self._needed:
             raise Garbled(f"{plural(confirmed, 'site')} confirmed the sum; this site needs at least {self._needed}")
         record(self._request, self._contributors)
-        seeds = {name: self._peers[name][0] for name in self._contributors}
-        others = {name: shares[1] for name, shares in self._peers.items() if name not in seeds}
-        self._peers, self._seed = {}, b""
-        return seeds, others
+        seeds = {name: self._held_shares[name][0] for name in self._contributors}
+        masking_keys = {name: shares[1] for name, shares in self._held_shares.items() if name not in seeds}
+        self._held_shares, self._seed = {}, b""
+        return seeds, masking_keys
 
     def _has_signed(self, name: str, signature: object) -> bool:
         """Whether a site has signed the list that this site signed, for the same request."""

@@ -1,9 +1,10 @@
-"""The sums that a site has helped to unmask, so that the same request is never unmasked for two sets of sites.
+"""A site's record of the sums that it has helped to unmask.
 
-A round that is repeated gives the same updates. The sums of two different sets of sites could then differ by a single
-update. A server could also change something that matters little and ask again. So a site helps to unmask only a few
-different requests for the same round or test. The file is in the site's state folder, because a worker may be started
-again at any time.
+A repeated round gives the same updates. If it were unmasked for two different sets of sites, the two sums could differ
+by a single update. So a site unmasks a request for only one set of sites.
+
+A server could also make a tiny change to a request and ask again. So a site helps to unmask only a few different
+requests for the same round or test. The record is in the site's state folder, so it survives a restart of the worker.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from fedskew.locks import exclusive
 
 NAME = "released-sums.jsonl"
 _MOST_REQUESTS = 2
-"""Limit of different requests for the same round or test. A round repeated after a restart may have another model."""
+"""The most different requests for the same round or test. If a restarted server repeats a round, the round may have
+another model."""
 _INCOMPLETE = " (incomplete)"
-"""Marks a line that a killed process could not complete."""
+"""The end of a line that a killed process did not complete."""
 
 
 class ReleasedSums:
@@ -32,9 +34,9 @@ class ReleasedSums:
         self._path = folder / NAME
 
     def record(self, purpose: str, request: str, contributors: list[str]) -> None:
-        """Record a sum before its shares leave. Refuse it if the sums so far and this one could be compared.
+        """Record a sum before its shares leave. Refuse a sum that could be compared with an earlier one.
 
-        `purpose` names the round or the test, and `request` is the digest of what the server asked for.
+        `purpose` names the round or the test. `request` is the digest of the server's request.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -64,9 +66,9 @@ class ReleasedSums:
 
 
 def _refuse_comparison(purpose: str, request: str, contributors: list[str], earlier: Mapping[str, list[str]]) -> None:
-    """Refuse a sum that could be compared with earlier ones of the same purpose.
+    """Refuse a sum that could be compared with earlier sums of the same purpose.
 
-    `earlier` has the contributors of each request that was unmasked.
+    `earlier` has the contributors of each request that was unmasked, by the request's digest.
     """
     if request not in earlier and len(earlier) >= _MOST_REQUESTS:
         raise UserError(

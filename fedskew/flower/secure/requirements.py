@@ -1,4 +1,4 @@
-"""Refuse what secure aggregation cannot do, before anything starts."""
+"""Checks before a run starts: whether secure aggregation can run the method and its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedskew.methods.parts import individual_updates_reason
 
 
 def require_sums_suffice(settings: FederationSettings, contract: Contract, config: Config) -> None:
-    """Refuse methods and settings for which the server needs single sites' answers."""
+    """Refuse methods and settings for which the server needs single sites' answers. Sums must suffice."""
     if not settings.secure_aggregation:
         return
     for entry in entries_with_weights(config.method, config.class_weights):
@@ -36,7 +36,7 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
 
 
 def _refuse_stages(config: Config) -> None:
-    """Refuse stages that ask sites about labels, or have own parts for which the server needs individual updates."""
+    """Refuse stages that ask sites about labels, and stages with parts that need individual updates at the server."""
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         asks = stage.survey is not None or stage.labels is not None

@@ -1,4 +1,4 @@
-"""What both sides of a session compute in the same way: thresholds, and the bytes that sites sign."""
+"""Definitions that both sides of a session share: thresholds, public keys, and the bytes that sites sign."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from fedskew.flower.wire import Facts, Garbled
 
 FEWEST_SITES = 3
-"""With two sites, each knows the other's update from the sum and its own."""
+"""The fewest sites of a session. With two sites, each could compute the other's update from the sum."""
 LEAST_THRESHOLD = 2 / 3
 """The smallest share of a round's planned sites that can unmask its sum.
 
-A dishonest server must not learn both secrets of a site. It could tell some sites that the update of a site arrived,
-and others that it did not. For each secret it needs shares from t sites. An honest site reveals a share of only one
-secret, and a site that colludes with the server reveals both. So if c of n sites collude, the server fails if
-2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of the sites collude. n is the number of sites
-with which a round is planned, even if fewer begin it. Otherwise, a server could leave out honest sites until a third of
-the rest collude. If a session has more sites, n is their number.
+A dishonest server must not learn both secrets of a site. The server could tell some sites that this site's update
+arrived, and others that it did not. For each of the two secrets, the server needs shares from t sites. An honest site
+reveals a share of only one secret. A site that colludes with the server reveals both. So if c of n sites collude, the
+server gets at most n + c shares, and fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of
+the sites collude.
+
+n is the number of sites with which a round is planned, even if fewer begin it. Otherwise, a server could leave out
+honest sites until a third of the rest collude. If a session has more sites than planned, n is their number.
 """
 
 
 def count_needed(sites: int, threshold: float) -> int:
-    """The number of sites that a sum needs, if a round is planned with this many sites."""
+    """The smallest number of sites that can unmask a sum, if a round is planned with `sites` sites."""
     return max(2, math.ceil(threshold * sites - 1e-9))
 
 
@@ -33,11 +35,11 @@ class PublicKeys:
     """The public keys of one site in one session."""
 
     sealing: bytes
-    """For the encryption of shares."""
+    """The key with which sites agree on keys for the encryption of shares."""
     masking: bytes
-    """For the seeds of pairwise masks."""
+    """The key with which sites agree on the seeds of pairwise masks."""
     commitment: bytes
-    """The hash of the seed of the site's own mask. It shows the server whether the revealed shares give this seed."""
+    """The hash of the seed of the site's own mask. With it, the server checks the seed that it recovers from shares."""
     signature: str
 
     def to_json(self) -> Facts:
@@ -64,7 +66,7 @@ def from_hex(value: object, length: int | None = None) -> bytes:
 
 
 def canonical(step: str, *values: object) -> bytes:
-    """Return values as bytes, which are different for different steps and values."""
+    """Return the step and the values as bytes. Different steps or values give different bytes."""
     return json.dumps(["fedskew secure aggregation 1", step, *values], sort_keys=True).encode()
 
 
@@ -79,5 +81,5 @@ def keys_context(session: str, keys: Mapping[str, PublicKeys]) -> bytes:
 
 
 def confirmation(context: bytes, request: str, contributors: Iterable[str]) -> bytes:
-    """The bytes that a site signs in step 4. `request` is the digest of what the server asked for in step 3."""
+    """The bytes that a site signs in step 4. `request` is the digest of the server's request in step 3."""
     return canonical("confirm", context.decode(), request, sorted(contributors))

@@ -1,6 +1,7 @@
-"""Secure aggregation at a site. The site trains and tests as usual, but what leaves is masked.
+"""Secure aggregation at a site. The site trains and tests as usual, but its results are masked before they leave.
 
-Besides the steps of the protocol, a site answers only greetings. These answers have no mask, and no sample count.
+Besides the steps of the protocol, a site answers only greetings. Its reply to a greeting does not have its number of
+samples.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ from fedskew.methods.parts import unpack
 Answer = tuple[Facts, bytes]
 
 KINDS = ("secure_keys", "secure_shares", "secure_confirm", "secure_unmask")
-"""The requests of the steps before and after the masked input."""
+"""The kinds of requests for all steps but the masked input, which is the reply to `train` or `evaluate`."""
 _MOST_SESSIONS = 4
-"""The most sessions that a site remembers. A server has one at a time."""
+"""The largest number of sessions that a site remembers. A server has one session at a time."""
 _DIFFERS_BY_SITE = ("client", "kept", "oldest", "secure")
-"""Facts of a request that are not the same for all sites, or that do not change what a site computes."""
+"""Facts of a request that may differ between sites. The digest of a request does not include them."""
 
 
 class RunAtSite(Protocol):
-    """What the masked input needs from a site's run."""
+    """The part of a site's run that this module uses."""
 
     name: str
     config: Config
@@ -55,12 +56,12 @@ class RunAtSite(Protocol):
 
 @dataclass
 class _Session:
-    """A session, and what it is used for."""
+    """A session and its purpose."""
 
     participant: Participant
     terms: SecureTerms
     purpose: str = ""
-    """The round or the test whose sum is computed. Empty before the request for it."""
+    """Names the round or the test whose sum the session computes. Empty until the server requests it."""
 
 
 class SecureSite:
@@ -78,7 +79,7 @@ class SecureSite:
     def answer(
         self, run: RunAtSite, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]
     ) -> Answer:
-        """Answer a request of a run with secure aggregation."""
+        """Answer a request of a run with secure aggregation. `answer_plainly` answers it without masks."""
         terms = SecureTerms.from_json(facts["terms"]["secure_aggregation"])
         terms.require_protection(run.config)
         self._require_approved_roster()
@@ -134,7 +135,7 @@ class SecureSite:
         return participant
 
     def _session(self, facts: Mapping[str, object], terms: SecureTerms) -> _Session:
-        """Return a known session. Refuse terms of another run, which may need more sites for a sum."""
+        """Return a known session. Refuse other terms than those with which the session was opened."""
         name = str(facts.get("session"))
         if name not in self._sessions:
             raise UserError(
@@ -145,7 +146,7 @@ class SecureSite:
         return self._sessions[name]
 
     def identity(self, terms: SecureTerms) -> NodeIdentity:
-        """Load the site's node key. Refuse terms with another public key of this site."""
+        """Load the site's node key. Refuse terms whose roster has another public key for this site."""
         if self._config.keys is None:
             raise UserError("secure aggregation needs this site's node key; expected keys: FOLDER in its site.yaml")
         try:
@@ -171,12 +172,12 @@ def _contribution(
     answer_plainly: Callable[[Facts, bytes], Answer],
     largest_loss: float,
 ) -> Contribution:
-    """Train or test as without secure aggregation. Return what is added to the sum.
+    """Train or test as without secure aggregation. Return the site's contribution to the sum.
 
     A loss above `largest_loss` counts as `largest_loss`.
     """
     if facts["kind"] == "evaluate":
-        return _tests(facts, payload, answer_plainly)
+        return _test_contribution(facts, payload, answer_plainly)
     reply, tensors = answer_plainly(facts, payload)
     if not reply["finite"]:
         raise OutOfRange("the loss is not finite")
@@ -188,10 +189,11 @@ def _contribution(
     return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, loss)
 
 
-def _tests(facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
-    """Return how many predictions on the site's test part are right, and how many there are.
+def _test_contribution(facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]) -> Contribution:
+    """Test the model. Contribute the number of predictions, and the number of correct ones.
 
-    A site without results takes no part. If it added zeros, the sum could be that of a single other site.
+    A site without test samples does not contribute. If such sites contributed zeros, the sum could be the result of a
+    single site.
     """
     if facts.get("scores") or facts["detail"] != "total":
         raise UserError("the server requests more of the tests than totals, which secure aggregation does not cover")
@@ -204,7 +206,7 @@ def _tests(facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes]
 def model_contribution(
     start: Tensors, trained: Tensors, counts: dict[str, int], weight: int, loss: float | None
 ) -> Contribution:
-    """Make the contribution of a trained model: the changes from the model that the server sent."""
+    """Make the contribution of a trained model: its differences from the model that the server sent."""
     if uplink := [name for name in trained if name.startswith("uplink/")]:
         raise UserError(f"the method sends {uplink[0]!r}, which secure aggregation does not cover")
     values: dict[str, np.ndarray] = {} if loss is None else {"loss": np.array(loss, np.float64)}
@@ -221,13 +223,13 @@ def model_contribution(
 
 
 def request_digest(facts: Facts, payload: bytes) -> str:
-    """Hash a request. Sites confirm a sum only if all of them worked on the same request and the same model."""
+    """Hash a request and its model. In step 4, sites sign this hash, so it must be the same for all sites."""
     common = {name: value for name, value in facts.items() if name not in _DIFFERS_BY_SITE}
     return digest(json.dumps(common, sort_keys=True).encode() + b"\0" + digest(payload).encode())
 
 
 def _purpose(run: RunAtSite, facts: Facts) -> str:
-    """Name the round or the test of a request, for the record of what was unmasked."""
+    """Name the round or the test of a request, for the record of unmasked sums."""
     if facts["kind"] == "evaluate":
         return f"the test of model {one_line(str(facts['model']))!r} after round {facts['round']} in run {run.name}"
     return f"round {facts['key']['round'] + 1} of stage {run.stage(facts).name!r} in run {run.name}"

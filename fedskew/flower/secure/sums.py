@@ -1,4 +1,4 @@
-"""Secure sums at the server: send the sites a request, and learn only the sum of their answers."""
+"""Secure sums at the server: send the sites a request, and compute only the sum of their answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fedskew.flower.tensors import from_bytes
 from fedskew.flower.wire import Facts, Garbled
 
 _STEP_SECONDS = 120.0
-"""The most seconds of a step in which sites only compute keys, shares and signatures."""
+"""The time limit of a step in which sites compute only keys, shares and signatures."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,12 @@ class SecureSum:
     """The outcome of one session."""
 
     total: Total | None
-    """None if there is no sum."""
+    """None if the session failed."""
     contributors: list[int]
     failures: dict[int, str]
-    """Why other sites did not contribute, by client."""
+    """The reasons why sites did not contribute, by the site's number."""
     reason: str = ""
-    """Why there is no total."""
+    """The reason why the session failed."""
 
 
 class SecureSums:
@@ -46,7 +46,7 @@ class SecureSums:
         self._terms = SecureTerms.from_json(sites.terms["secure_aggregation"])
 
     def request(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str = "") -> SecureSum:
-        """Send each site its facts and all of them the same payload. Return the sum of their answers."""
+        """Send each site its own facts and the same payload. Return the sum of the sites' answers."""
         session = _Session(self._sites, self._settings, self._terms, group)
         try:
             total = session.run(kind, facts, payload)
@@ -57,7 +57,7 @@ class SecureSums:
 
 
 class _Session:
-    """One session. A site that fails in a step takes no part in the next ones."""
+    """One session. A site that fails in a step takes no part in the later steps."""
 
     def __init__(self, sites: Sites, settings: FederationSettings, terms: SecureTerms, group: str) -> None:
         self._sites, self._settings, self._terms, self._group = sites, settings, terms, group
@@ -122,14 +122,14 @@ class _Session:
             except Garbled as error:
                 self._fail(client, str(error))
         layouts = Counter(json.dumps(layout) for layout, _ in found.values())
-        usual = layouts.most_common(1)[0][0] if layouts else ""
+        most_common = layouts.most_common(1)[0][0] if layouts else ""
         for client, (layout, _) in list(found.items()):
-            if json.dumps(layout) != usual:
+            if json.dumps(layout) != most_common:
                 del found[client]
                 self._fail(client, "its update differs in form from those of most sites")
         require_enough("input", found, needed)
         self.contributors = sorted(found)
-        return json.loads(usual), {self._sites.names[client]: found[client][1] for client in self.contributors}
+        return json.loads(most_common), {self._sites.names[client]: found[client][1] for client in self.contributors}
 
     def _collect_confirmations(self, contributors: list[str]) -> dict[str, str]:
         asked = {client: {"contributors": contributors} for client in self.contributors}
@@ -152,7 +152,11 @@ class _Session:
         return self._coordinator.unmask(masked, revealed["seeds"], revealed["keys"])
 
     def _ask(self, kind: str, facts: Mapping[int, Facts], is_contributor: bool = False) -> dict[int, Reply]:
-        """Ask for one step. A site that fails after its update arrived is still a contributor."""
+        """Ask the sites to take one step. Return the replies.
+
+        With `is_contributor`, the sites' updates have arrived. A site that fails now is still a contributor, so its
+        failure is only logged.
+        """
         seconds = min(_STEP_SECONDS, self._settings.round_timeout)
         session = {"session": self._coordinator.session}
         requests = {client: {**session, **found} for client, found in facts.items()}

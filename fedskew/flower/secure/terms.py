@@ -22,9 +22,9 @@ class SecureTerms:
     """What all sites of a federation must agree on."""
 
     needed: int
-    """The number of sites that a sum needs."""
+    """The smallest number of sites that can unmask a sum."""
     largest_change: float
-    """The largest number in a site's change of the model."""
+    """The largest change of a single number of the model at a site."""
     most_samples: int
     """The largest weight of a site."""
     roster: dict[str, str]
@@ -76,7 +76,7 @@ def _planned(config: Config, sites: int) -> int:
 
 
 def secure_terms(settings: FederationSettings, config: Config) -> Facts:
-    """The entry for secure aggregation in the terms of every request. Empty without secure aggregation."""
+    """The entry for secure aggregation in the terms of a run. Empty if the run does not use it."""
     if not settings.secure_aggregation:
         return {}
     return {"secure_aggregation": SecureTerms.from_settings(settings, config).to_json()}

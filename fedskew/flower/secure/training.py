@@ -23,8 +23,8 @@ from fedskew.methods import Tensors
 class SecureTraining(SiteTraining):
     """Trains rounds at the sites.
 
-    The aggregation of a round needs one update per site. It gets the mean in place of each of them, which gives the
-    same model for every server rule that uses only the mean.
+    The aggregation of a round expects one update per site. It receives the mean in place of every update. For a server
+    rule that uses only the mean, the result is the same.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SecureTraining(SiteTraining):
         local_tests: bool = False,  # noqa: ARG002
         kept: Mapping[int, Facts] | None = None,  # noqa: ARG002
     ) -> tuple[Answers, dict[int, Reply]]:
-        """Ask the sites to train a round. There are no reports on their tests, which are separate sums."""
+        """Ask the sites to train a round. The replies have no test results, because tests are separate sums."""
         if self._settings.sites_add_noise:
             self._count_release()
         facts = {a.client: self._facts(plan, a.client, a.state) for a in plan.work.assignments}
@@ -64,7 +64,7 @@ class SecureTraining(SiteTraining):
 
 
 def _mean_replies(total: Total, work: RoundWork, contributors: list[int]) -> dict[int, Reply]:
-    """Make the reply of every contributor as if it had sent the mean, and an even share of the counts."""
+    """Make a reply for every contributor, as if it had sent the mean and an even share of the counts."""
     payload = to_bytes(_mean_model(total, work))
     facts: Facts = {"round": work.key.round, "finite": True}
     if "loss" in total.means:
@@ -76,7 +76,7 @@ def _mean_replies(total: Total, work: RoundWork, contributors: list[int]) -> dic
 
 
 def _mean_model(total: Total, work: RoundWork) -> Tensors:
-    """Add the mean change to the model that the sites received. A tensor that no site changed keeps its bits."""
+    """Add the mean change to the model that the sites received. A number whose mean change is 0 keeps its bits."""
     mean: Tensors = {}
     for name, sent in model_tensors("trained", work.exchanged).items():
         change = torch.from_numpy(total.means[name])
