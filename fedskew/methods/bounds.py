@@ -3,7 +3,8 @@
     centralised  One model is trained by SGD on the samples of all clients. Each round uses as many samples and
                  epochs as the round's clients would
     local-only   Every client trains its own model in the rounds that draw it, and nothing is averaged. The reported
-                 accuracy is the mean of all clients' accuracies on the common test set
+                 accuracy is the mean of all clients' accuracies on the common test set. The other metrics, such as
+                 macro F1, follow from the sum of the clients' confusion matrices
 
 Neither is a federated method: the first gives up privacy, the second gives up collaboration. Both have FedAvg's compute
 per round, its learning rates and a fresh optimiser in each round. Neither can be combined with other methods.

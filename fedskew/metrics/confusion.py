@@ -1,7 +1,7 @@
 """The confusion matrix, and the metrics that it determines.
 
-Rows are true classes, and columns are predictions. The matrices of batches and clients can be added. So metrics over
-all clients need no stored predictions. The log loss is not determined by the matrix, and is stored beside it.
+Rows are true classes, and columns are predictions. The matrices of batches, sites and clients can be added, so nobody
+has to store predictions. The matrix does not determine the log loss, which is stored beside it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ Confusion = npt.NDArray[np.int64]
 
 
 def accuracy(confusion: Confusion) -> float:
-    """Return the share of correct predictions. A sample that can have several labels counts once per label."""
+    """Return the share of correct predictions. With several labels per sample, each label is a prediction."""
     return correct(confusion) / int(confusion.sum())
 
 
 def correct(confusion: Confusion) -> int:
-    """Return the number of correct predictions, summed over the labels if a sample can have several."""
+    """Return the number of correct predictions. With several labels per sample, each label is a prediction."""
     return int(np.trace(confusion, axis1=-2, axis2=-1).sum())
 
 
 MEASURES = (
     "accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class", "class_gap", "kappa", "log_loss",
 )  # fmt: skip
-"""The metrics of an evaluation that are single numbers. Each is an attribute of `Evaluation`.
+"""The metrics that are single numbers. Each is an attribute of `Evaluation`.
 
-To add one, write the property and list it here. It then appears in rounds.jsonl, in `to_frame()` and in the trackers.
+To add a metric, write the property and list it here. It then appears in rounds.jsonl, `to_frame()` and the trackers.
 """
 LOST = 0.05
 """A class is lost if its accuracy is below this."""
@@ -45,15 +45,20 @@ def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A model's results on a test set."""
+    """A model's results on a test set.
+
+    For a method without a global model, the confusion matrices of all clients' models on the same test set are added.
+    The accuracy, also by class, is then the mean over the models. All other metrics, such as macro F1, are those of the
+    sum, not means over the models.
+    """
 
     confusion: Confusion
     totals: tuple[int, int] | None = None
     """The numbers of correct predictions and of all predictions, if sites report only these. The matrix is then zero,
     and metrics by class are NaN or None."""
     log_loss: float | None = None
-    """The mean of −log p of the true class, in nats, or of each label's binary cross entropy. None if it is unknown.
-    `==` ignores it, because engines agree on it only up to rounding."""
+    """The mean of −log p of the true class, in nats. With several labels per sample, the mean binary cross entropy of
+    the labels. None if it is unknown. `==` ignores it, because engines agree on it only up to rounding."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
@@ -142,7 +147,8 @@ class Evaluation:
 
     @property
     def kappa(self) -> float:
-        """Cohen's κ, the agreement beyond chance. NaN if all labels and predictions are of one class, or unknown."""
+        """Cohen's κ, the agreement beyond chance. NaN if it is unknown, or if all samples and predictions are of one
+        class."""
         total = self.confusion.sum()
         if not total:
             return float("nan")
@@ -165,7 +171,7 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all known metrics, with the matrix and the totals that they are computed from."""
+        """Return all known metrics, and the matrix and totals from which they are computed."""
         known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
         values: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         if self.totals is not None:

@@ -95,3 +95,12 @@ def test_totals_give_an_accuracy_and_no_metric_by_class() -> None:
 def test_totals_that_cannot_be_are_refused(totals: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected numbers of correct and of all predictions"):
         Evaluation(np.zeros((2, 2)), totals)
+
+
+def test_added_matrices_give_the_mean_accuracy_and_the_macro_f1_of_the_sum() -> None:
+    models = [np.array([[4, 0], [4, 0]]), np.array([[2, 2], [0, 4]])]
+    added, single = Evaluation(np.sum(models, axis=0)), [Evaluation(matrix) for matrix in models]
+    assert added.accuracy == np.mean([one.accuracy for one in single])
+    assert added.class_accuracy == tuple(np.mean([one.class_accuracy for one in single], axis=0))
+    assert added.macro_f1 == pytest.approx((12 / 18 + 8 / 14) / 2)
+    assert added.macro_f1 != pytest.approx(np.mean([one.macro_f1 for one in single]))
