@@ -29,7 +29,7 @@ from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.graph_program import GraphProgram, Pools
 from fedskew.engine.stacked.layouts import Layouts
-from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
+from fedskew.engine.stacked.local_step import KEYS, Program, SlotStep, Staging
 from fedskew.engine.stacked.round import SlotRound, SlotSchedule, choose_slots, make_schedule
 from fedskew.engine.stacked.trial import Trial, bytes_taken, spare_bytes
 from fedskew.errors import UserError
@@ -122,7 +122,7 @@ class Slots:
         state = {"next": 0}
 
         def step() -> None:
-            program.run(state["next"], bool(round_.full[0]))
+            program.run(state["next"], round_.full[:1])
             state["next"] = (state["next"] + 1) % positions
 
         return step
@@ -173,8 +173,7 @@ class Slots:
             "lengths": zeros(staged, slots, dtype=ACCURATE[self._device.type]),
             "at": zeros(1, dtype=integers),
         }
-        plan = {name: zeros(window, slots, dtype=integers) for name in ("epoch keys", "client keys", "steps")}
-        return inputs, {"indices": zeros(window, slots, width, dtype=integers), **plan}
+        return inputs, {"": zeros(window, slots, width + KEYS, dtype=integers)}
 
 
 @dataclass(frozen=True)

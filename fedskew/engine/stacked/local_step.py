@@ -6,7 +6,7 @@ One backward pass of the sum of all losses gives every client its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -323,22 +323,30 @@ class SlotStep:
         optimiser.step(tensors("params"), [arranged[name] for name in names], state, lr, self.use_kernel)
 
 
+KEYS = 3
+"""The keys behind the sample indices of a batch in a window's plan: its epoch's key, its client's key, and its step."""
+
+
 @dataclass(frozen=True)
 class Staging:
-    """Gathers, augments and normalises the batches of the next steps, all at once."""
+    """Gathers, augments and normalises the batches of the next steps, all at once.
+
+    `memory["plan"]` has a row for each step and slot: the indices of the samples, and then the `KEYS`.
+    """
 
     data: DeviceSamples
     channels_last: bool
 
     @torch.no_grad()
     def __call__(self, memory: Memory) -> None:
-        plan, inputs, data = memory["plan"], memory["inputs"], self.data.with_tensors(memory["data"])
-        valid = plan["indices"] >= 0
-        indices = torch.where(valid, plan["indices"], 0)
-        x = data.training_inputs(indices, plan["epoch keys"].unsqueeze(-1))
+        plan, inputs, data = memory["plan"][""], memory["inputs"], self.data.with_tensors(memory["data"])
+        planned, (epoch_keys, client_keys, steps) = plan[..., :-KEYS], plan[..., -KEYS:].unbind(-1)
+        valid = planned >= 0
+        indices = torch.where(valid, planned, 0)
+        x = data.training_inputs(indices, epoch_keys.unsqueeze(-1))
         inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
         inputs["y"].copy_(padded_targets(data.y[indices], valid))
-        inputs["keys"].copy_(fold(plan["client keys"], plan["steps"]))
+        inputs["keys"].copy_(fold(client_keys, steps))
         inputs["lengths"].copy_(valid.sum(dim=-1))
 
 
@@ -358,7 +366,7 @@ class Program:
     @property
     def window_size(self) -> int:
         """Number of steps whose batches are staged at a time."""
-        return len(self.memory["plan"]["steps"])
+        return len(self.memory["plan"][""])
 
     @property
     def windows(self) -> int:
@@ -383,18 +391,18 @@ class Program:
         """Go to the first step of a round."""
         self.memory["inputs"]["at"].zero_()
 
-    def stage(self, window: int, plan: Mapping[str, npt.NDArray[np.int64]]) -> None:
-        """Stage the batches of a window. Windows are numbered from 0.
+    def stage(self, window: int, plan: npt.NDArray[np.int64]) -> None:
+        """Stage the batches of a window: `plan` has a row per step. Windows are numbered from 0.
 
         Earlier steps that read the same memory must already have been launched.
         """
-        for name, array in plan.items():
-            self.memory["plan"][name][: len(array)].copy_(self._sendable(array), non_blocking=True)
-        self._staging_by_window[window % self.windows](len(plan["steps"]))
+        self.memory["plan"][""][: len(plan)].copy_(self._sendable(plan), non_blocking=True)
+        self._staging_by_window[window % self.windows](len(plan))
 
-    def run(self, position: int, full: bool) -> None:
-        """Take a step on the batches at this position of the window. `full` chooses the form without padding."""
-        self._step_by_form[full](position)
+    def run(self, position: int, full: npt.NDArray[np.bool_]) -> None:
+        """Take one step for each entry of `full`, from this position of the window on. A full step has no padding."""
+        for offset, is_full in enumerate(full.tolist()):
+            self._step_by_form[is_full](position + offset)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array)

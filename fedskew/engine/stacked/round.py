@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Flats, Layouts, Rows
-from fedskew.engine.stacked.local_step import Program, finish_clients
+from fedskew.engine.stacked.local_step import KEYS, Program, finish_clients
 from fedskew.methods.parts import Tensors, unpack
 from fedskew.methods.personal import PERSONAL
 
@@ -61,6 +62,11 @@ class SlotSchedule:
             for time, event in self.arrivals.items()
             for slot, client in zip(event.slots.tolist(), event.clients.tolist(), strict=True)
         ]
+
+    def stretches(self, window_size: int) -> list[tuple[int, int]]:
+        """The (first, end) times of the stretches of steps in which no client moves and no window begins."""
+        moves = {*self.arrivals, *(time + 1 for time in self.departures)}
+        return list(pairwise(sorted({*range(0, self.times, window_size), *moves, self.times})))
 
     @property
     def times(self) -> int:
@@ -180,14 +186,15 @@ class SlotRound:
 
     def train(self) -> RoundResult:
         self._program.rewind()
-        for time in range(self._schedule.times):
+        window_size = self._program.window_size
+        for time, end in self._schedule.stretches(window_size):
             if time in self._schedule.arrivals:
                 self._enter(*self._moves.arrivals[time], self._schedule.arrivals[time].clients)
-            if time % self._program.window_size == 0:
-                self._stage(time // self._program.window_size)
-            self._program.run(time % self._program.window_size, bool(self.full[time]))
-            if time in self._schedule.departures:
-                self._leave(*self._moves.departures[time])
+            if time % window_size == 0:
+                self._stage(time // window_size)
+            self._program.run(time % window_size, self.full[time:end])
+            if end - 1 in self._schedule.departures:
+                self._leave(*self._moves.departures[end - 1])
         self._return_idle_clients()
         return self._finish()
 
@@ -203,7 +210,7 @@ class SlotRound:
         size = self._program.window_size
         first = window * size
         first = 0 if again and first >= self._schedule.times else first
-        self._program.stage(window, _batches_per_slot(self._plans, self._schedule, self._width, first, size))
+        self._program.stage(window, _window_plan(self._plans, self._schedule, self._width, first, size))
 
     def _enter(self, slots: Rows, clients: Rows, numbers: npt.NDArray[np.int64]) -> None:
         """Write clients into slots. `clients` (on the device) and `numbers` (on the host) are the same clients."""
@@ -361,14 +368,14 @@ def _all_full(plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) ->
     return full
 
 
-def _batches_per_slot(
+def _window_plan(
     plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int, first: int, window_size: int
-) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the sample indices and keys per slot, for `window_size` times from `first` on."""
+) -> npt.NDArray[np.int64]:
+    """Return the sample indices and keys per slot, for `window_size` times from `first` on, as `Staging` reads them."""
     end = min(first + window_size, schedule.times)
-    step = schedule.step[first:end]
-    indices = np.full((*step.shape, width), -1, dtype=np.int64)
-    epoch_keys, client_keys = np.zeros_like(step), np.zeros_like(step)
+    window = np.zeros((end - first, schedule.slots, width + KEYS), dtype=np.int64)
+    indices, (epoch_keys, client_keys, steps) = window[..., :width], np.moveaxis(window[..., width:], -1, 0)
+    indices[...], steps[...] = -1, schedule.step[first:end]
     for begin, slot, number in schedule.turns:
         plan = plans[number]
         since, until = max(begin, first), min(begin + plan.steps, end)
@@ -377,7 +384,7 @@ def _batches_per_slot(
             indices[times, slot, : plan.width] = plan.indices_between(since - begin, until - begin)
             epoch_keys[times, slot] = plan.epoch_keys_between(since - begin, until - begin)
             client_keys[times, slot] = plan.client_key
-    return {"indices": indices, "epoch keys": epoch_keys, "client keys": client_keys, "steps": step}
+    return window
 
 
 def _concatenate(parts: Sequence[Tensors]) -> Tensors:
