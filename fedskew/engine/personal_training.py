@@ -1,7 +1,7 @@
-"""Local training of methods with a personal part. It has phases, and some tensors stay on the clients.
+"""Local training of methods with a personal part. The training has phases, and some tensors stay on the clients.
 
-Each phase is ordinary work for an engine. Parameters that a phase does not train are among the buffers of its model, so
-no engine changes them.
+Each phase is ordinary work for an engine. Parameters that a phase does not train are among the buffers of the phase's
+model, so no engine changes them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState)
 def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelState:
     """Return a client's model: the received one with the client's personal tensors.
 
-    If the client has a second model, all tensors of that model are personal, so the result is that model.
+    All tensors of a second model are personal. If the client has one, the result is the second model.
     """
     own = unpack(PERSONAL, state)
 
@@ -50,6 +50,7 @@ def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResu
 
 
 def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
+    """Train the phases. Loss, uplink and states are those of the phase that trains shared parameters."""
     carried: Tensors = {}
     shared = last = None
     visits = np.zeros(len(work.assignments), np.int64)
@@ -57,9 +58,8 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
         last = engine.train(phase_work(work, phase, number, carried, keeps_model=part.own_solver() is not None))
         shared = last if phase.trains != "personal" else shared
         whole = {**last.trained.params, **last.trained.buffers}
-        carried = {n: t for n, t in whole.items() if n in last.trained.params or n in work.sent.buffers} | {
-            n: whole[n] for n in work.stays
-        }
+        changed = last.trained.params.keys() | work.sent.buffers.keys() | work.stays
+        carried |= {n: t for n, t in whole.items() if n in changed}
         visits = visits + last.visits
     assert shared is not None
     assert last is not None
@@ -78,9 +78,9 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
 def phase_work(
     work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], keeps_model: bool = False
 ) -> RoundWork:
-    """Return the work of one phase. `carried` has the stacked tensors of all clients after the earlier phases.
+    """Return the work of one phase. `carried` has the tensors that earlier phases may have changed, stacked by client.
 
-    `keeps_model` means that each client also has a second model, which takes no part in the phases.
+    `keeps_model` means that each client also has a second model, which the phases do not train.
     """
     trained = {
         "all": work.sent.params.keys(),
@@ -110,7 +110,7 @@ def phase_work(
 
 
 def _phase_state(state: Tensors, carried: Tensors, keeps_model: bool) -> Tensors:
-    """Return a client's state at the start of a phase. A second model takes no part in the phases."""
+    """Return a client's state at the start of a phase, without its second model."""
     return without_personal(state) if keeps_model else {**state, **pack(PERSONAL, carried)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -248,6 +249,23 @@ class SecondModelAndHead(Personal):
 
     def own_solver(self) -> Solver:
         return FedProx()
+
+
+@dataclass(frozen=True)
+class SharedFirst(Personal):
+    personal_phases: int = 1
+
+    def keeps(self) -> tuple[str, ...]:
+        return ("head",)
+
+    def phases(self) -> tuple[Phase, ...]:
+        return Phase("shared"), *[Phase("personal", epochs=1)] * self.personal_phases
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_shared_layers_stay_trained_through_several_personal_phases(engine: str) -> None:
+    one, two = (played(serve(SharedFirst(phases), rounds=1, engine=engine))[0][-1].model.params for phases in (1, 2))
+    torch.testing.assert_close(two, one, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
