@@ -1,9 +1,9 @@
 """Worker processes. Each answers one request at a time. Requests and answers are lines of JSON.
 
 A worker is started as `python -m fedskew.workers package.module:function`. It is never a fork, because a process that
-has used a GPU cannot be forked. A crash ends only one worker. A worker imports the function once, so data and compiled
-programs that the function keeps serve all later requests. Unlike `multiprocessing`, this needs no
-`if __name__ == "__main__"` in a user's script.
+has used a GPU cannot be forked. A crash ends only one worker. A worker imports the function once. Data and compiled
+programs that the function keeps in memory can be used for all later requests. Unlike with `multiprocessing`, a user's
+script needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from fedskew.gpu_sharing import GpuSharing, start_gpu_sharing
 
 Message = dict[str, Any]
 Report = Callable[[Message], None]
-"""Sends progress to the pool. A report that follows another one too quickly is dropped."""
+"""Sends progress to the pool. A report too soon after the last one is dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
 _SECONDS_FOR_OUTPUT = 5.0
+"""How long to wait for the rest of a worker's output after the worker has ended."""
 _LOG_TAIL = 2000
-"""Characters at the end of a log that are searched for the cause of a crash."""
+"""The number of characters at the end of a log that are searched for the cause of a crash."""
 GPU_WORKERS = 4
 """Default number of processes per GPU."""
 
@@ -75,8 +76,8 @@ class WorkerPool:
     def run(self, requests: Sequence[Message], watcher: PoolWatcher, give_up_at: float | None = None) -> list[int]:
         """Run all requests, starting them in order.
 
-        At `give_up_at`, in seconds since the epoch, busy processes are killed. Return the positions of the requests
-        that are unfinished then.
+        At the time `give_up_at`, in seconds since the epoch, busy processes are killed. Return the positions of the
+        requests that were not finished by then.
         """
         waiting = deque(range(len(requests)))
         while waiting or self._busy:
@@ -117,7 +118,7 @@ class WorkerPool:
 
     def _receive(self, worker: WorkerProcess, message: Message | None, watcher: PoolWatcher) -> None:
         slot = next((number for number, known in self._workers.items() if known is worker), None)
-        if slot is None:  # the worker was killed, and this is what it sent before
+        if slot is None:  # a message from a worker that has been killed since
             return
         if message is None:
             self._workers.pop(slot).kill()
@@ -201,7 +202,7 @@ class WorkerProcess:
             return
 
     def messages(self) -> Iterator[Message]:
-        """Read messages until the worker ends. A line without its end is from a worker that died."""
+        """Read messages until the worker ends. An incomplete line, left by a worker that died, is dropped."""
         return (json.loads(line) for line in self._stream if line.endswith(b"\n"))
 
     def _read(self) -> None:
@@ -232,7 +233,7 @@ class WorkerProcess:
             self._requests.close()
 
     def _end_reading(self) -> None:
-        """Wait for the end of the process and of its output. Its children may keep the output open a little longer."""
+        """Wait for the end of the process and of its output. The process's children may keep the output open longer."""
         self._process.wait()
         self._reader.join(_SECONDS_FOR_OUTPUT)
         if not self._reader.is_alive():
@@ -251,7 +252,7 @@ def describe_error(error: Exception) -> str:
 def main() -> None:
     """Answer requests until stdin is closed."""
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not mix with the messages
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the messages
     try:
         _serve(sys.argv[1], _Requests(sys.stdin.fileno()), messages)
     except (KeyboardInterrupt, BrokenPipeError):
@@ -261,7 +262,7 @@ def main() -> None:
 class _Requests:
     """The lines of stdin, read by a thread.
 
-    If stdin is closed while a request is being answered, the parent is gone, and the process exits at once. An orphan
+    If stdin is closed before all requests are answered, the parent is gone, and the process exits at once. An orphan
     would keep the lock of its run folder.
     """
 
@@ -269,21 +270,21 @@ class _Requests:
         # Not `sys.stdin`: Python aborts if a thread still reads from it when the process ends.
         self._stream = open(stdin, encoding="utf-8", closefd=False)  # noqa: SIM115
         self._lines: queue.Queue[str | None] = queue.Queue()
-        self._is_busy = False
+        self._received = self._answered = 0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         for line in self._stream:
+            self._received += 1
             self._lines.put(line)
-        if self._is_busy:
+        if self._received > self._answered:
             os._exit(130)
         self._lines.put(None)
 
     def __iter__(self) -> Iterator[str]:
         while (line := self._lines.get()) is not None:
-            self._is_busy = True
             yield line
-            self._is_busy = False
+            self._answered += 1
 
 
 def _serve(function: str, requests: Iterable[str], messages: TextIO) -> None:
@@ -304,13 +305,13 @@ def _serve(function: str, requests: Iterable[str], messages: TextIO) -> None:
     for line in requests:
         try:
             message = {"answer": answer(json.loads(line), report)}
-        except Exception as error:  # a bug or a full GPU in one request must not end the others
+        except Exception as error:  # an error in one request must not end the worker
             message = {"failed": describe_error(error)}
         send(message | {"broken": not _gpu_works()})
 
 
 def _gpu_works() -> bool:
-    """Whether this process can still use its GPU. After a CUDA error it cannot."""
+    """Return whether this process can still use its GPU. After a CUDA error, it cannot."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True

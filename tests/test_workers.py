@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -95,6 +96,20 @@ def test_a_worker_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     while Path(f"/proc/{worker}/stat").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(f"/proc/{worker}/stat").exists()
+
+
+def test_a_worker_whose_parent_is_gone_before_it_has_started_does_no_work(tmp_path: Path) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        "import time; from pathlib import Path; time.sleep(1)\n"
+        "def work(request, report): Path(request['file']).write_text('done'); return {}\n"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "fedskew.workers", "slow_module:work"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), python_path()))},
+    )  # fmt: skip
+    worker.communicate(json.dumps({"file": str(tmp_path / "result")}).encode() + b"\n")
+    assert worker.returncode == 130
+    assert not (tmp_path / "result").exists()
 
 
 def test_a_process_whose_gpu_gives_errors_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
