@@ -100,8 +100,8 @@ _NAMES = {
 }
 """The public names by module. Each is imported when first used, so `fedskew --help` does not wait for torch.
 
-`choose` and `methods` are packages that can be called. A function of the same name would be hidden as soon as its
-package is imported."""
+`choose` and `methods` are packages that can be called. If they were functions, importing the package of the same name
+would hide them."""
 
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -113,7 +113,7 @@ if not TYPE_CHECKING:  # hidden from type checkers, so that they report misspelt
         if name not in _MODULES:
             raise AttributeError(f"module 'fedskew' has no attribute {name!r}")
         module, submodule = _MODULES[name], f"fedskew.{name}"
-        is_module = module in ("fedskew", submodule)
+        is_module = module in ("fedskew", submodule)  # `losses`, `choose` and `methods`
         value = import_module(submodule) if is_module else getattr(import_module(module), name)
         globals()[name] = value
         return value

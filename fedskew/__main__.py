@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 
 _INTERRUPTED = 130
-"""The same as `fedskew.cli.commands.INTERRUPTED`, which is not imported yet."""
+"""The exit status after Ctrl-C. It equals `fedskew.cli.commands.INTERRUPTED`, which is not imported yet."""
 
 
 def main() -> int:
@@ -29,7 +29,7 @@ def main() -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception:
-        if was_interrupted:  # an import that is interrupted can fail in another way: numpy's raises an AttributeError
+        if was_interrupted:  # an interrupted import may raise another error: numpy's raises AttributeError
             return _INTERRUPTED
         raise
     finally:

@@ -1,8 +1,9 @@
 """The ε of Gaussian mechanisms, alone and composed.
 
 A mechanism that adds normal noise of deviation σ to a result of sensitivity Δ has the parameter μ = Δ/σ. Several
-mechanisms, even if each depends on earlier results, are together as private as a single one, and its μ² is the sum of
-theirs. ε follows from μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022).
+mechanisms together are as private as a single one whose μ² is the sum of their μ². This holds even if a mechanism
+depends on the results of earlier ones. ε follows from μ exactly (Dong, Roth and Su, "Gaussian differential privacy",
+JRSS B 2022).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 DELTA = 1e-5
 """The δ of a reported ε, unless another one is set."""
 _LARGEST_MU = 1e100
-"""For a larger μ, ε counts as infinite. ε is above μ²/2, and no float can hold that if μ is much larger."""
+"""For a larger μ, ε counts as infinite. ε grows like μ²/2, which would soon exceed the largest float."""
 
 
 def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -36,7 +37,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 def _delta(epsilon: float, mu: float) -> float:
     """Compute the δ of a Gaussian mechanism with parameter μ at this ε."""
     exponent = epsilon + _log_normal(-mu / 2 - epsilon / mu)
-    return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # the exponent is above 0 only by rounding
+    return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # only rounding can make the exponent positive
 
 
 def _normal(x: float) -> float:

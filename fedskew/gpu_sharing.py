@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 
 _CONTROL = "nvidia-cuda-mps-control"
-_FOLDER = "CUDA_MPS_PIPE_DIRECTORY"
+_FOLDER_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 """The environment variable by which processes find the service."""
 _SYSTEM_FOLDER = Path("/tmp/nvidia-mps")
-"""Where processes look for the service if the variable is not set."""
+"""The folder in which processes look for the service if the variable is not set."""
 _SECONDS_TO_START = 10.0
 _SECONDS_TO_STOP = 10.0
 _GUARD = f"""
@@ -26,13 +26,13 @@ _GUARD = f"""
 echo started
 read -r _
 echo quit | {_CONTROL} > /dev/null 2>&1
-rm -rf "${_FOLDER}"
+rm -rf "${_FOLDER_VARIABLE}"
 """
-"""Starts the service and stops it when stdin is closed, which also happens if the parent process is killed."""
+"""A shell script that starts the service, and stops it when stdin is closed. A killed parent also closes stdin."""
 
 
 class GpuSharing:
-    """A service that was started here. Processes with its `variables` in their environment use it."""
+    """An MPS service that this process started. Processes with its `variables` in their environment use it."""
 
     def __init__(self, guard: subprocess.Popen[bytes], folder: Path) -> None:
         self._guard = guard
@@ -45,7 +45,8 @@ class GpuSharing:
 
 def start_gpu_sharing() -> GpuSharing | None:
     """Start the service. Return None if it is not installed, does not start, or is already running."""
-    if sys.platform != "linux" or shutil.which(_CONTROL) is None or _FOLDER in os.environ or _SYSTEM_FOLDER.exists():
+    may_be_running = _FOLDER_VARIABLE in os.environ or _SYSTEM_FOLDER.exists()
+    if sys.platform != "linux" or shutil.which(_CONTROL) is None or may_be_running:
         return None
     folder = Path(tempfile.mkdtemp(prefix="fedskew-mps-"))
     guard = subprocess.Popen(
@@ -66,7 +67,7 @@ def start_gpu_sharing() -> GpuSharing | None:
 
 
 def _variables(folder: Path) -> dict[str, str]:
-    return {_FOLDER: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    return {_FOLDER_VARIABLE: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
 
 
 def _close(guard: subprocess.Popen[bytes]) -> None:

@@ -19,8 +19,8 @@ SECONDS_BETWEEN_UPDATES = 0.3
 COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#e377c2")
 MAX_POINTS = 150
 """A curve with more points is thinned, so that a notebook stays small."""
-MAX_WITH_COUNTS = 12
-"""Up to this number of clients, the map has a column of counts per client. With more, it shows shades only."""
+MAX_CLIENTS_WITH_COUNTS = 12
+"""Up to this number of clients, the map shows the count in each cell. With more clients, it shows shades only."""
 MAX_CLASSES = 30
 """The map shows at most this many classes."""
 
@@ -67,7 +67,10 @@ def bar(done: int, total: int) -> str:
 
 
 def curves(lines: Mapping[str, Sequence[Points]], x_label: str = "round", y_label: str = "accuracy, %") -> str:
-    """Return a small chart. All curves under one name have the same colour. Empty if no curve has two points."""
+    """Return a small chart. All curves under one name have the same colour.
+
+    The result is empty if no curve has two points.
+    """
     drawn = {name: [c for c in group if len(c) > 1] for name, group in lines.items()}
     points = [point for group in drawn.values() for curve in group for point in curve]
     if not points:
@@ -109,7 +112,7 @@ def _thin_out(curve: Points) -> Points:
 def label_map(counts: npt.NDArray[np.int64], clients: Sequence[str], classes: Sequence[str]) -> str:
     """Return the class × client map: a row per class, a column per client. More samples give a darker cell."""
     largest = int(counts.max(initial=0))
-    with_counts = len(clients) <= MAX_WITH_COUNTS
+    with_counts = len(clients) <= MAX_CLIENTS_WITH_COUNTS
     headings = [f"<th>{escape(name)}</th>" for name in clients] if with_counts else [f"<th>{len(clients)} clients</th>"]
     rows = []
     for name, held in zip(classes[:MAX_CLASSES], counts.T, strict=False):
@@ -130,7 +133,7 @@ def _count_cells(held: npt.NDArray[np.int64], largest: int) -> str:
 
 
 def _strip(held: npt.NDArray[np.int64], largest: int) -> str:
-    """Return an image with one pixel per client, stretched to a readable width. It is smaller than a row of cells."""
+    """Return an image with one pixel per client, stretched to a readable width. It is shorter than a row of cells."""
     shares = held / max(1, largest)
     shades = np.where(held > 0, 210 - 190 * np.sqrt(shares), 255).astype(np.uint8)
     width = min(600, max(4, 400 // len(held)) * len(held))

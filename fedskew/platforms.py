@@ -54,7 +54,7 @@ def kill(process: int) -> None:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and its process group at once. On Windows, its children stay."""
+    """End a process and its process group at once. On Windows, its children keep running."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)
     else:
@@ -62,7 +62,7 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process of this machine runs. On Windows, another user's process counts as ended."""
+    """Return whether a process of this machine is running. On Windows, another user's process counts as ended."""
     if os.name == "nt":  # os.kill(process, 0) would send Ctrl-C there
         return _is_alive_on_windows(process)
     try:
@@ -75,7 +75,7 @@ def is_alive(process: int) -> bool:
 
 
 def parent_of(process: int) -> int:
-    """Return the parent of a process. 0 if the process has ended, or if the system has no /proc."""
+    """Return the process id of a process's parent, or 0 if the process has ended or the system has no /proc."""
     try:
         status = Path(f"/proc/{process}/stat").read_text()
     except OSError:
@@ -84,8 +84,8 @@ def parent_of(process: int) -> int:
 
 
 def wait_for_end(*processes: int) -> None:
-    """Wait until one of these processes of this machine has ended. On Linux, a zombie has ended."""
-    watched = [process for process in processes if process > 1]
+    """Wait until one of these processes of this machine has ended. On Linux, a zombie counts as ended."""
+    watched = [process for process in processes if process > 1]  # 0: unknown parent; 1: the system's first process
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(process) for process in watched], [], [])
@@ -129,7 +129,7 @@ def wait_and_measure(process: subprocess.Popen[bytes]) -> float:
 
 
 def cpu_seconds(process: int) -> float:
-    """Return the CPU seconds of a running process so far. 0 if they are unknown, because only Linux reports them."""
+    """Return the CPU seconds of a process so far. 0 if it has ended, or on systems other than Linux."""
     try:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,9 +1,10 @@
 """The meaning of a sample's labels: one class per sample, or any number of labels per sample.
 
-A `Task` has what depends on this: the loss, the predictions and their counts, the label counts of clients, and the
-groups by which samples are split. Metrics are in `metrics.confusion` and `metrics.multi_label`. The shape of the labels
-decides which task it is: class numbers [n], or a matrix of 0 and 1 [n, labels]. The functions at the end help losses to
-ignore rows of padding and to find the class of each row.
+A `Task` provides everything that depends on this meaning: the loss, the predictions and their counts, the label counts
+of clients, and the groups by which samples are split. Metrics are in `metrics.confusion` and `metrics.multi_label`. The
+shape of the labels decides the task: class numbers [n], or a matrix of 0 and 1 [n, labels].
+
+The functions at the end help losses to ignore rows of padding and to find the class of each row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Task(ABC):
     def loss(self, logits: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the plain loss of one client's batch, the mean over the rows that are not padding.
 
-        `weights`, [C], are the weights of the classes. With several labels, they weigh the samples that have the label.
+        `weights` [C] are the weights of the classes. With several labels per sample, the weight of a label applies only
+        to samples that have the label.
         """
 
     @abstractmethod
@@ -125,7 +127,7 @@ class MultiLabel(Task):
         return logits.sigmoid()
 
     def counts_shape(self, classes: int) -> tuple[int, ...]:
-        """For each label a 2 × 2 matrix: whether the sample has it, whether it is predicted."""
+        """A 2 × 2 matrix per label: whether the sample has the label, whether the label is predicted."""
         return classes, 2, 2
 
     def count(self, counts: Tensor, logits: Tensor, y: Tensor) -> None:
@@ -143,7 +145,7 @@ class MultiLabel(Task):
         return counts
 
     def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-        """A sample's group is its rarest label, or `NO_LABEL`. So rare labels are split as intended."""
+        """A sample's group is its rarest label, or `NO_LABEL`. The split of rare labels is then as intended."""
         rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
         groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
         return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)

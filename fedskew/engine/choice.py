@@ -22,10 +22,13 @@ from fedskew.errors import UserError
 from fedskew.platforms import CAN_FORK, usable_cores
 
 _WORTH_COMPILING = 400_000
-"""Compiling pays off if steps × layers is at least this number. It takes half a minute. It saves less than 0.1 ms per
-step and layer, because the costly operations already have their own kernels."""
+"""Compiling pays off if steps × layers is at least this number.
+
+Compiling takes half a minute. It saves less than 0.1 ms per step and layer, because the costly operations already have
+their own kernels.
+"""
 _WORTH_STACKING = 4
-"""If a worker process would have fewer clients than this, `auto` does not stack them."""
+"""If a worker process would have fewer clients than this, `auto` does not stack the clients."""
 _LARGE_ATTENTION = 1e6
 """With this many multiplications per sample or more, most models with attention train faster client by client on a CPU.
 
@@ -92,8 +95,8 @@ def number_format(precision: str) -> tuple[torch.dtype, torch.dtype | None]:
 def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
     """Let a GPU compute float32 products in TF32 within a `with` block, if the precision is `tf32` or `bf16`.
 
-    Deterministic convolutions let a resumed run end with the same bits as an uninterrupted one. Without them, cuDNN
-    chooses the fastest algorithms by trial.
+    With `deterministic`, cuDNN's convolutions give the same bits each time, so a resumed run ends like an uninterrupted
+    one. Otherwise, cuDNN chooses the fastest algorithms by trial.
     """
     allows_tf32 = precision in ("tf32", "bf16")
     cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
@@ -107,12 +110,11 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 
 
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
-    """Resolve `auto`: `stacked` on a CUDA GPU, and `single_process_engine` for a short run on a CPU.
+    """Resolve `auto`. `sample` is one input of the model, and `seconds` is the estimated duration of the run.
 
-    On Apple's GPU, it is `plain`, which uses fewer kinds of operations. No engine was timed there.
-    `sample` is one input of the model, and `seconds` is the estimated duration of the run. A long run on a CPU keeps
-    `auto` in its configuration. `cpu_engine` resolves it at each start, because that choice depends on the machine, and
-    the run may be resumed on another machine.
+    A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which has fewer kinds of operations. No engine was timed there.
+    For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its configuration,
+    and `cpu_engine` decides at each start. That decision depends on the machine, and a resumed run may be on another.
     """
     if name.startswith("pool") and device.type != "cpu":
         raise UserError(f"engine {name!r} needs device cpu, not {device}; expected plain, stacked or auto here")
@@ -164,6 +166,7 @@ def _copy_for(sample: Tensor, model: nn.Module) -> nn.Module:
 
 
 _ATTENTION = ("aten::bmm", "attention", "transformer_encoder")
+"""Parts of the names of the operations that compute attention."""
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -102,7 +102,7 @@ class RoundWork:
     downlink: Tensors
     """What the server sends besides the model."""
     companions: Mapping[str, ModelState]
-    """The run's models by name, for objectives that use models from earlier stages."""
+    """Models from earlier stages of the run, by name, for objectives that use them."""
     assignments: Sequence[Assignment]
     local: LocalTraining
     key: RoundKey
@@ -110,7 +110,7 @@ class RoundWork:
     personal: Personal | None = None
     """The method's personal part. `train_clients` splits work with a personal part into phases without one."""
     stays: frozenset[str] = frozenset()
-    """Names of the tensors that stay on the clients. The method's other parts do not see them."""
+    """Names of the personal tensors, which stay on the clients. The method's other parts do not see these tensors."""
     noise: Noise = keyed_noise
     """The source of noise for example-level privacy. At a real site, it must be secret."""
 
@@ -135,7 +135,7 @@ class RoundWork:
     def client(self, label_counts: Tensor, state: Tensors) -> Client:
         """Return what the method may know about one client.
 
-        `state` may also hold the sums of the client's opening pass, with the prefix `OPENING`. They become
+        `state` may also hold the sums of the client's opening pass, with the prefix `OPENING`. These sums become
         `Client.opening`.
         """
         kept = {name: t for name, t in state.items() if not name.startswith((f"{OPENING}/", f"{PERSONAL}/"))}
@@ -163,7 +163,10 @@ class RoundWork:
         return _replace_tensors(model, own) if own else model
 
     def _is_model(self, kept: Tensors) -> bool:
-        """Return whether these tensors belong to a model that a client keeps. Such a model has no personal tensors."""
+        """Return whether these tensors of a client's state are a model.
+
+        Without a personal part, a model has all parameters. Otherwise, it may have any of the shared tensors.
+        """
         if not self.stays:
             return kept.keys() == self.sent.params.keys()
         return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays
@@ -198,11 +201,11 @@ class RoundWork:
         return uplink, state
 
     def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
-        """Plan the batches of each client. A last batch of fewer than `smallest` samples is dropped.
+        """Plan the batches of each client.
 
-        Without epochs, it is kept, because only passes in eval mode then use the batches. Full batches have
-        `batch_size` samples, or as many as the largest client has if that is fewer. Balanced batches need the training
-        data, because they depend on the labels.
+        A full batch has `batch_size` samples, or as many as the round's largest client has, if that is fewer. A last
+        batch of fewer than `smallest` samples is dropped. In a round without epochs, such a batch is kept, because only
+        passes in eval mode use it. Balanced batches need the training `data`, because they depend on the labels.
         """
         largest = max(len(a.samples) for a in self.assignments)
         width, epochs = min(self.local.batch_size, largest), self.local.epochs
@@ -238,7 +241,7 @@ class Engine(Protocol):
 
     name: str
     notices: list[str]
-    """Lines for the user, one for each way in which the engine deviates from what the user chose."""
+    """Lines for the user. Each tells one way in which the engine deviates from the user's choices."""
 
     def train(self, work: RoundWork) -> RoundResult:
         """Train the round's clients."""

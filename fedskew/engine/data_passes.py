@@ -1,8 +1,8 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
 A pass sees each sample at most once, without augmentation, with the model in eval mode. In a round with local training,
-a pass also leaves out a last batch that is too small to train on. A hook computes the statistics of one client's batch.
-Their sums over the batches are the same in every engine, up to rounding.
+a pass also leaves out a last batch that is too small to train on. A hook computes statistics of one batch of a client.
+The sums of these statistics over the batches are the same in every engine, up to rounding.
 """
 
 from __future__ import annotations
@@ -92,12 +92,12 @@ def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, with_gra
         leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in model.params.items()}
         out = network.forward(leaves, model.buffers, x, "eval")
         features = None if out.features is None else out.features.detach().contiguous()
-        seen = Outputs(out.logits.detach(), features)
+        detached = Outputs(out.logits.detach(), features)
         if not with_gradient:
-            return seen, {}
+            return detached, {}
         loss = task_for(y).loss(out.logits, y)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return seen, dict(zip(leaves, grads, strict=True))
+    return detached, dict(zip(leaves, grads, strict=True))
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class ClientStack:
 
 @torch.no_grad()
 def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, stack: ClientStack) -> Tensors:
-    """Run the clients' passes together, batch by batch, and return the sums. Missing batches are padding."""
+    """Run the clients' passes together, batch by batch, and return the sums. Clients with fewer batches get padding."""
     device = data.y.device
     keys = torch.tensor([plan.client_key for plan in stack.plans], device=device)
     batches = _padded([plan.pass_batches for plan in stack.plans])
@@ -196,9 +196,9 @@ def _forward_stacked(
     with torch.set_grad_enabled(with_gradient):
         leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in stack.params.items()}
         out, _ = network.forward_stacked(leaves, stack.buffers, x, valid, "eval", keys)
-        seen = {kind: t.detach() for kind, t in out.tensors().items()}
+        detached = {kind: t.detach() for kind, t in out.tensors().items()}
         if not with_gradient:
-            return seen, {}
+            return detached, {}
         losses = torch.func.vmap(task_for(y[0]).loss)(out.logits, y)
         grads = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-    return seen, dict(zip(leaves, grads, strict=True))
+    return detached, dict(zip(leaves, grads, strict=True))

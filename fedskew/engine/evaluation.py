@@ -62,14 +62,14 @@ class Evaluator:
             with torch.cuda.stream(stream):
                 sums = Fetch(self._replay(model))
         else:
-            sums = Fetch(_test(self._network, model, self._data, labels))
+            sums = Fetch(_evaluate(self._network, model, self._data, labels))
         return partial(self._read, sums, model)
 
     @torch.no_grad()
     def probabilities(self, model: ModelState, samples: npt.NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
         """Return the probability of every class [samples, classes] in float64 on the host, and the targets.
 
-        With `samples`, only those with these indices are evaluated.
+        With `samples`, only the samples with these indices are evaluated.
         """
         chosen = torch.arange(len(self._data)) if samples is None else torch.from_numpy(samples)
         rows, task = chosen.to(self._data.y.device), self._data.task
@@ -180,7 +180,10 @@ def _add(sums: dict[str, Tensor], data: DeviceSamples, rows: Tensor, logits: Ten
 
 
 @torch.no_grad()
-def _test(network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None) -> dict[str, Tensor]:
+def _evaluate(
+    network: Network, model: ModelState, data: DeviceSamples, labels: Sequence[int] | None
+) -> dict[str, Tensor]:
+    """Return the sums of an evaluation that runs without CUDA graphs."""
     outside = torch.zeros(data.classes, dtype=torch.bool, device=data.y.device)
     rows = torch.arange(len(data), device=data.y.device)
     if labels is not None:

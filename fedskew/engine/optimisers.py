@@ -1,7 +1,8 @@
-"""Local optimisers turn a client's descent direction into a step. Every engine uses the same ones.
+"""Local optimisers turn a client's descent direction into a step. Every engine uses them.
 
-They take the same steps as those of `torch.optim`. Their state is zero at the start of a client's round. Tensors belong
-to one client, or to a stack of clients along a leading axis. Stacked clients may be at different local steps.
+They take the same steps as the optimisers of `torch.optim`. Their state is zero at the start of a client's round.
+Tensors belong to one client, or to a stack of clients along a leading axis. Stacked clients may be at different local
+steps.
 """
 
 from __future__ import annotations

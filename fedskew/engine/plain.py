@@ -82,7 +82,7 @@ class PlainEngine(Engine):
 
 
 _STAGED_NUMBERS = 1 << 19
-"""How many input values are prepared at a time. More would not fit in the cache, and fewer would need more calls."""
+"""The number of input values prepared at a time. More would not fit in the cache. Fewer would need more calls."""
 
 
 class _ClientTraining:
@@ -103,7 +103,7 @@ class _ClientTraining:
         self.params = {name: p.to(device, copy=True) for name, p in start.params.items()}
         self.buffers = {name: b.to(device, copy=True) for name, b in start.buffers.items()}
         self.tally: Tensors = {}
-        self._checked = False
+        self._hooks_are_checked = False
         self._optimiser = work.local.local_optimiser
         self._optimiser_state = self._optimiser.new_state(list(self.params.values()))
         self._loss = torch.zeros((), dtype=ACCURATE[device.type], device=device)
@@ -157,7 +157,7 @@ class _ClientTraining:
         if gradient.recorded is None:
             raise without_gradient_call(solver)
         loss, tally = gradient.recorded
-        if not self._checked:
+        if not self._hooks_are_checked:
             self._check_step(direction, tally)
         direction = clip(direction, local.clip_norm)
         ordered = [direction[name] for name in self.params]
@@ -182,7 +182,7 @@ class _ClientTraining:
             raise wrong_tensors(self._work.solver, "direction", direction, self.params)
         if any(count.dim() for count in named_tensors(self._work.objective, "tally", tally).values()):
             raise wrong_tally(self._work.objective, tally)
-        self._checked = True
+        self._hooks_are_checked = True
 
     def mean_loss(self) -> Tensor:
         return self._loss / max(self._plan.visits, 1)

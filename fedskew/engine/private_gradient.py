@@ -31,8 +31,8 @@ from fedskew.methods.parts import Client, LossPart, Mode, Outputs, Tensors
 from fedskew.randomness import fold
 
 _NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27, "mps": 1 << 27}
-"""How many numbers the gradients of single samples may have at a time. On a CPU, more would take three times as long,
-because they do not fit in its cache."""
+"""The maximum number of values in the gradients of single samples that are computed at a time. On a CPU, more values
+would not fit in the cache and take three times as long."""
 _SAMPLES_AT_ONCE = 8
 """The minimum number of samples whose gradients are computed at a time, for large models."""
 

@@ -49,7 +49,7 @@ def smoothed_cross_entropy(
 ) -> Tensor:
     """CE against (1 − μ)·one-hot + μ/C: label smoothing with μ = `smoothing`.
 
-    A weight multiplies each class's term of the sum, including those of the uniform part, as in PyTorch.
+    As in PyTorch, the weight of a class also multiplies its term of the uniform part.
     """
     log_p = logits.log_softmax(dim=-1)
     hard = negative_log_likelihood(log_p, targets, weights)
@@ -97,8 +97,8 @@ def margin_cross_entropy(
 ) -> Tensor:
     """CE(z_c − τ·n_c^(−1/4), y): FedLC's calibrated margin.
 
-    For a vacant class, the largest float replaces n_c^(−1/4) = ∞. The class then drops out of the softmax, unless τ is
-    0. With τ = 0, an infinite value would give NaN.
+    For a vacant class, n_c^(−1/4) is infinite. The largest float replaces it, because 0·∞ is NaN. With τ > 0, vacant
+    classes drop out of the softmax.
     """
     rarity = label_counts.to(logits.dtype).pow(-0.25).clamp(max=torch.finfo(logits.dtype).max)
     return cross_entropy(logits - tau * rarity, targets, weights)
@@ -131,9 +131,11 @@ def unbalanced_cross_entropy(
 ) -> Tensor:
     """CE(γ_c·z_c, y) over the client's classes (FedGR Eq. 3).
 
-    With `gamma="paper"`, γ_c = n/n_c. With `gamma="normalised"`, γ_c = n_min/n_c as in the published code, where n_min
-    is the smallest count above 0. By default, vacant classes are excluded from the softmax. `vacant="code"` keeps them
-    in it, as that code does, with the γ of a class with 4·n_max samples.
+    With `gamma="paper"`, γ_c = n/n_c. With `gamma="normalised"`, as in the published code, γ_c = n_min/n_c, where n_min
+    is the smallest count above 0.
+
+    By default, vacant classes are excluded from the softmax. With `vacant="code"`, as in the published code, they stay
+    in it, and their γ is that of a class with 4·n_max samples, where n_max is the largest count.
     """
     counts = label_counts.to(logits.dtype)
     present = counts > 0
@@ -172,8 +174,8 @@ def logit_suppression(
     In the variant `paper`, ℓ_c is the log of the batch mean of 1[y ≠ c]·e^z_c, which has no lower bound. A class
     without negatives (samples of other classes) in the batch is skipped.
 
-    `lade` is the variant of the published code, which took it from the LADE regulariser. The logits are shifted by
-    −log p(c) + log 1/C. A sample of class c adds e⁰ instead of nothing, which bounds the term from below. A class
+    The variant `lade` is that of the published code, which took it from the LADE regulariser. It shifts the logits by
+    −log p(c) + log 1/C. A sample of class c adds e⁰ to the mean instead of nothing, so ℓ_c has a lower bound. A class
     without negatives gives 0.
     """
     p = class_probabilities(label_counts, logits)

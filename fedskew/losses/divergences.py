@@ -119,9 +119,9 @@ def partial_distillation(
 ) -> Tensor:
     """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
 
-    Expert g, with logits `expert_logits[g]`, teaches a sample if its target and its wrong prediction both lie in group
-    g. If several groups qualify, the expert of the first one teaches. `taught="all"` lets an expert teach every sample
-    of its classes. `reverse` gives KL(student ‖ expert).
+    Expert g has the logits `expert_logits[g]`. It teaches a wrongly predicted sample if the sample's target and its
+    prediction both lie in group g. If several groups qualify, the expert of the first one teaches. With `taught="all"`,
+    an expert teaches every sample whose target lies in its group. `reverse` gives KL(student ‖ expert).
     """
     active = active_experts(logits, targets, groups, taught)
     total = torch.zeros_like(logits[..., 0])
@@ -152,8 +152,8 @@ def active_experts(
 def majority_classes(label_counts: Tensor, rule: MajorityRule = "code") -> Tensor:
     """Mark the client's majority classes: `[C]` booleans.
 
-    With the rule `code`, as in FedLMD's code, these have n_c > n/C, where C is the number of all classes. With `paper`,
-    they have n_c ≥ n/C', where C' is the number of classes that the client has.
+    With the rule `code`, as in FedLMD's code, a majority class has n_c > n/C, where C is the number of all classes.
+    With the rule `paper`, it has n_c ≥ n/C', where C' is the number of classes that the client has.
     """
     counts = label_counts.to(ACCURATE[label_counts.device.type])
     if rule == "code":

@@ -56,7 +56,7 @@ def class_decorrelation(features: Tensor, targets: Tensor) -> Tensor:
 def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
     """Return the mean square of the off-diagonal entries of XᵀX, summed over groups of rows and divided by N.
 
-    `alike[B, B]` marks pairs of rows in the same group. X are the standardised features of a group, and N is the number
+    `alike[B, B]` marks pairs of rows in the same group. X has the standardised features of one group. N is the number
     of rows in groups of two or more. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
     """
     x, width = features.flatten(1), features[0].numel()
@@ -122,11 +122,11 @@ def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max
 
 
 def _distances(points: Tensor, others: Tensor) -> Tensor:
-    """Return ‖a − b‖ for each a of `points` and b of `others`, by inner products, without a tensor of differences.
+    """Return ‖a − b‖ for each a of `points` and b of `others`, from ‖a‖² + ‖b‖² − 2·a·b.
 
-    ‖a‖² + ‖b‖² − 2·a·b loses digits, so it is computed in the device's most accurate format, to which TF32 does not
-    apply. Points that coincide up to rounding have distance 0 and gradient 0. The tolerances are a few times the
-    rounding errors.
+    This needs no tensor of differences, but it loses digits. It is therefore computed in the device's most accurate
+    format, to which TF32 does not apply. Points that coincide up to rounding have distance 0 and gradient 0. The
+    tolerances are a few times the rounding errors.
     """
     accurate = ACCURATE[points.device.type]
     a, b = points.to(accurate), others.to(accurate)
@@ -141,9 +141,9 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
     `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks the labels that the
-    participant has. The factor A attracts row i of client k to the other participants' rows of label i. The factor R
-    repels it from their rows of other labels. A row gets no gradient from its own terms. A label that no other
-    participant has is not attracted. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
+    participant has. The factor A attracts row i of participant k to the other participants' rows of label i. The factor
+    R repels row i from their rows of other labels. A row gets no gradient from its own terms. If no other participant
+    has label i, row i is not attracted. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
     """
     clients, classes, _ = classifiers.shape
     present = present.to(torch.bool)

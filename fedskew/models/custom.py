@@ -85,7 +85,7 @@ def _check_trainable(model: nn.Module, name: str) -> None:
 
 
 def _takes_number_of_classes(factory: Callable[..., object]) -> bool:
-    """Return whether the factory takes `num_classes`. Those of torchvision and timm do, often through `**kwargs`."""
+    """Return whether the factory takes `num_classes`. torchvision's and timm's do, often through `**kwargs`."""
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:

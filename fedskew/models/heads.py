@@ -57,9 +57,9 @@ class ETFHead(nn.Module):
 class PersonalHead(nn.Module):
     """A generic head and a personal one. The personal logits are the sum of both heads' outputs.
 
-    Training the personal head changes neither the generic head nor the features. In training, the output has the
-    generic logits and then the personal ones: [B, 2C]. Otherwise, it has the personal logits, which are the generic
-    ones while the personal head is zero.
+    Training the personal head changes neither the generic head nor the features. In train mode, the output has the
+    generic logits and then the personal ones: [B, 2C]. In eval mode, it has only the personal ones, which equal the
+    generic ones as long as the personal head is zero.
     """
 
     def __init__(self, features: int, classes: int) -> None:
@@ -97,7 +97,7 @@ class RetrainedHead(nn.Module):
 def simplex_frame(classes: int, width: int) -> Tensor:
     """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
 
-    Q comes from Gram-Schmidt in float64. A QR routine may choose other signs on another machine.
+    Q comes from Gram-Schmidt in float64, because a QR routine may choose other signs on another machine.
     """
     rows = torch.randn(classes, width, dtype=torch.float64)
     for number in range(classes):

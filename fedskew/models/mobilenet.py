@@ -34,8 +34,8 @@ def mobilenetv2(data: DataShape) -> Classifier:
 class InvertedResidual(nn.Module):
     """A 1×1 convolution adds channels, a 3×3 one filters each channel, and a 1×1 one reduces the channels again.
 
-    With stride 1, the input is added to the result. If it has another number of channels, it first passes through a 1×1
-    convolution.
+    With stride 1, the input is added to the result. If the result has another number of channels, the input first
+    passes through a 1×1 convolution.
     """
 
     def __init__(self, before: int, after: int, expansion: int, stride: int) -> None:

@@ -80,7 +80,7 @@ class BasicBlock(nn.Module):
 
 
 class ZeroPadded(nn.Module):
-    """The shortcut of option A: keeps every stride-th pixel and adds channels of zeros before and after the others."""
+    """The shortcut of option A: keeps every stride-th pixel, and adds channels of zeros before and after the rest."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         del norm  # this shortcut has no BatchNorm

@@ -25,7 +25,7 @@ _TORCH_SUFFIXES = (".pt", ".pth", ".bin")
 _PREFIXES = ("", "module.", "model.")
 """Prefixes of the names in a file: none, torch's DataParallel (module.), Lightning and fedskew's adapter (model.)."""
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training programs store the state dict in their checkpoints."""
+"""Keys under which checkpoints of training programs hold the state dict."""
 _LONGEST_LIST = 12
 """The maximum number of names in a message."""
 
@@ -83,7 +83,7 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
     started = copy.deepcopy(model)
     targets = own_module(started).state_dict()
     tensors = _matching_names(_tensors(file, content), targets)
-    reasons = {name: _reason(name, target, tensors) for name, target in targets.items()}
+    reasons = {name: _why_not_taken(name, target, tensors) for name, target in targets.items()}
     taken = tuple(name for name, reason in reasons.items() if reason is None)
     if not taken:
         raise _nothing_fits(file, own_module(model), tensors, targets)
@@ -137,15 +137,15 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Strip the one of `_PREFIXES` that lets most names match the model. Tensors without this prefix are left out."""
+    """Strip the prefix of `_PREFIXES` with which most names match the model. Leave out tensors without this prefix."""
     renamed = [
         {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)} for prefix in _PREFIXES
     ]
     return max(renamed, key=lambda named: len(named.keys() & targets.keys()))
 
 
-def _reason(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
-    """Return why the model does not take a tensor of the file, or None if it does."""
+def _why_not_taken(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return why a tensor of the model does not take its value from the file, or None if it does."""
     if name not in tensors:
         return "missing in the file"
     tensor = tensors[name]
