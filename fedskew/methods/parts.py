@@ -1,6 +1,6 @@
-"""The parts of a method. Each part is the maths of one client or of one server step.
+"""The parts of a method: the contract between methods and engines.
 
-A method has up to seven parts:
+A method has up to seven parts. Each part is the maths of one client or of one server step:
 
     objective     the local loss of one client on one batch                   `Objective`
     regulariser   a term added to the loss of any objective                   `Regulariser` (regularisers.py)
@@ -13,7 +13,7 @@ A method has up to seven parts:
 A method in stages has a `Schedule` (stages.py) in place of the objective.
 
 A part is a frozen dataclass. Its fields are the hyper-parameters, and its methods ("hooks") are pure functions of named
-tensors. Only the engine knows on which device the clients run and how they are reached.
+tensors. Only the engine knows where the clients train, and how to reach them.
 
 The hooks of a part, in the order of a round:
 
@@ -26,8 +26,10 @@ The hooks of a part, in the order of a round:
     server   weigh                                        the participants' weights
              aggregate, next_server_state                 the next global model, and what the server keeps
 
-State is a flat mapping from names to tensors. `pack` and `unpack` store several model-shaped sets of tensors in one
-mapping.
+A state is a flat mapping from names to tensors. `pack` and `unpack` store several tensors per parameter in one state.
+
+This file has four sections: what hooks receive, the base of all parts, the kinds of parts, and functions that call or
+check hooks.
 """
 
 from __future__ import annotations
@@ -43,38 +45,20 @@ from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import UserError
 from fedskew.methods.hook_results import named_tensors, wrong_aggregate, wrong_weights
 
+# -- what hooks receive ------------------------------------------------------------------------------------------------
+
 Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
 
 LossPart = Literal["first", "second", "proximal"]
-"""The loss of one half of a batch, or the objective's proximal loss."""
-STATE = "state"
-"""Key prefix of new values of the client's state, in what `Solver.direction` returns."""
+"""The loss on one half of a batch, or the objective's proximal loss."""
 SGD_OPTIMIZERS = ("sgd", "nesterov")
 """The local optimisers whose steps are weighted sums of gradients."""
-
-
-class Gradient(Protocol):
-    """Computes the gradient of the objective on the current batch at the given parameters, or of a part of its loss."""
-
-    def __call__(self, at: Tensors, part: LossPart | None = None, /) -> Tensors: ...
-
-
 Mode = Literal["eval", "train"]
 """The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
 is on."""
-
-Reveals = Literal[
-    "nothing",
-    "label skew",
-    "label presence",
-    "label counts",
-    "label presence, prototypes",
-    "label counts, prototypes",
-    "label counts, prototypes, feature covariance",
-    "all labels",
-]
-"""What the server can learn about a client's labels and features from what a part sends."""
+STATE = "state"
+"""Key prefix of new values of the client's state, in what `Solver.direction` returns."""
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -89,6 +73,15 @@ def unpack(name: str, packed: Mapping[str, Tensor]) -> Tensors:
     """Return the tensors that `pack(name, …)` stored in `packed`, under their original keys."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): value for key, value in packed.items() if key.startswith(prefix)}
+
+
+class Gradient(Protocol):
+    """Computes the gradient of the objective's loss on the current batch, or of one part of that loss.
+
+    `at` are the parameters at which the gradient is computed.
+    """
+
+    def __call__(self, at: Tensors, part: LossPart | None = None, /) -> Tensors: ...
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,7 @@ class ServerData(Protocol):
     def loss(self, params: Tensors, samples: Tensor) -> Tensor:
         """Return the mean loss of the model with these parameters on the samples with these numbers.
 
-        Gradients pass through it. The model is in eval mode, with the mean of the participants' buffers.
+        The result can be differentiated. The model is in eval mode and has the mean of the participants' buffers.
         """
 
 
@@ -215,7 +208,7 @@ class Updates:
     lr: float
     """The clients' learning rate in this round."""
     participation: float
-    """The fraction of the federation's clients that took part, or of the stage's clients if the stage names them."""
+    """The fraction of clients that took part: of the stage's clients if the stage names them, else of all clients."""
     key: int = 0
     """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round only."""
     server_data: ServerData | None = None
@@ -256,6 +249,21 @@ def squared_norms(stacked: Mapping[str, Tensor]) -> Tensor:
     return torch.stack([r.square().sum(dim=1) for r in rows]).sum(dim=0)
 
 
+# -- the base of all parts ---------------------------------------------------------------------------------------------
+
+Reveals = Literal[
+    "nothing",
+    "label skew",
+    "label presence",
+    "label counts",
+    "label presence, prototypes",
+    "label counts, prototypes",
+    "label counts, prototypes, feature covariance",
+    "all labels",
+]
+"""What the server can learn about a client's labels and features from what a part sends."""
+
+
 @dataclass(frozen=True)
 class Part:
     """The declarations and hooks that all parts share. Every hook has a default that does nothing."""
@@ -263,8 +271,10 @@ class Part:
     reveals: ClassVar[Reveals] = "nothing"
     """What the server can learn about a client's labels and features from what the part sends."""
     sends: ClassVar[str] = ""
-    """What the client sends besides the model, in words. A Flower site refuses to send anything for a method with a
-    part that overrides `uplink` or `tally` without this declaration."""
+    """What the client sends besides the model, in words.
+
+    A part that overrides `uplink` or `tally` must declare it. Otherwise, a Flower site sends nothing for the method.
+    """
     extra_compute: ClassVar[str] = ""
     """What clients compute besides FedAvg's forward and backward pass per local step, in words.
 
@@ -279,12 +289,16 @@ class Part:
     needs_sample_count: ClassVar[bool] = False
     """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
     sample_by_sample: ClassVar[bool] = True
-    """Whether the part uses the client's data only in means over samples, in which each term depends on one sample and
-    none on `client.label_counts`. Example-level privacy needs this. False by default for objectives, regularisers and
-    class weights."""
+    """Whether the part uses the client's data only as means over samples.
+
+    Each term of such a mean depends on one sample, and not on `client.label_counts`. Example-level privacy needs this.
+    The default is False for objectives, regularisers and class weights.
+    """
     multi_label: ClassVar[bool] = True
-    """Whether the maths also holds for several labels per sample, where there is no softmax over the classes. The
-    hooks then get labels [B, L] of 0 and 1. False by default for objectives, regularisers and schedules."""
+    """Whether the maths also holds for several labels per sample, where there is no softmax over the classes.
+
+    The hooks then get labels [B, L] of 0 and 1. The default is False for objectives, regularisers and schedules.
+    """
 
     @property
     def members(self) -> tuple[Part, ...]:
@@ -325,6 +339,9 @@ class Part:
     def next_server_state(self, updates: Updates, server_state: Tensors) -> Tensors:  # noqa: ARG002
         """Return what the server keeps for this part after the round, whichever server rule the method has."""
         return {}
+
+
+# -- the kinds of parts ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -388,14 +405,17 @@ class Solver(Part):
     """
 
     plain_gradient: ClassVar[bool] = True
-    """Whether `direction` calls `gradient(params)`, with its own `params` and the whole loss. If it does not, personal
-    layers that are trained together with shared ones cost one more gradient per step."""
+    """Whether `direction` calls `gradient(params)`, with its own argument `params`, for the whole loss.
+
+    Personal layers step along this plain gradient. If the solver does not compute it, personal layers that train
+    together with the shared ones cost one more gradient per step.
+    """
 
     def direction(self, gradient: Gradient, params: Tensors, client: Client) -> Tensors:  # noqa: ARG002
         """Return the direction that the optimiser uses in place of the gradient at `params`.
 
-        `gradient` may be called several times. A solver with `changes_state` also returns `pack("state", …)`, with new
-        values of its part of the client's state. The next step finds them in `client.state`.
+        `gradient` may be called several times. A solver with `changes_state` also returns `pack("state", …)` with new
+        values for the client's state. The next step finds these values in `client.state`.
         """
         return gradient(params)
 
@@ -415,9 +435,9 @@ class Weighting(Part):
     def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
         """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum.
 
-        `updates.weights` are the participants' shares of the round's samples, and the default returns them. A weighting
-        that users choose must override this hook. `sent` are the current global parameters, and `state` is the server's
-        state.
+        `sent` are the current global parameters, and `state` is the server's state. The default returns
+        `updates.weights`, the participants' shares of the round's samples. A weighting that users choose must override
+        this hook.
         """
         return updates.weights
 
@@ -427,46 +447,22 @@ class ServerRule(Part):
     """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
 
     uses_only_mean: ClassVar[bool] = False
-    """Whether `aggregate` uses the updates only through `updates.mean()`. Then the server needs no individual update,
-    so secure aggregation and central privacy are possible."""
+    """Whether `aggregate` uses the updates only through `updates.mean()`.
+
+    Then the server needs no individual update, so secure aggregation and central privacy are possible.
+    """
     needs_server_data: ClassVar[bool] = False
     """Whether `aggregate` uses `updates.server_data`. Then the run must set `server_data`."""
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
-        """Return the next global parameters and the next server state. `sent` are the current parameters.
+        """Return the next global parameters and the next server state. `sent` are the current global parameters.
 
         The default is FedAvg's weighted mean. A server rule that users choose must override this hook.
         """
         return updates.mean(), state
 
 
-def individual_updates_reason(part: type[Part]) -> str:
-    """Return why the server needs individual updates for a part. Empty if the mean of the models is enough."""
-    if part.sends:
-        return f"sends {part.sends}"
-    if part.next_server_state is not Part.next_server_state:
-        return "keeps a state on the server that is made from individual updates"
-    if issubclass(part, Weighting) and part.weigh is not Weighting.weigh:
-        return "sets the weights of individual updates"
-    if issubclass(part, ServerRule) and not part.uses_only_mean:
-        return "uses individual updates on the server"
-    return ""
-
-
-def split_direction(returned: Tensors) -> tuple[Tensors, Tensors]:
-    """Split what a solver with `changes_state` returned into the direction and the new state."""
-    state = unpack(STATE, returned)
-    return {name: t for name, t in returned.items() if not name.startswith(f"{STATE}/")}, state
-
-
-def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
-    """Raise `UserError` unless the model ends in a linear layer `head` with one row per class. For `Part.check`."""
-    rows = params.get("head.weight")
-    if rows is None or rows.dim() != 2 or len(rows) != classes:
-        raise UserError(
-            f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models, with the "
-            "default head"
-        )
+# -- functions that call or check hooks --------------------------------------------------------------------------------
 
 
 def collect(parts: Iterable[Part], hook: str, *arguments: object) -> Tensors:
@@ -484,13 +480,19 @@ def _expect_tensors(part: Part, hook: str, returned: object) -> Tensors:
 
 
 def same_form(tensors: object, others: Mapping[str, Tensor]) -> bool:
-    """Return whether these are tensors with the same names, shapes and types as the others."""
+    """Return whether `tensors` are named tensors with the same names, shapes and types as `others`."""
     if not isinstance(tensors, Mapping) or tensors.keys() != others.keys():
         return False
     return all(
         isinstance(t := tensors[name], Tensor) and t.shape == other.shape and t.dtype == other.dtype
         for name, other in others.items()
     )
+
+
+def split_direction(returned: Tensors) -> tuple[Tensors, Tensors]:
+    """Split what a solver with `changes_state` returned into the direction and the new state."""
+    state = unpack(STATE, returned)
+    return {name: t for name, t in returned.items() if not name.startswith(f"{STATE}/")}, state
 
 
 def weigh_updates(weighting: Weighting, sent: Tensors, updates: Updates, state: Tensors) -> Updates:
@@ -516,6 +518,29 @@ def server_step(
     return params, after | collect(parts, "next_server_state", updates, state)
 
 
+def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
+    """Raise `UserError` unless the model ends in a linear layer `head` with one row per class. For `Part.check`."""
+    rows = params.get("head.weight")
+    if rows is None or rows.dim() != 2 or len(rows) != classes:
+        raise UserError(
+            f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models, with the "
+            "default head"
+        )
+
+
+def individual_updates_reason(part: type[Part]) -> str:
+    """Return why the server needs individual updates for a part. Empty if the mean of the models is enough."""
+    if part.sends:
+        return f"sends {part.sends}"
+    if part.next_server_state is not Part.next_server_state:
+        return "keeps a state on the server that is made from individual updates"
+    if issubclass(part, Weighting) and part.weigh is not Weighting.weigh:
+        return "sets the weights of individual updates"
+    if issubclass(part, ServerRule) and not part.uses_only_mean:
+        return "uses individual updates on the server"
+    return ""
+
+
 Hook = Literal["opening", "closing", "perturbed"]
 """The hooks that take time even if they do nothing. Engines skip them unless a part overrides them."""
 
@@ -533,12 +558,12 @@ def _overrides(part: Part, hook: Hook) -> bool:
 def data_pass_cost(parts: Sequence[Part]) -> float:
     """Return the cost per sample of the opening and closing passes, relative to a local step on one sample.
 
-    A local step is a forward and a backward pass, and the forward pass is a third of its cost.
+    A local step is a forward and a backward pass. The forward pass is a third of its cost.
     """
     members = [member for part in parts for member in part.members]
-    closing = [member for member in members if _overrides(member, "closing")]
     forward = 1 / 3
-    opened = forward if any(_overrides(member, "opening") for member in members) else 0.0
-    if not closing:
-        return opened
-    return opened + (1.0 if any(member.needs_gradient for member in closing) else forward)
+    opening = forward if any(_overrides(member, "opening") for member in members) else 0.0
+    closers = [member for member in members if _overrides(member, "closing")]
+    if not closers:
+        return opening
+    return opening + (1.0 if any(member.needs_gradient for member in closers) else forward)
