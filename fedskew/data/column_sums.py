@@ -1,24 +1,22 @@
-"""Sums over the rows of a table, from which several sites together fit one encoding without showing their rows.
+"""Sums over the columns of a site's table. From these sums, several sites fit one encoding without showing their rows.
 
-A site reports, for a column of numbers, how many values and gaps it has, the mean of the values, and the sum of their
-squared deviations. For a column of categories it reports the values that occur, and whether there are gaps. Groups of
-fewer than `smallest_group` rows are hidden:
+For a column of numbers, a site reports the number of values, the number of gaps, the mean of the values and the sum of
+their squared deviations. For a column of categories, it reports the values that occur, and whether there are gaps.
 
-- a category with fewer rows is left out, so it will be an unknown value
-- if there are fewer gaps, they count as values equal to the median
-- if there are fewer values, they count as gaps
-- if both are fewer, nothing about the column is reported
-- in a column with repeated values, every value that enters the sums belongs to enough rows. Rarer values are replaced
-  by the median of their neighbours. If fewer than `smallest_group` rows have rarer values, each becomes the nearest
-  frequent value
+A group is small if it has fewer than `smallest_group` rows. Small groups are hidden before anything is summed:
 
-The sums are those of the changed column, so subtracting the other rows does not reveal a hidden group. If no value has
-enough rows and most values differ, as measured values do, no value is replaced, and the sums are exact unless gaps are
-hidden. A value that is far larger than all others then shows in the sum of squares. Two answers before and after a row
-was added would differ by that row, so a site answers only once (see `flower/site_answers.py`).
+- a small category is left out
+- a small number of gaps is replaced by the median of the column
+- a small number of values counts as gaps
+- if both gaps and values are few, nothing about the column is reported
+- in a column of repeated numbers, rare numbers are replaced by others: see `_hide_small_groups`
 
-Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983), which loses no digits if the mean is
-large compared with the deviation.
+Measurements usually differ in all rows. Such numbers are not replaced, so their sums are exact. A number far above all
+others then shows in the sum of squares. Sums before and after a row was added would also reveal that row. So a site
+answers only once (see `flower/site_answers.py`).
+
+Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983). Their method loses no digits if the
+mean is large compared with the deviation.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from fedskew.data.table_encoding import ColumnEncoding, Numbers, RawTable, Strin
 from fedskew.errors import UserError, plural
 
 SMALLEST_GROUP = 5
-"""By default, a site reports nothing about fewer rows than this."""
+"""The default size below which a group of rows is hidden."""
 _FAR = 5.0
 """A site's column gives a warning if its mean is more than this many standard deviations from the other sites' mean."""
 
@@ -50,7 +48,7 @@ class NumberSums:
     """Number of gaps."""
     mean: float = 0.0
     correction: float = 0.0
-    """Mean of the deviations from `mean`. It has the digits that rounding `mean` loses."""
+    """Mean of the deviations from `mean`: the digits that `mean` loses by rounding."""
     squares: float = 0.0
     """Sum of the squared deviations from the mean."""
 
@@ -64,7 +62,7 @@ class NumberSums:
 
 @dataclass(frozen=True)
 class CategorySums:
-    """The values of a column of categories. How often each occurs is not reported."""
+    """The values that occur in a column of categories. Their frequencies are not reported."""
 
     name: str
     categories: tuple[str, ...] = ()
@@ -78,7 +76,7 @@ ColumnSums = NumberSums | CategorySums
 
 
 def sum_columns(table: RawTable, smallest_group: int = SMALLEST_GROUP) -> tuple[ColumnSums, ...]:
-    """Return the sums of each column, without anything about fewer than `smallest_group` rows."""
+    """Return the sums of each column. Groups of fewer than `smallest_group` rows are hidden."""
     place = {name: position for position, name in enumerate(table.number_names)}
     return tuple(
         _list_categories(name, table.strings[name], smallest_group)
@@ -106,11 +104,11 @@ def _sum_numbers(name: str, column: Numbers, smallest: int) -> NumberSums:
 
 
 def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
-    """Replace values that fewer than `smallest` rows share, unless all values are that rare and most of them differ.
+    """Replace rare values. A value is rare if fewer than `smallest` rows have it.
 
-    The rare values, in order, form groups of `smallest` rows or more. Each group gets its median, which is one of its
-    values, so that whole numbers stay whole. If there are fewer than `smallest` rare values, each becomes the nearest
-    frequent value.
+    Sorted by size, the rows with rare values form groups of at least `smallest` rows. Each group gets its median, which
+    is one of its values, so whole numbers stay whole. If there are too few rows for a group, each gets the nearest
+    frequent value. Nothing is replaced if all values are rare and most of them differ, as measurements do.
     """
     distinct, codes, frequencies = np.unique(values, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(frequencies[codes] < smallest)
@@ -151,12 +149,12 @@ def _list_categories(name: str, column: Strings, smallest: int) -> CategorySums:
 
 
 def fit_encoding_to_sums(sites: Sequence[Sequence[ColumnSums]]) -> TableEncoding:
-    """Fit an encoding to the sums of several sites, which list the same columns."""
+    """Fit an encoding to the sums of several sites. All sites must list the same columns."""
     return TableEncoding(tuple(_fit_column(column) for column in zip(*sites, strict=True)))
 
 
 def find_other_units(sites: Mapping[str, Sequence[ColumnSums]]) -> list[str]:
-    """Return a warning for each column of a site that may be in other units: its mean is far from the others' mean."""
+    """Return a warning for each column whose mean at one site is far from its mean at the other sites."""
     found = []
     for site, sums in sites.items():
         for position, column in enumerate(sums):
@@ -185,9 +183,9 @@ def _fit_column(sums: Sequence[ColumnSums]) -> ColumnEncoding:
 
 
 def _add_moments(name: str, sums: Sequence[NumberSums]) -> tuple[float, float]:
-    """Return the mean and the standard deviation of the sites' values together. A deviation of 0 becomes 1.
+    """Return the mean and the standard deviation over the values of all sites. A deviation of 0 becomes 1.
 
-    The arithmetic is exact until the end.
+    Fractions make the arithmetic exact until the end.
     """
     count = sum(one.count for one in sums)
     if not count:

@@ -33,10 +33,10 @@ class Samples:
     """Inputs and labels, row by row."""
 
     x: npt.NDArray[np.generic]
-    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised
-    if `Dataset.scaling` is not empty. Text: int64 token ids (n, length), where 0 pads and 1 is an unknown word."""
+    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised if `Dataset.scaling` is
+    not empty. Text: int64 token ids (n, length), where 0 is padding and 1 is an unknown word."""
     y: npt.NDArray[np.int64]
-    """Class numbers (n), or for several labels per sample a matrix of 0 and 1 (n, labels)."""
+    """Class numbers (n). For several labels per sample, a matrix of 0 and 1 (n, labels)."""
     domain: npt.NDArray[np.int64] | None = None
     """Each row's domain, as an index into `Dataset.domains`; None if the dataset has no domains."""
     site: npt.NDArray[np.int64] | None = None
@@ -64,7 +64,7 @@ class Dataset:
     train: Samples
     test: Samples
     mean: tuple[float, ...] = (0.5,)
-    """Mean of each channel of images scaled to [0, 1]. Most published datasets have their usual values."""
+    """Mean of each channel, for images scaled to [0, 1]."""
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
     """Number of token ids of a text dataset, including the padding id 0."""
@@ -73,17 +73,17 @@ class Dataset:
     domains: tuple[str, ...] = ()
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
-    """Mean and standard deviation by which each input of a table was standardised. An input that was not
+    """The mean and the standard deviation with which each input of a table was standardised. An input that was not
     standardised has (0, 1). Empty if no input was standardised."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
-    """(name, shape, whether it holds whole numbers) of each input of a sample, in the order of a row of `x`. Empty if a
-    sample has only one input."""
+    """The inputs of a sample, in the order of a row of `x`: name, shape, and whether the input holds whole numbers.
+    Empty if a sample has only one input."""
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     raw_train: RawTable | None = None
-    """The training part of a table before it was encoded. None unless `encoding` is a `DraftEncoding`."""
+    """The training part of a table before encoding. None unless `encoding` is a `DraftEncoding`."""
     sites: tuple[str, ...] = ()
     """Names of the sites that the samples come from, for example hospitals."""
     site_column: str = ""
@@ -93,8 +93,7 @@ class Dataset:
     in_memory: Mapping[str, object] = field(default_factory=dict)
     """The type, shapes and SHA-256 of data given as Python objects, for the configuration of a run."""
     source: Mapping[str, object] = field(default_factory=dict)
-    """What the configuration of a run says about the data: `name`, which is their name or path, and the options. Empty
-    for data that were not loaded from a name or path."""
+    """The name or path of the data and their options, for the configuration of a run. Empty for Python objects."""
 
     @property
     def described(self) -> dict[str, object]:
@@ -112,7 +111,8 @@ class Dataset:
 
     @property
     def groups(self) -> tuple[Index, tuple[str, ...]]:
-        """The group of each training sample and the names of the groups, for rules that split by class."""
+        """The group of each training sample, and the names of the groups. With one class per sample, a group is a
+        class. Partition rules and held-out samples treat groups as classes."""
         return self.task.groups(self.train.y, self.classes)
 
     @property
@@ -136,7 +136,7 @@ class Dataset:
 
 
 def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
-    """Return the dataset with only the samples of the classes `kept`, which are renumbered in that order."""
+    """Keep only the samples of the classes `kept`. The classes are renumbered in that order."""
     new_number = np.full(len(dataset.classes), -1, np.int64)
     new_number[list(kept)] = np.arange(len(kept))
     parts = []
@@ -148,10 +148,7 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str) -> None:
-    """Raise a `UserError` if a row is bad, if there are no samples, or if inputs and labels differ in number.
-
-    The message names the first bad row.
-    """
+    """Raise `UserError` for bad samples. If a single row is bad, the message names it."""
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)
@@ -173,9 +170,9 @@ def check_samples(samples: Samples, classes: int, where: str) -> None:
 
 
 def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
-    """Yield blocks of consecutive rows as views. Temporary arrays stay small, even if `x` is larger than the memory.
+    """Yield blocks of consecutive rows as views, so that temporary arrays stay small.
 
-    The pages of a memory-mapped file are released after each block.
+    The pages of a memory-mapped file are released after each block. So `x` may be larger than the memory.
     """
     rows = max(1, BLOCK_VALUES // max(1, x[:1].size))
     file = getattr(x, "_mmap", None)
@@ -220,9 +217,8 @@ def check_options(
 def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, Index]:
     """Return the indices of the training samples and of the test samples, each in ascending order.
 
-    The test set has `fraction` of each class, rounded. It does not depend on a seed. So all seeds of an experiment have
-    the same test samples, on every machine. With several labels per sample, `Task.groups` takes the place of the
-    classes.
+    The test set has `fraction` of each class, rounded. With several labels per sample, it has `fraction` of each group
+    of `Task.groups`. The choice is fixed, so all seeds of an experiment have the same test samples on every machine.
     """
     check_fraction(fraction)
     names = tuple(map(str, range(y.shape[-1])))  # used only with several labels per sample, one name per column

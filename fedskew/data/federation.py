@@ -36,7 +36,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     """Lines for the user about what the loader and the rule changed in the data."""
     held_out: Sequence[IntArray] = ()
-    """The indices of each client's own test samples, which it does not train on; empty if clients hold out none."""
+    """The indices of the test samples that each client holds out from training; empty if clients hold out none."""
     server_samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """The indices of the training samples that only the server holds."""
 
@@ -174,7 +174,7 @@ class Federation:
     def hold_out(self, fraction: float) -> Federation:
         """Hold out a share of each client's samples of each class as the client's own test samples.
 
-        With several labels per sample, the groups of `Task.groups` take the place of the classes.
+        With several labels per sample, `Dataset.groups` take the place of classes.
         """
         held = self.draw_held_out(fraction, self.seed, "client test")
         if not held.any():
@@ -188,8 +188,8 @@ class Federation:
     def give_server(self, fraction: float) -> Federation:
         """Move a share of the clients' samples to the server, equally many of each class.
 
-        A class with too few samples gives all but one of them. With several labels per sample, the groups of
-        `Task.groups` take the place of the classes.
+        A class with too few samples gives all but one of them. With several labels per sample, `Dataset.groups` take
+        the place of classes.
         """
         labels, names = self.dataset.groups
         each = int(fraction * len(self.samples) / len(names))
@@ -209,9 +209,9 @@ class Federation:
     def draw_held_out(self, fraction: float, seed: int, purpose: str) -> npt.NDArray[np.bool_]:
         """Draw a share of each client's samples of each class, as a mask over the training samples.
 
-        A client keeps at least one sample of every class that it has, so no class becomes vacant. Apart from that, each
-        number of samples is rounded up or down at random, so that the share is right on average. Seed, purpose, client
-        and class determine the random numbers.
+        The number of samples is rounded up or down at random, so that the share is right on average. But a client keeps
+        at least one sample of every class that it has, so no class becomes vacant. Seed, purpose, client and class
+        determine the random numbers.
         """
         labels, _ = self.dataset.groups
         held = np.zeros(len(labels), dtype=bool)
@@ -229,7 +229,7 @@ class Federation:
 
     @cached_property
     def joined_indices(self) -> ClientIndices:
-        """The same as `indices`, with access to the one array that holds all of them."""
+        """`indices`, typed as `ClientIndices`."""
         return ClientIndices.join(self.indices)
 
 
@@ -265,7 +265,7 @@ def load_for(
     needed = partition.data_options()
     dataset = load(data, data_dir, **{**needed, **options})
     source = {key: value for key, value in dataset.source.items() if key in options or key not in needed}
-    return replace(dataset, source=source)  # `source` goes into configurations, whose partition implies the others
+    return replace(dataset, source=source)  # the partition implies the other options, so a configuration omits them
 
 
 def _frozen(array: IntArray) -> IntArray:

@@ -21,7 +21,7 @@ Source = Path | bytes
 Size = tuple[int, int]
 """Height and width."""
 
-_BLOCK = 1024  # how many images are decoded ahead, which limits memory and the delay before an error is raised
+_BLOCK = 1024  # images that are decoded ahead; limits memory, and the delay before an error is raised
 _GREY_MODES = {"1", "L", "LA", "I", "I;16"}
 
 
@@ -54,8 +54,8 @@ def decode_all(
 ) -> Pixels:
     """Decode every image and resize it to `size`. Without `size`, all images must have the same size.
 
-    `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` returns an
-    image's file or row, for messages.
+    `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` describes the
+    image with an index, for error messages.
     """
     pillow = _pillow()
     if not sources:
@@ -112,7 +112,7 @@ def _report_unreadable(pillow: Any, name: str) -> Iterator[None]:
 
 
 def _pixels(pillow: Any, image: Any, name: str, size: Size | None, colour: bool | None) -> Pixels:
-    if image.mode == "F":  # their range is not known: 0 to 1, 0 to 255 or measurements
+    if image.mode == "F":  # the range of its pixels is unknown: 0 to 1, 0 to 255 or measurements
         raise UserError(f"{name}: an image of 32-bit floats (mode F); expected 8 or 16 bits per channel")
     upright = pillow.ImageOps.exif_transpose(image)
     grey = not colour if colour is not None else upright.mode in _GREY_MODES

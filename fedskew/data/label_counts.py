@@ -1,6 +1,6 @@
 """Label counts per client: from a CSV file, a folder of histograms, or a federation.
 
-The partition `counts` and `fedskew diagnose` read the same files in the same way.
+The partition `counts` and `fedskew diagnose` use them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
 _COUNT = re.compile(r"\d{1,15}([.,]0*)?")
 """A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma."""
 _SMALLEST_TOTAL = 100
-"""The smallest sum for which an unnamed last row or column counts as a total of the others. In smaller tables, a client
-may happen to have as many samples as all others together."""
+"""An unnamed last row or column is a total only if it has at least this many samples. In smaller tables, a client may
+have as many samples as all others together by chance."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,7 @@ def federation_counts(federation: Federation) -> LabelCounts:
 def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) -> LabelCounts:
     """Read label counts from a file or a folder.
 
-    `data_classes` are the classes of the data, if known. They help to tell a header from a row of counts, and a column
-    of client names from a column of counts.
+    `data_classes` are the classes of the data, if known. They help to recognise a header and a column of client names.
     """
     source = Path(path)
     if source.is_dir():
@@ -119,7 +118,7 @@ def _read_rows(path: Path) -> list[_Row]:
 
 
 def _is_name(cell: str) -> bool:
-    """Return whether a cell is a name. Numbers and empty cells are not, even if they are wrong counts such as -3."""
+    """Return whether a cell is a name. Numbers and empty cells are not names, even invalid counts such as -3."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
@@ -147,7 +146,7 @@ def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_clas
 
 
 def _is_numbering(names: Sequence[str]) -> bool:
-    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …, and so numbers the clients instead of counting samples."""
+    """Return whether a column is 0, 1, 2 … or 1, 2, 3 …, which numbers the clients."""
     numbers = [str(i) for i in range(len(names) + 1)]
     return len(names) > 1 and list(names) in (numbers[:-1], numbers[1:])
 
@@ -171,7 +170,7 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column of totals. Raise `UserError` if one is named as a total but does not add up."""
+    """Leave out a row and a column of totals. Raise `UserError` if one is named a total but does not add up."""
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
     column = _find_total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
@@ -187,10 +186,7 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
 
 
 def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
-    """Return the row of `counts` that is the sum of the others, or None.
-
-    It has a name in `_TOTALS`, or it is an unnamed last row.
-    """
+    """Return the row of totals, or None. Its name is in `_TOTALS`, or it is an unnamed last row."""
     for row, name in enumerate(names or ()):
         if name.lower() in _TOTALS:
             if not _adds_up(counts, row):
@@ -244,7 +240,7 @@ def _histogram(path: Path) -> dict[str, int]:
 
 
 def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
-    """Return whether an entry is the total. Raise `UserError` if it is named as a total but does not add up."""
+    """Return whether an entry is the total. Raise `UserError` if it is named a total but does not add up."""
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:

@@ -23,32 +23,32 @@ from fedskew.errors import UserError, expect, unknown
 def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
     """Load a dataset by name, or your own data by path or as a Python object.
 
-    An object is a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset of pairs
-    (input, label), a Hugging Face Dataset or DatasetDict, or a scikit-learn Bunch. In a pair, x may also be a
-    DataFrame, or a dictionary of several inputs. `test` is a test set of the same form, or the path of one if the data
-    are a table file or a folder of images. If there is no test part, a share of each class is held out
-    (`test_fraction`). `hf:owner/name` is a dataset of the Hugging Face hub.
+    `hf:owner/name` is a dataset of the Hugging Face hub. A Python object is one of these:
+        a pair (x, y). x is an array, a DataFrame or a dictionary of several inputs
+        a pandas or Polars DataFrame, or an Arrow table
+        a torch Dataset of pairs (input, label)
+        a Hugging Face Dataset or DatasetDict
+        a scikit-learn Bunch
 
-    The files of a named dataset are searched for in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
-    cache. If they are missing, they are downloaded into the cache, unless they can only be made with their publisher's
-    scripts.
+    fedskew looks for the files of a named dataset in `data_dir`, in the folder set by FEDSKEW_DATA and in the user's
+    cache. Missing files are downloaded into the cache. A few datasets have to be made with their publisher's scripts.
 
-    `keep` is a list of classes. Only their samples are kept, and the classes are numbered in the order of the list. It
-    is not for Python objects.
+    The option `keep` is a list of classes. Only their samples are kept, and the classes are numbered in the order of
+    the list. It does not apply to Python objects.
 
     Some named datasets have `options`, which `fedskew datasets` lists. These are the options of your own data:
         test=None: a test part of the same form; for a table file or a folder of images, its path
         test_fraction=0.2: the share of each class held out if there is no test part
-        classes=None: the names of all classes, in order, if the data may lack some
+        classes=None: the names of all classes, in order, if some may have no samples
         name=None: the name of the data, for Python objects
-        label=None: the label column of a table, or a list of columns of 0 and 1. The default is label, labels, class,
-            target or y
+        label=None: the label column of a table, or a list of columns of 0 and 1. The default is the column called
+            label, labels, class, target or y
         columns=None: the input columns of a table, or the names of an array's features. The default is all
         drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values
         missing=None: further values that mean a gap, such as -999. Such a label is refused, unless `classes` is set
         site=None: the column that says where a row is from. It is not an input
-        encoding=None: how columns become inputs, in a file. By default, the encoding is fitted on the training part
+        encoding=None: a file that says how columns become inputs. The default is fitted on the training part
         rename=None: old and new names of columns
         delimiter=None, decimal=".": the character between the cells of a CSV file, and the decimal mark
         text=None: the text column, if there are several columns
@@ -71,7 +71,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
 
 
 def _plain(value: object) -> object:
-    """Return the value of an option as a configuration holds it."""
+    """Convert the value of an option to a type that a configuration can store."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, PathLike) or (isinstance(value, float) and not math.isfinite(value)):
@@ -103,7 +103,7 @@ def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[s
 
 
 def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
-    """Return the dataset with only the classes of these names."""
+    """Keep only the classes of these names."""
     if dataset.task.name != "single-label":
         raise UserError(f"option keep needs one class per sample, but {dataset.name!r} has several; leave out keep")
     names = [str(name) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]

@@ -1,7 +1,6 @@
 """Synthetic data: Gaussian classes, as a table or as images, with any number of classes.
 
-It stands in for data that is not available yet. The user chooses its shape, number of classes and difficulty. The
-centres of the classes are random.
+They stand in for data that are not available yet. The user chooses the shape, the number of classes and the difficulty.
 """
 
 from __future__ import annotations
@@ -40,12 +39,13 @@ def load_synthetic(
     separation: object = SEPARATION,
     seed: object = 0,
 ) -> Dataset:
-    """Draw the samples of each class around a random centre.
+    """Draw the samples of each class around a random centre. The numbers of samples per class differ by at most one.
 
-    `classes` is a number or a list of names. With many features, two centres are about `separation` standard deviations
-    apart. The best accuracy on a table with two classes is then about Φ(separation / 2): 84 % for 2, 98 % for 4.
-    `image` is the shape of an image, (height, width) or (channels, height, width). Without it, a sample is a row of
-    `features` numbers. The numbers of samples per class differ by at most one.
+    `classes` is a number or a list of names. `image` is the shape of an image: (height, width) or (channels, height,
+    width). Without `image`, a sample is a row of `features` numbers.
+
+    With many features, two centres are about `separation` standard deviations apart. The best possible accuracy on a
+    table with two classes is then about Φ(separation / 2): 84 % for 2, and 98 % for 4.
     """
     names = _class_names(classes)
     train = _whole("samples", samples, len(names))
@@ -140,7 +140,7 @@ def _images(points: Floats, shape: tuple[int, int, int], key: tuple[int, ...]) -
 
 
 def _interpolation(side: int) -> Floats:
-    """Return the weights of the random values at each pixel, [side, `_PATCHES`], for linear interpolation."""
+    """Return the weight of each random value at each pixel, [side, `_PATCHES`], for linear interpolation."""
     position = (np.arange(side) + 0.5) / side * _PATCHES - 0.5
     distance = np.abs(np.clip(position, 0, _PATCHES - 1)[:, None] - np.arange(_PATCHES))
     return np.asarray(np.clip(1 - distance, 0, None), np.float64)

@@ -1,8 +1,8 @@
 """Encode a table's columns as a model's inputs.
 
-Numbers are standardised. Categories become one-hot features. Gaps are filled, and they are marked if the encoding says
-so. An encoding is given by the user or fitted on the training part. It is saved with the run and exported with the
-model. In a federation, all sites use one encoding, so that an input means the same everywhere.
+Numbers are standardised. Categories become one-hot features. Gaps are filled, and a further feature may mark them. The
+user gives the encoding, or it is fitted on the training part. It is saved with the run and exported with the model. In
+a federation, all sites use one encoding, so that an input means the same everywhere.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Strings:
     values: tuple[str, ...]
     codes: Index
     categorical: bool = False
-    """Whether the type of the column says that its values are categories, even if they look like numbers."""
+    """Whether the column's type says that its values are categories. They may look like numbers."""
 
     def __len__(self) -> int:
         return len(self.codes)
@@ -72,8 +72,9 @@ class RawTable:
 class ColumnEncoding:
     """How one column becomes features.
 
-    A number is standardised, and a gap becomes the mean. A category becomes one feature per known value. An unknown
-    value and a gap have 0 in all of them. With `marks_gaps`, a last feature is 1 for a gap and 0 otherwise.
+    A column of numbers becomes one standardised feature, in which a gap is the mean. A column of categories becomes one
+    feature per known value. An unknown value or a gap is 0 in all of these features. With `marks_gaps`, a further
+    feature is 1 for a gap and 0 otherwise.
     """
 
     name: str
@@ -123,7 +124,7 @@ class TableEncoding:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether each column is one standardised number, so names, means and deviations describe the encoding."""
+        """Whether each column is one standardised number. Names, means and deviations then describe the encoding."""
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:
@@ -153,7 +154,7 @@ class TableEncoding:
         return scaled
 
     def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
-        """Return the values that are not among the encoding's categories, by column."""
+        """Return, by column, the values that are not categories of the encoding."""
         found = {}
         for column in self.columns:
             if column.categories is not None:
@@ -193,9 +194,9 @@ class TableEncoding:
 
 @dataclass(frozen=True)
 class DraftEncoding(TableEncoding):
-    """The columns and their kinds, while categories and moments are unknown: see `column_sums.py`.
+    """An encoding whose categories and moments are not known yet. `column_sums.py` fits them.
 
-    If a table is read with a draft, `Dataset.raw_train` keeps its training part unencoded.
+    If a table is read with a draft, `Dataset.raw_train` keeps the training part before encoding.
     """
 
 
@@ -204,7 +205,7 @@ _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 
 
 def fit_encoding(table: RawTable) -> TableEncoding:
-    """Fit an encoding on the training part. A column with a gap in that part gets a feature that marks gaps."""
+    """Fit an encoding on the training part. A column with gaps gets a feature that marks them."""
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses moments that are not finite
         mean, std = _moments(table.numbers)
     gaps = np.isnan(table.numbers).sum(axis=0)
@@ -223,7 +224,7 @@ def fit_encoding(table: RawTable) -> TableEncoding:
 
 
 def read_encoding(source: object) -> TableEncoding:
-    """Read an encoding from the option `encoding`: an encoding, its JSON value, or a JSON or YAML file."""
+    """Read the option `encoding`: a `TableEncoding`, its JSON value, or the path of a JSON or YAML file."""
     if isinstance(source, TableEncoding):
         return source
     if not isinstance(source, str | Path):
@@ -265,7 +266,7 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
 
 
 def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each column's mean and standard deviation, ignoring gaps. A constant column has deviation 1."""
+    """Return each column's mean and standard deviation without gaps. A constant column has deviation 1."""
     gaps = np.isnan(numbers)
     if not gaps.any():
         mean, std = numbers.mean(axis=0), numbers.std(axis=0)

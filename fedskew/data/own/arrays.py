@@ -1,4 +1,4 @@
-"""Users' arrays: tables and images, the order of their axes, and `.npz` files."""
+"""Users' arrays, from Python or from `.npz` files. They are tables or images."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_npz(
 
 
 class ArrayPart(NamedTuple):
-    """A training or test part, with names of both arrays for error messages."""
+    """The arrays of a training or test part, with their names for error messages."""
 
     x: Array
     y: Array
@@ -62,9 +62,9 @@ def array_dataset(
 ) -> Dataset:
     """Make a dataset from one part, or from a training and a test part. `columns` names the features of a table.
 
-    Inputs with two dimensions are a table. Inputs with three dimensions are grey images (n, height, width). With four
-    dimensions, the axis of the channels is the second or the last one, whichever has size 1, 3 or 4. If that is
-    ambiguous, `layout` decides ("nchw" or "nhwc").
+    Inputs with two dimensions are a table. Inputs with three dimensions are grey images (n, height, width). Inputs with
+    four dimensions are images. Their channels are the second or the last axis, whichever has size 1, 3 or 4. If both or
+    neither has, `layout` must say "nchw" or "nhwc".
     """
     labels = [read_labels(part.y, part.y_name, "row {}".format) for part in arrays]
     where = [part.x_name for part in arrays]
@@ -73,7 +73,7 @@ def array_dataset(
         refuse_unused_options(where[0], "a table of numbers", {"layout": layout})
         tables = _raw_tables(inputs, where, columns)
         dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
-        # Without gaps, `scaling` describes the encoding, and x0, x1 … are not the user's names.
+        # The names x0, x1 … are not the user's. Without gaps, `scaling` alone describes the encoding.
         is_plain = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
         return replace(dataset, columns=(), encoding=None) if is_plain else dataset
     if columns is not None:
@@ -82,7 +82,7 @@ def array_dataset(
 
 
 def refuse_unused_options(where: str, inputs: str, given: Mapping[str, object]) -> None:
-    """Refuse these options, if they are set, because they would have no effect on such inputs."""
+    """Refuse the options in `given` that are set. They have no effect on this kind of inputs."""
     if found := [option for option, value in given.items() if value is not None]:
         raise UserError(f"{where}: option {found[0]!r} has no effect, because the inputs are {inputs}; leave it out")
 
@@ -100,7 +100,7 @@ def make_array(values: Any, where: str) -> npt.NDArray[Any]:
 
 
 def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
-    """Convert labels to an array. A list keeps its objects, because numpy would turn [1, "a"] into strings."""
+    """Convert labels to an array. A list becomes an array of objects, because numpy turns [1, "a"] into strings."""
     return np.array(values, dtype=object) if isinstance(values, list | tuple) else make_array(values, where)
 
 
@@ -161,7 +161,7 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 
 
 def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Convert pixels to uint8. Whole numbers are 0 to 255. Floats are 0 to 1, or 0 to 255 if any of them exceeds 1."""
+    """Convert pixels to uint8. Integers range from 0 to 255. Floats range from 0 to 1, or to 255 if one exceeds 1."""
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue

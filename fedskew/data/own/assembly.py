@@ -26,7 +26,7 @@ Inputs = Array | list[str] | RawTable
 
 @dataclass(frozen=True)
 class Part:
-    """Inputs before any preparation (uint8 images, a table, or a list of texts), and their labels."""
+    """Unprepared inputs (uint8 images, a table, or a list of texts) and their labels."""
 
     x: Inputs
     labels: Labels
@@ -49,8 +49,8 @@ def assemble(
 ) -> Dataset:
     """Assemble a dataset from a training and a test part. If there is only one part, hold out a test set from it.
 
-    `site` is the name of the column with the samples' sites. `encoding` turns a table into inputs. Without it, an
-    encoding is fitted on the training part.
+    `site` is the name of the column with the samples' sites. `encoding` turns a table into inputs. By default, it is
+    fitted on the training part.
     """
     for part in parts:
         if len(part.x) != len(part.labels):
@@ -135,7 +135,7 @@ def _table_dataset(
 def _encoding_notes(
     name: str, encoding: TableEncoding, train: RawTable, test: RawTable, is_fitted: bool
 ) -> tuple[str, ...]:
-    """Return one line about gaps, one about constant columns, and one per column with unknown categories."""
+    """Return lines for the user about gaps, constant columns and unknown categories."""
     notes = []
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
     if found := [f"{column} ({count})" for column, count in gaps.items() if count]:
@@ -201,7 +201,7 @@ def _take(x: Inputs, rows: IntArray) -> Inputs:
 
 
 def number_sites(columns: Sequence[Strings | None]) -> tuple[tuple[str, ...], list[IntArray]]:
-    """Return the names of all sites, and for each column every sample's site, as an index into these names."""
+    """Return the names of all sites. For each part's column, also return each sample's site as an index into them."""
     sites = tuple(sorted({value for column in columns for value in _used_sites(column)}, key=_natural_order))
     return sites, [_site_numbers(column, sites) for column in columns]
 

@@ -1,7 +1,7 @@
 """Data whose samples have several named inputs, such as the token ids and the attention mask of a tokenizer.
 
-The inputs of a sample are stored side by side in one row. `Dataset.fields` records their names and shapes, from which
-the model's adapter (`models/adapter.py`) restores them.
+The inputs of a sample are stored side by side in one row. `Dataset.fields` has their names and shapes. With these, the
+model's adapter (`models/adapter.py`) restores the inputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError, plural
 
 _LARGEST_EXACT = 1 << 24
-"""If one input is floating-point, all inputs are stored as float32, which is exact for whole numbers up to this."""
+"""float32 is exact for whole numbers up to this. All inputs are stored as float32 if one input is floating-point."""
 
 Fields = Mapping[str, npt.NDArray[Any]]
 
@@ -33,9 +33,10 @@ def load_fields(
     vocabulary: int | None = None,
     sites: Sequence[npt.NDArray[np.int64]] | None = None,
 ) -> Dataset:
-    """Load pairs (inputs by name, labels). `vocabulary` is the number of tokens, by default the largest id plus 1.
+    """Load one pair (inputs by name, labels), or a training pair and a test pair.
 
-    `sites` has the number of each sample's site, for each pair.
+    `vocabulary` is the number of tokens, by default the largest id plus 1. `sites` has, for each pair, the number of
+    each sample's site.
     """
     prefixes = ("", "test ")
     named = [_arrays(x, prefix) for (x, _), prefix in zip(pairs, prefixes, strict=False)]
@@ -62,7 +63,7 @@ def load_fields(
 
 
 def token_columns(columns: Mapping[str, Any]) -> list[str]:
-    """Return the columns that a tokenizer added to a table: lists of numbers, one of them called `input_ids`."""
+    """Return the columns of a tokenizer: all columns of lists, if one of them is called `input_ids`."""
     lists = [name for name, column in columns.items() if isinstance(column, np.ndarray) and column.ndim == 2]
     return lists if "input_ids" in lists else []
 
@@ -88,7 +89,7 @@ def _train_and_test(
 
 
 def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    """Convert and check the inputs of one part. An input with one number per sample gets the shape (1,)."""
+    """Convert and check the inputs of one part. One number per sample gets the shape (1,)."""
     found: dict[str, npt.NDArray[Any]] = {}
     for key, values in x.items():
         where = f"{prefix}x[{key!r}]"
@@ -143,7 +144,7 @@ def _rows(arrays: Fields, prefix: str, all_integers: bool) -> npt.NDArray[Any]:
 
 
 def _vocabulary_size(named: Sequence[Fields], vocabulary: int | None) -> int:
-    """Return the number of tokens. All token ids must be smaller."""
+    """Return the number of tokens, which must exceed every token id."""
     smallest = min(int(array.min(initial=0)) for part in named for array in part.values())
     if smallest < 0:
         raise UserError(f"x holds the number {smallest}; expected token ids and other whole numbers of at least 0")

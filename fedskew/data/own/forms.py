@@ -1,4 +1,4 @@
-"""Load a user's data by path, after detecting its format."""
+"""Load a user's data by path. The path and its content determine the format."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def load_image_folder(
     image_size: object = None,
     classes: object = None,
 ) -> Dataset:
-    """Load one folder of images per class, in `folder` or in its train/ and test/. The folder names are the classes.
+    """Load one folder of images per class. The names of these folders are the classes.
 
-    The test folder may also be called val, valid or validation, or be given as `test`. `classes` lists all classes if
-    some have no folder.
+    They are in `folder`, or in its sub-folders train and test. The test folder may also be called val, valid or
+    validation, or `test` gives its path. `classes` lists all classes if some have no folder.
     """
     size = parse_size(image_size)
     folders = [folder]
@@ -65,7 +65,7 @@ def load_image_folder(
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
-    # One folder is not enough: if the other sites' classes are known, they are used instead.
+    # A single folder is not a list of classes: if the classes of other sites are known, they are used instead.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
         raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
@@ -82,12 +82,12 @@ def load_image_folder(
 
 
 def is_table(path: Path) -> bool:
-    """Return whether this is a table file, a folder with a training table, or a saved Hugging Face dataset."""
+    """Return whether this is a table file, a folder with train.csv or similar, or a saved Hugging Face dataset."""
     return bool(_table_files(path)) or (path.is_dir() and is_saved_dataset(path))
 
 
 def _table_files(path: Path) -> list[Path]:
-    """Return the table file itself, or a folder's training table and its test table, or nothing if there is none."""
+    """Return the table file itself, or the training table of a folder and its test table. Empty if there is none."""
     if not path.is_dir():
         return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
     for suffix in (*CSV_SUFFIXES, ".parquet"):
@@ -122,7 +122,7 @@ def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
 
 
 def _test_path(path: Path, test: object, parts: int) -> Path:
-    """Return the path of the separate test part `test`. The data at `path` have `parts` parts without it."""
+    """Return the option `test` as a path. `parts` is the number of parts that the data at `path` have without it."""
     if not isinstance(test, str | PathLike):
         raise UserError(f"test is of type {type(test).__name__}; expected a path, like {path}")
     if parts > 1:

@@ -14,9 +14,9 @@ _OPTIONS = ("subset", "revision")
 
 
 def load_hub(name: str, options: dict[str, Any]) -> Dataset:
-    """Load `hf:owner/name` from the hub or from its cache, or `hf:FOLDER` from a folder that `datasets` can read.
+    """Load `hf:owner/name` from the hub or its cache, or `hf:FOLDER` from a folder that `datasets` can read.
 
-    The option `subset` chooses one of the dataset's subsets, and `revision` a branch, tag or commit. The other options
+    The option `subset` chooses one of the dataset's subsets. `revision` is a branch, tag or commit. The other options
     are those of tables.
     """
     try:
@@ -34,4 +34,4 @@ def load_hub(name: str, options: dict[str, Any]) -> Dataset:
         raise UserError(f"{name!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     rest = {key: value for key, value in options.items() if key not in _OPTIONS}
     dataset = load_object(found, {"name": name, **rest})
-    return replace(dataset, in_memory={})  # a run's configuration has the name, which is enough to repeat the run
+    return replace(dataset, in_memory={})  # the name is enough to repeat a run

@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 def read_matrix(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> IntArray:
-    """Read a matrix of 0 and 1. Raise `UserError` for other values, and name the first bad row if all are numbers."""
+    """Read a matrix of 0 and 1. Raise `UserError` for other values."""
     if values.ndim != 2:
         raise UserError(f"{where}: labels have shape {values.shape}; expected one label per sample, or a matrix")
     try:
@@ -36,7 +36,7 @@ def read_matrix(values: npt.NDArray[Any], where: str, row: Callable[[int], str])
 def encode_matrix(
     matrices: Sequence[IntArray], where: str, classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[IntArray]]:
-    """Check the matrices, and return the labels' names and the matrices. Without names, the labels are numbered."""
+    """Check the matrices. Return the names of the labels, and the matrices. Without `classes`, labels are numbered."""
     widths = {matrix.shape[1] for matrix in matrices}
     if len(widths) > 1:
         raise UserError(f"{where}: {' and '.join(map(str, widths))} columns of labels; expected equal numbers")

@@ -1,7 +1,7 @@
-"""Folders of `.npy` arrays, which stay on disk. Rows are read when they are needed.
+"""Folders of `.npy` arrays. The arrays stay on disk, and rows are read when they are needed.
 
-Use this format for data that does not fit in memory. The inputs must already have the types and shapes that models
-read, because they are not converted.
+This format is for data that do not fit in memory. The inputs are not converted, so they must already have the types and
+shapes that models read.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load_mapped(folder: Path, *, classes: object = None) -> Dataset:
 
 
 def _class_names(train: IntArray, test: IntArray, where: str, classes: object) -> tuple[str, ...]:
-    """Return the names that the user lists, or else the numbers of the classes or of the columns of labels."""
+    """Return the names that the user lists. Without a list, the classes or the columns of labels are numbered."""
     if train.ndim != test.ndim:
         raise UserError(f"{where}: one class per sample in one part and several labels in the other; expected one kind")
     if train.ndim == 2:

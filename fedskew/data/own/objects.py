@@ -34,7 +34,7 @@ _COMMON_OPTIONS = ("name", "test")
 
 
 def load_object(data: object, options: dict[str, Any]) -> Dataset:
-    """Load `data`. `options` are `name`, `test` (a test set of the same form) and those of the data's form."""
+    """Load `data`. Its form decides which options it has, besides `name` and `test` (a test set of the same form)."""
     if _is_bunch(data):
         data, options = _unpack_bunch(data, options)
     train, test = _parts(data, options.get("test"))
@@ -70,7 +70,10 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
 
 
 def _label_names(labels: Sequence[Any]) -> list[str] | None:
-    """Return the names of several columns of labels, if they are DataFrames. All parts must have the same columns."""
+    """Return the column names of labels that are DataFrames with several columns. Otherwise, return None.
+
+    All parts must have the same columns.
+    """
     names = [list(map(str, getattr(y, "column_names", None) or y.columns)) if is_frame(y) else [] for y in labels]
     if len(names[0]) < 2:
         return None
@@ -135,7 +138,7 @@ def load_samples(
 
 
 def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], dict[str, Any]]:
-    """Return the pair (x, y) of a Bunch, and the options. The names in the Bunch are the defaults of some options."""
+    """Return the pair (x, y) of a Bunch, and the options. Names in the Bunch are defaults for the options."""
     x, y = data["data"], data["target"]
     known: dict[str, Any] = {"name": "bunch"}
     names = data.get("target_names")
@@ -149,7 +152,10 @@ def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], 
 
 
 def _are_positions(y: Any, classes: int) -> bool:
-    """Return whether labels number this many names. In some Bunches, `target_names` is the name of the label column."""
+    """Return whether labels are positions in a list of class names.
+
+    They are not if `target_names` is the name of the label column, as in some Bunches.
+    """
     labels = np.asarray(y)
     is_numbers = labels.ndim == 1 and labels.dtype.kind in "iu"
     return is_numbers and classes > 1 and bool(((labels >= 0) & (labels < classes)).all())
@@ -213,7 +219,7 @@ def _table(data: Any, where: str) -> Table:
 
 
 def _hugging_face_table(data: Any, where: str) -> Table:
-    """Read the rows of a Hugging Face Dataset. `[:]` skips rows of its stored table that it does not select."""
+    """Read the rows of a Hugging Face Dataset. `[:]` leaves out rows that the Dataset does not select."""
     features = data.features.to_dict() if hasattr(data.features, "to_dict") else {}
     return arrow_table(data.with_format("arrow")[:], where, features)
 
@@ -253,7 +259,7 @@ def _class_names(data: Any) -> tuple[str, ...] | None:
 
 
 def _identity(kind: str, dataset: Dataset) -> dict[str, object]:
-    """Return what a configuration records about data in memory: the type, the shapes and a hash."""
+    """Return the type, the shapes and a hash of data in memory, for a run's configuration."""
     digest = hashlib.sha256("\n".join(dataset.classes).encode())
     for samples in (dataset.train, dataset.test):
         for array in (samples.x, samples.y, *(() if samples.site is None else (samples.site,))):

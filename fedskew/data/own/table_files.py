@@ -20,9 +20,10 @@ TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
-    """Read a CSV file with a header. By default, the header shows the delimiter: a comma, a semicolon or a tab.
+    """Read a CSV file with a header. By default, the delimiter is found in the header: a comma, a semicolon or a tab.
 
-    pyarrow, if installed, reads large files fast. Python's csv module is slower, but reports the line of a mistake.
+    If pyarrow is installed, it reads the file, because it is fast. If it fails, Python's csv module reads the file and
+    reports the line of the mistake.
     """
     _check_marks(delimiter, decimal)
     delimiter = delimiter or find_delimiter(path)
@@ -47,7 +48,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
 
 @dataclass(frozen=True)
 class _LineNames:
-    """Names the line of the file in which a row ends. It reads the file again, but only for an error message."""
+    """Names a row by its line in the file. To find the line, it reads the file again, but only for an error message."""
 
     path: Path
     delimiter: str
@@ -67,7 +68,7 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
     """Read the header and the cells of each column with pyarrow.
 
-    Return None if pyarrow is not installed, cannot read the file, or finds other columns than those of the header.
+    Return None if pyarrow is not installed or cannot read the file.
     """
     try:
         from pyarrow import ArrowException, csv, string
@@ -93,7 +94,7 @@ def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None
 
 
 def _read_rows(path: Path, delimiter: str) -> tuple[list[str], list[list[str]]]:
-    """Read the header and the cells of each column. Refuse a line that has more or fewer cells than the header."""
+    """Read the header and the cells of each column. All lines must have as many cells as the header."""
     rows = read_csv(path, delimiter)
     if not rows:
         raise UserError(f"{path}: no rows; expected a line of column names and one line per sample")
@@ -115,7 +116,7 @@ def parquet_table(path: Path) -> Table:
 
 
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
-    """Read an Arrow table. `features` are Hugging Face's descriptions of its columns, which name the classes."""
+    """Read an Arrow table. `features` are Hugging Face's descriptions of its columns, with the class names."""
     features = features or _features_in(table.schema.metadata or {})
     class_names = {
         name: tuple(feature["names"])
@@ -210,7 +211,7 @@ def join_chunks(chunked: Any) -> Any:
 
 
 def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | None]:
-    """Return the column and, if it cannot be an input, the reason."""
+    """Read a column. If it cannot be an input, also return the reason."""
     pyarrow = import_pyarrow()
     types = pyarrow.types
     column = join_chunks(chunked)
@@ -269,7 +270,7 @@ def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
 def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     """Read numbers, or nested lists of numbers of equal length, as one array.
 
-    Return the array and, if the column cannot be an input, the reason.
+    If the column cannot be an input, also return the reason.
     """
     types = import_pyarrow().types
     shape = [len(column)]

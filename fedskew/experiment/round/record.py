@@ -60,8 +60,8 @@ class RoundRow:
     bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that participants received (`down`) and sent (`up`). Empty in runs of versions that did not count them."""
     evaluation: Evaluation | None = None
-    """Evaluation of the trained model on the test set. None if this round was not evaluated. If the method has no global
-    model, this is the sum of the confusion matrices of all clients' models: see `Evaluation`."""
+    """Evaluation of the trained model on the test set. None if this round was not evaluated. Without a global model, it
+    has the sum of the confusion matrices of all clients' models: see `Evaluation`."""
     domain_accuracy: dict[str, float | None] | None = None
     """Accuracy by domain, for datasets with domains."""
     client_accuracy: list[float] | None = None
