@@ -73,7 +73,7 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
 
 
 def _curves_title(comparison: Comparison) -> str:
-    """Say over how many seeds the curves are means. Methods may have different numbers of them."""
+    """State the number of seeds. It may differ between methods."""
     numbers = [len(method.counted) for method in comparison.methods]
     fewest, most = min(numbers), max(numbers)
     if most == 1:

@@ -29,7 +29,7 @@ from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MAX_SETTINGS = 4
-"""If there are more settings than this, none of them has a chapter, and all are shown only in the overview."""
+"""With more settings than this, the report has only the overview, and no chapters on single settings."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _race_chapter(race: RaceRecord, number: int) -> Chapter:
 
 
 def _chapter(comparison: Comparison, number: int | None, with_features: bool) -> Chapter:
-    """Build the chapter of a setting. `number` makes its keys unique, and is None if there is only one setting."""
+    """Build the chapter of a setting. `number` makes the keys unique. It is None if there is only one setting."""
     sections = [
         results(comparison),
         curves(comparison),
@@ -110,7 +110,7 @@ def _chapter(comparison: Comparison, number: int | None, with_features: bool) ->
 
 
 def _with_unique_keys(section: Section, prefix: str) -> Section:
-    """Prefix the keys, to make them unique if several chapters are on one page."""
+    """Prefix the keys, because they must be unique on a page with several chapters."""
     figures = [
         replace(
             figure,

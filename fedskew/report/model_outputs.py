@@ -32,7 +32,7 @@ SAMPLES = 2000
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """A model's outputs for test samples, which are taken from each class in turn."""
+    """A model's outputs for test samples. The samples are taken from each class in turn."""
 
     labels: npt.NDArray[np.int64]
     features: Floats
@@ -80,8 +80,8 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, if samples have several labels, or if an output is not
-    finite.
+    Raise a UserError if that is not possible: the model or the data are missing, samples have several labels, there is
+    only one test sample or feature, or an output is not finite.
     """
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
@@ -103,14 +103,16 @@ def model_outputs(run: Result) -> ModelOutputs:
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
     if not (np.isfinite(found.features).all() and np.isfinite(found.probabilities).all()):
         raise UserError(f"{run.folder}: the model's outputs are not finite")
+    if min(found.features.shape) < 2:
+        raise UserError("features are drawn in a plane; expected at least two test samples and two features")
     return found
 
 
 @lru_cache(maxsize=2)
 def _dataset(settings: str) -> Dataset:
-    """Load the data as the run did: with the options that the partition needs, and without the classes it leaves out.
+    """Load the data as the run did, without classes that the partition leaves out.
 
-    `settings` are the `DATA_KEYS` of the configuration as JSON, which can be a key of the cache.
+    `settings` are the `DATA_KEYS` of the configuration. They are JSON text, because the cache needs a hashable key.
     """
     config = Config.from_mapping(json.loads(settings))
     return partition_rule(config).arrange(load(config.data, config.data_dir, **data_options(config))).dataset

@@ -40,8 +40,8 @@ BUBBLES_UP_TO = 30
 class PartitionMap:
     """Renders the map in a terminal. The shade shows the count, and a vacant class is blank.
 
-    The longer axis runs across, in as many panels as the terminal's width requires. So 100 clients with 10 classes and
-    10 clients with 100 classes are both shown in full. If there is room, counts are printed instead of shades.
+    The longer axis, clients or classes, runs across, in as many panels as the terminal's width requires. If there is
+    room, counts are printed instead of shades.
     """
 
     federation: Federation
@@ -147,7 +147,7 @@ class _Grid:
 
 
 def _level(count: int, largest: int) -> int:
-    """The shade of a count, by its square root, so that small counts stay visible. Only 0 has shade 0."""
+    """The shade of a count. It grows with the square root, so that small counts stay visible. Only 0 has shade 0."""
     return int(np.ceil(LEVELS * np.sqrt(count / largest))) if largest else 0
 
 

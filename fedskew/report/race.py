@@ -16,9 +16,10 @@ MAX_ROWS = 12
 
 
 def final_table(race: RaceRecord) -> Table:
-    """List the finalists, the one with the best mean over all its runs first.
+    """List the finalists, the best mean over all runs first.
 
-    Their gain over FedAvg is measured on splits, or with seeds of a fixed split, that were not used before the final.
+    The gain over FedAvg is measured only on splits that were not used before the final. If the split is fixed, it is
+    measured with new seeds.
     """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

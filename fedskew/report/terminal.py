@@ -20,7 +20,7 @@ MAX_CLASSES = 20
 CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. The ranking metric comes first, and the table has three metrics in all."""
+"""The metrics of the comparison table. A ranking metric that is not among them comes first and replaces the last."""
 COMPARISON_NAME_WIDTH = 12
 """In a narrow terminal, longer method names are wrapped in the comparison table, to leave room for lost classes."""
 
@@ -90,7 +90,7 @@ def _privacy_rows(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _evaluation_rows(result: Result) -> list[tuple[str, str, str]]:
-    """Balanced accuracy, Cohen's κ and log loss. Those that the sites of a federation did not report are left out."""
+    """Balanced accuracy, Cohen's κ and log loss. Metrics that a federation's sites did not report are left out."""
     found = result.evaluation
     log_loss = np.nan if found.log_loss is None else found.log_loss
     rows = [
@@ -135,7 +135,7 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Show one row per method, in the given order. Mark the best by the ranking metric, apart from reference bounds."""
+    """Show one row per method, in the given order. Mark the best method. Reference bounds are not marked."""
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")

@@ -21,7 +21,7 @@ MAX_CLASSES = 5
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Write the conclusion: a warning if runs are unfinished, then the other sentences, the most important first."""
+    """Write the conclusion, the most important sentences first. A warning about unfinished runs precedes them."""
     ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
@@ -38,7 +38,7 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def conclusion(comparison: Comparison) -> list[str]:
-    """Say which method is best, by how much, and whether that is significant. Empty if fewer than two compete."""
+    """Say which method is best, by how much, and whether that is significant. Empty if only one method competes."""
     methods, baseline = comparison.competing, comparison.baseline
     if len(methods) < 2:
         return []
@@ -62,7 +62,7 @@ def conclusion(comparison: Comparison) -> list[str]:
 
 
 def unfinished(comparison: Comparison) -> list[str]:
-    """Say which methods have unfinished runs, and after which round they are shown. Empty if all are finished."""
+    """Say which methods have unfinished runs, and after which round these are shown. Empty if all are finished."""
     found = [method for method in comparison.methods if len(method.finished_runs) < len(method.runs)]
     if not found:
         return []

@@ -11,7 +11,8 @@ from fedskew.report.charts.chart import Chart, Figure, Lines
 MAX_LABELS = 30
 """The most labels on an axis, and the most names in a legend."""
 MAX_NUMBERS = 10
-"""The most numbers that label an x axis, such as rounds. It also limits a list of more than `MAX_LABELS` names."""
+"""The most numbers that label an x axis, such as rounds. If there are more than `MAX_LABELS` names, this many of them
+are shown, too."""
 MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 PLOT_SHARE = 0.8
@@ -24,8 +25,10 @@ LINE_HEIGHT = 0.13
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """Add one legend below all panels if they show the same series. Otherwise, and for a single line chart, each panel
-    has its own."""
+    """Add one legend below all panels if they show the same series. Otherwise, each panel has its own legend.
+
+    A single line chart also has its own.
+    """
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]
     if not named:

@@ -100,7 +100,7 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 
 def _height(chart: Chart) -> float:
-    """Height of a panel in inches. Many rows and long names, which are slanted, need more."""
+    """Height of a panel in inches. Many rows need more, and so do long names, because they are slanted."""
     if isinstance(chart, Heat):
         return max(1.9, min(5.0, 1.2 + 0.16 * len(chart.rows)))
     longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0

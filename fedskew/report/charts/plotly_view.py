@@ -17,7 +17,7 @@ FEW_ROUNDS = 10
 
 @singledispatch
 def plotly(chart: Chart) -> Json:
-    """Return Plotly's `data` and `layout`. The page sets the colours of text and background to suit its theme."""
+    """Return Plotly's `data` and `layout`. The page's theme sets the colours of text and background."""
     raise TypeError(type(chart).__name__)
 
 

@@ -76,8 +76,7 @@ def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _group(run: Result) -> list[int]:
-    """The first group that PKD found. If there is none, the first group that PKD's default threshold gives for the last
-    confusion matrix."""
+    """The first group that PKD recorded. If none, PKD's default rule finds one in the last confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])

@@ -25,7 +25,7 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
-    """Draw accuracy over each numeric key that varies, a curve per method and per value of the other keys."""
+    """Draw accuracy over each numeric key that varies. Each method has a curve per combination of the other keys."""
     points = _points(comparisons)
     return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 

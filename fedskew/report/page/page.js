@@ -4,7 +4,7 @@
   const MAX_ROWS = 300;
   let charts = {}, tables = {}, hidden = new Set();
 
-  // -- what is packed into the page ---------------------------------------------------------------------
+  // -- compressed parts of the page ---------------------------------------------------------------------
   async function unpacked(id) {
     const text = document.getElementById(id).textContent.trim();
     const bytes = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));

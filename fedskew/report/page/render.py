@@ -1,7 +1,7 @@
 """Render a report as one self-contained HTML file.
 
-The Plotly library and the charts are compressed with gzip, which browsers can decompress. Without compression, the
-library alone would add about five megabytes.
+The Plotly library and the charts are compressed, and the browser decompresses them. Without compression, the library
+alone would add about five megabytes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def packed_plotly() -> Markup:
 
 
 def _packed(content: bytes) -> Markup:
-    """Compress, and encode as base64, which needs no escaping in HTML."""
+    """Compress with gzip, and encode as base64. Base64 needs no escaping in HTML."""
     return Markup(base64.b64encode(gzip.compress(content, 9, mtime=0)).decode())
 
 

@@ -16,8 +16,8 @@ def circumstances(comparison: Comparison) -> Section:
     tables = [_configuration(comparison), _methods(comparison), _machines(runs)]
     missing = [f"{run.folder}: {line}" for run in runs for line in _problems(run)]
     paragraphs = [
-        "The first table has the configuration of all runs. A key that may differ between them, such as the device, "
-        "has the value of the first run. The first line of a run's config.yaml says how to repeat it."
+        "The first table has the configuration of all runs. For keys that may differ between runs, such as the device, "
+        "it has the value of the first run. The first line of a run's config.yaml says how to repeat the run."
     ]
     return Section("circumstances", "What was run", paragraphs, tables=tables, missing=missing)
 

@@ -77,7 +77,7 @@ def _gains(comparison: Comparison, baseline: MethodRuns, others: list[MethodRuns
 
 
 def _mean_changes(method: MethodRuns, baseline: MethodRuns, classes: int) -> list[float | None]:
-    """The change of each class in points, as the mean over the seeds that both have. None if there are none."""
+    """The mean change of each class in points, over the seeds that both methods have. None if they share no seed."""
     changes = method.class_changes(baseline)
     return [number(100 * v) for v in changes.mean(axis=0)] if len(changes) else [None] * classes
 

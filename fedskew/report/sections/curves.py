@@ -72,7 +72,7 @@ def cost(run: Result, key: str) -> dict[int, float]:
 
 
 def _by_cost(method: MethodRuns, key: str) -> Line | None:
-    """Mean accuracy against mean cost, with a point per round. The cost is a mean, because it differs between seeds."""
+    """Mean accuracy over mean cost, with a point per round. Both are means over the seeds."""
     line = mean_line(method, accuracy)
     if line is None:
         return None

@@ -169,7 +169,7 @@ def survey(run: Result) -> Floats | None:
 
 
 def groups(run: Result) -> list[list[int]]:
-    """The groups that PKD found. If it found none, those in the configuration."""
+    """The groups that PKD found. If it found none, the groups in the configuration."""
     return _notes(run).get("groups") or list(run.config.method_params.get("groups") or [])
 
 

@@ -1,6 +1,6 @@
 """The section with t-SNE and PCA of the models' features.
 
-The charts of class distances and of mean probabilities are not in the section. `report.figures.heat_maps` uses them.
+The module also makes charts of class distances and of mean probabilities, for `report.figures.heat_maps`.
 """
 
 from __future__ import annotations

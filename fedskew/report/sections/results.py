@@ -24,9 +24,9 @@ def results(comparison: Comparison) -> Section:
     ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
     paragraphs = [
-        "Mean ± sample standard deviation over the seeds, after the last round. Two columns use other rounds: the best "
-        "accuracy is that of the best round, chosen on the test set, as in papers, and the mean of last accuracies is "
-        "over the last evaluated rounds."
+        "Mean ± sample standard deviation over the seeds, after the last round. Two columns use other rounds. The best "
+        "accuracy is that of the best round, which is chosen on the test set, as in papers. The mean of last "
+        "accuracies is a mean over the last evaluated rounds."
     ]
     if len(comparison.competing) > 1:
         tables.append(_significance(comparison))
@@ -78,7 +78,7 @@ def _row(method: MethodRuns, measured: Sequence[str]) -> list[Cell]:
 
 
 def _cost(mean: float) -> float | None:
-    """Round a cost, so that a small one does not become 0. A cost of 0 was not recorded, or there is none: None."""
+    """Round a cost. A small cost keeps more digits. A cost of 0 becomes None, because it may not have been recorded."""
     return number(mean, 1 if mean >= 1 else 3) if mean else None
 
 

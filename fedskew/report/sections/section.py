@@ -34,7 +34,7 @@ def percent(share: float | None) -> float | None:
 
 
 def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """The mean over the runs in `counted`, for the rounds that all of them have, with a band from lowest to highest."""
+    """The mean of the runs in `counted`, over the rounds that all of them have. A band spans lowest to highest."""
     curves = [c for run in method.counted if (c := dict(curve(run)))]
     if not curves:
         return None

@@ -99,7 +99,7 @@ def _fairness_rows(
 
 
 def _local_tables(methods: Sequence[MethodRuns]) -> list[Table]:
-    """Make a table of the last evaluated round's participants, before and after training, if there are results."""
+    """Make a table of the last evaluated round's participants, before and after training. Empty without results."""
     rows: list[list[Cell]] = []
     for method in methods:
         for run in method.counted:
