@@ -74,7 +74,7 @@ _PANELS = {
 for _panel, _modules in _PANELS.items():
     for _module in _modules:
         _module.add_to(app)
-    # Commands that have no panel yet are those that were just added.
+    # Only the commands that were just added have no panel yet.
     for _command in app.registered_commands:
         _command.rich_help_panel = _command.rich_help_panel or _panel
     for _group in app.registered_groups:
@@ -83,7 +83,7 @@ for _panel, _modules in _PANELS.items():
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. Without `arguments`, those of the process are used."""
-    # OpenMP's idle threads must sleep. On a busy machine, spinning threads can make rounds twenty times slower. OpenMP
+    # Let OpenMP's idle threads sleep. On a busy machine, spinning threads can make rounds twenty times slower. OpenMP
     # reads this variable once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     allow_any_encoding()

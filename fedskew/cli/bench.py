@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedskew.lab.benchmark.run import ShowProgress
 
 _MIN_WIDTH = 170
-"""The least number of characters per line. In a narrower table, numbers would be cut off."""
+"""The least width of a table in characters. In a narrower table, numbers would be cut off."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,8 +44,8 @@ def _command(
     ] = None,
     only: Annotated[
         str | None,
-        option("--only", "A,B", "measure only steps, rounds, federation, participants, start-up, whole-runs (GPU), "
-               "or scale, which writes 7 GB (for a GPU, 13 GB) to a temporary folder (default: all but scale)"),
+        option("--only", "A,B", "measure only these: steps, rounds, federation, participants, start-up, whole-runs "
+               "(GPU), scale; scale writes 7 GB, or 13 GB for a GPU, to a temporary folder (default: all but scale)"),
     ] = None,
     scale_clients: Annotated[
         str | None, option("--scale-clients", "N", "clients of the federation for scale (default: 1000000)")

@@ -36,9 +36,9 @@ class Commands(TyperGroup):
 
 
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
-    """Register a command. Lists of commands show its docstring's first sentence. Its help ends with the examples.
+    """Register a command. Its docstring is its help, and the first sentence is shown in lists of commands.
 
-    Typer keeps the line breaks of a docstring. They are removed within paragraphs, because a terminal wraps lines too.
+    Typer keeps the line breaks of a docstring. Those within paragraphs are removed, because a terminal wraps the lines.
     """
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
@@ -214,10 +214,10 @@ class Settings:
 def takes_settings(
     names: Iterable[str], help: Mapping[str, str] | None = None, config_file: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add these flags, `-c` and `--set` to a command, which receives them as its argument `settings`.
+    """Add these flags, `-c` and `--set` to a command. The command receives them as its argument `settings`.
 
-    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`. The help of its flags then
-    leaves out the defaults, because a grid or a paper's protocol sets them.
+    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`, and the help does not state
+    the flags' defaults, because a grid or a paper's protocol sets them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 

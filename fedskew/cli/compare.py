@@ -124,7 +124,7 @@ class ComparisonPlan(NamedTuple):
 def read_plan(
     settings: Settings, methods: Sequence[str] | None = None, seeds: str | None = None, rank_by: str | None = None
 ) -> ComparisonPlan:
-    """Read the file and the flags, which override the file."""
+    """Read the file and the flags. The flags override the file."""
     from fedskew.experiment.config import Config, with_values
     from fedskew.experiment.config.values import read_yaml
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
@@ -194,12 +194,10 @@ def _read_methods(methods: object) -> Sequence[Any]:
 
 
 def _refuse_duplicates(methods: list[Config]) -> list[Config]:
-    """Return the methods. Refuse one that is listed twice with the same settings, because its rows would look alike."""
+    """Return the methods. Refuse a method that is listed twice with the same settings: its rows would be equal."""
     from fedskew.methods import make_method
 
-    complete = [
-        make_method(config.method, config.method_params) for config in methods
-    ]  # defaults filled in for parameters that are not set
+    complete = [make_method(config.method, config.method_params) for config in methods]  # with all defaults
     for i, method in enumerate(complete):
         if any((other.name, other.params) == (method.name, method.params) for other in complete[:i]):
             raise UserError(

@@ -80,7 +80,7 @@ def _command(
 
 
 def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
-    """Return the command that measures which method is best here.
+    """Return the `fedskew choose` command for this federation.
 
     If classes differ much in size, it ranks by macro F1, because accuracy hides small classes.
     """
@@ -105,7 +105,7 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """Return the label counts and the configuration, which is None if `counts` is given and `data` is not set."""
+    """Return the label counts and the configuration. The latter is None if only `counts` is given, without data."""
     from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
 

@@ -79,7 +79,7 @@ def _command(
 
 
 def _read_site(run: str, site: str | None) -> tuple[str | None, Any]:
-    """Return the name of the site, and what it kept if `site` is the path of its site.yaml."""
+    """Return the site's name. If `site` is the path of a site.yaml, also return the state that the site kept."""
     if site is None or not site.endswith((".yaml", ".yml")):
         return site, None
     from fedskew.flower.site_config import load_site

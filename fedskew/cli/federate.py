@@ -1,4 +1,4 @@
-"""`fedskew federate`: the group of commands, and those that plan and run a federation with Flower."""
+"""`fedskew federate`: the group of commands, and the commands that plan and run a federation with Flower."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def _up(
 
 
 def _start_trial(trial: LocalFederation, log: CommandLog) -> None:
-    """Start all processes and show what the server reports. The processes end with the run, even if it fails."""
+    """Start all processes and show what the server reports. The processes end with the run, even if the run fails."""
     from fedskew.flower.trial import run_trial
 
     require_posix("fedskew federate up")

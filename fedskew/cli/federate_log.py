@@ -1,6 +1,6 @@
-"""What the long-running commands of a federation print: one line per message, with a level, as text or JSON.
+"""The log that the long-running commands of a federation write to stderr: one line per message, as text or JSON.
 
-Text on a terminal has no times. Everywhere else, each line has one. No line has colours. Results go to stdout.
+Each line has a time, except for text on a terminal. Results go to stdout.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class CommandLog:
                 raise unknown(name, value, known)
 
     def write(self, line: str) -> None:
-        """Write a line of fedskew. `warning: ` or `error: ` at its beginning sets its level."""
+        """Write a line of fedskew. If it starts with `warning: ` or `error: `, that is its level."""
         if prefix := _PREFIX.match(line):
             self._write(prefix[1], line[prefix.end() :])
         else:
             self._write("error" if line.startswith(_ERRORS) else "info", line)
 
     def write_output(self, output: str) -> None:
-        """Write a line that one of Flower's processes printed. A line without a level is information."""
+        """Write a line that one of Flower's processes printed. A line without a level gets `info`."""
         line = _COLOUR.sub("", output).rstrip()
         if line.startswith(_OURS):
             self.write(line.removeprefix(_OURS))
@@ -76,7 +76,7 @@ class CommandLog:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Write the reason for an early end as the last line of the log, instead of `error: …` without a time."""
+        """Write a UserError as the last line of the log, so that it has the form of the log."""
         try:
             yield
         except UserError as error:

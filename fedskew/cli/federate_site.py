@@ -73,7 +73,7 @@ def _check(file: str, app: str | None) -> None:
 
 
 def _check_in_other_process(file: str, app: str) -> None:
-    """Check the site's data in another process, because this one stays and must not keep them and torch in memory."""
+    """Check the site's data in another process. This process stays, so it must not load the data and torch."""
     command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
     checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     sys.stdout.write(checked.stdout)
@@ -221,7 +221,7 @@ def _connect(file: Path, superlink: str, folder: Path, log: CommandLog, metrics_
 
 
 def _monitored(file: Path, connection: Connection, port: int | None) -> AbstractContextManager[str | None]:
-    """Serve the site's health and metrics, if there is a port. This imports Flower, which takes 20 MB of memory."""
+    """Serve the site's health and metrics, if there is a port. Only then is Flower imported, because it takes 20 MB."""
     if port is None:
         return nullcontext()
     from fedskew.flower.monitoring import monitored

@@ -18,7 +18,7 @@ def status(
     folder: Annotated[str, typer.Argument(metavar="RUN", help="the run's folder on the server (federation.folder)")],
     as_json: Json = False,
 ) -> None:
-    """Show what a run and its sites are doing: who was seen when, who is late, and why attempts ended."""
+    """Show the state of a run and its sites: when each site was last seen, which are late, and why attempts ended."""
     from dataclasses import asdict
 
     from fedskew.cli.terminal import notice, print_json

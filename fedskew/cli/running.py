@@ -130,7 +130,7 @@ def _run_label(config: Config) -> str:
 
 
 class LogLines(RunProgress):
-    """Prints lines for logs: before the first run, after each tenth of a run (but not too often), and at its end."""
+    """Prints lines for logs: one before the first run, at most one per tenth of a run, and one at the end of a run."""
 
     def __init__(self, folder_of: FolderOf) -> None:
         super().__init__(folder_of)
@@ -280,7 +280,7 @@ def _set_threads(config: Config) -> None:
 def _callbacks(
     observers: Observers, folder_of: FolderOf, folders: Sequence[Path], quiet: bool
 ) -> Iterator[list[Callback]]:
-    """Yield callbacks that show progress and log to trackers. Inside the block, serve the live report if requested."""
+    """Yield callbacks that show progress and log to trackers. Serve the live report, if requested, within the block."""
     trackers: list[Callback] = []
     if observers.log is not None:
         from fedskew.tracking.choice import make_trackers

@@ -136,7 +136,7 @@ def _row(point: Point, campaign: Campaign) -> Row:
 
 
 def _table(lines: Sequence[Row], metric: RankingMetric) -> object:
-    """Show means over the seeds of the finished runs, and mark the best point. The files list every run."""
+    """Show the means of the finished runs over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
     from fedskew.lab.sweep.table import FINISHED, best_points, by_point, grid_keys, measured_name
