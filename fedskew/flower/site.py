@@ -1,29 +1,23 @@
 """A site, which answers the server's requests from its own data. It reports nothing that was not requested.
 
-hello      the number of training samples and the versions of fedskew, torch and Flower, after checking the server's
-           version, and the data against the contract; if the run trains only a part of the model, the request also
-           has the other weights, and the site keeps them
-census     the number of samples with certain labels, for methods that declare label counts and train on a subset
-train      the model after local training, the method's other tensors, and loss and tallies if they are shared; also
-           results on the site's test part, as for `evaluate`, and the accuracy before and after local training, if the
-           site's policy allows them
-evaluate   the model's results on the site's test part: by class or in total, as the site allows; after the last round
-           also score histograms by class, if it allows results by class
-column_sums  before the first round: counts, means and squared deviations of a table's columns, and its frequent
-           categories, if the app declares them and the site's policy allows them
-survey     label counts and mean predictions per class, for methods that declare label counts; or the answers to the
-           survey of the method's current stage
-describe   label counts and ranges of columns, which hide single samples, for `fedskew federate survey`
-score      score histograms of a finished model on the site's test part, for `fedskew federate evaluate`
+    hello        check the server's version and the site's data; report the number of samples and the versions
+    census       report how many samples have certain labels
+    column_sums  report sums of a table's columns, from which the server fits the encoding of the table
+    survey       report label counts and mean predictions per class, or answer the survey of a method's stage
+    train        train the received model, and test it if the server requests that
+    evaluate     test the received model
+    describe     report label counts and ranges of columns, for `fedskew federate survey`
+    score        report score histograms of a finished model, for `fedskew federate evaluate`
 
-`secure/site.py` answers the steps of secure aggregation.
+`request_checks.py` decides which of these requests the site refuses. `secure/site.py` answers the steps of secure
+aggregation.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -34,30 +28,20 @@ import torch
 from fedskew.data.column_sums import ColumnSums, sum_columns
 from fedskew.data.federation import Federation
 from fedskew.data.table_encoding import RawTable
-from fedskew.engine import (
-    ModelState,
-    RoundResult,
-    RoundWork,
-    arithmetic,
-    survey,
-    train_clients,
-)
-from fedskew.errors import UserError, shorten
+from fedskew.engine import arithmetic, survey, train_clients
+from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
 from fedskew.flower.contract import Contract
-from fedskew.flower.model_message import read_model, result_tensors, single_model
+from fedskew.flower.declared_tensors import refuse_undeclared
+from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.policy import Policy
 from fedskew.flower.privacy import private_change
-from fedskew.flower.releases import read_release
+from fedskew.flower.releases import Release, read_release
 from fedskew.flower.request_checks import (
     planned_rounds,
-    planned_tests,
-    require_agreed_local_tests,
-    require_agreed_scores,
     require_agreed_scoring,
     require_agreed_sums,
     require_agreed_survey,
-    require_agreed_tests,
     require_approved,
     require_covered,
     require_covered_survey,
@@ -67,7 +51,6 @@ from fedskew.flower.request_checks import (
     require_planned_label_survey,
     require_planned_round,
     require_planned_survey,
-    require_planned_test,
     require_planned_training,
 )
 from fedskew.flower.request_form import require_survey_form, require_training_form
@@ -75,15 +58,15 @@ from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger
 from fedskew.flower.site_run import SiteRun
-from fedskew.flower.site_state import SiteState, StateUnusable
+from fedskew.flower.site_state import SiteState
 from fedskew.flower.site_survey import describe_site
+from fedskew.flower.site_tests import run_local_tests, run_test, run_test_or_refuse, score_histograms
 from fedskew.flower.site_trainings import SiteTrainings, round_question, training_request
 from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
 from fedskew.flower.wire import Facts, digest
-from fedskew.methods import Objective, Part, Stage, Tensors, pack, unpack
-from fedskew.metrics.confusion import Confusion, correct
+from fedskew.methods import Stage, Tensors, pack, unpack
 
 if TYPE_CHECKING:
     from fedskew.flower.secure.site import SecureSite
@@ -103,17 +86,19 @@ _ALLOWED_FACTS = {
     "describe": set(),
     "score": set(),
 }
-"""The facts that each request may have. Others are refused, because they may be privacy settings of a later version."""
+"""The facts that each kind of request may have. A request with an unknown fact is refused, because the fact may be a
+privacy setting of a later version."""
 
 
 class Site:
-    """One site. Data and model stay in memory between messages."""
+    """One site. The data and the model stay in memory between messages."""
 
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
         self.config, self._log = config, log
         self._data: dict[str, Federation] = {}
-        """The site's data, read in the form of the last run's contract."""
+        """The site's data in the form of the last run's contract, by that contract."""
         self._runs: dict[str, SiteRun] = {}
+        """The last run, by its terms."""
         self._secure: SecureSite | None = None
         """The sessions of secure aggregation, if a run uses it."""
 
@@ -131,16 +116,7 @@ class Site:
         }
         if facts.get("kind") not in _ALLOWED_FACTS:
             raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
-        if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
-            raise UserError(
-                f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
-            )
-        if "versions" in facts and (problem := version_problem(read_versions(facts["versions"]).get("fedskew"))):
-            raise UserError(f"the server does not fit this site: {problem}")
-        if facts["kind"] == "train":
-            require_training_form(facts)
-        elif facts["kind"] == "survey":
-            require_survey_form(facts)
+        _check_form(facts)
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
@@ -149,7 +125,7 @@ class Site:
         self._ledger.require_time(name)
         began = time.monotonic()
         try:
-            if facts["kind"] == "hello" and payload:
+            if facts["kind"] == "hello" and payload:  # the weights that the run starts from
                 keep_start(self.config.state_folder, Config.from_mapping(facts["terms"]["config"]), payload)
             run = self._current_run(facts["terms"])
             with arithmetic(run.config.precision):
@@ -167,7 +143,7 @@ class Site:
         return self._secure is not None and self._secure.has_open_session
 
     def _secure_site(self) -> SecureSite:
-        from fedskew.flower.secure.site import SecureSite  # imported late, because most runs do without it
+        from fedskew.flower.secure.site import SecureSite  # imported late, because most runs do not use it
 
         self._secure = self._secure or SecureSite(self.config, self._log)
         return self._secure
@@ -197,12 +173,16 @@ class Site:
         return self._data[key]
 
     def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
+        """Report the number of training samples. With `labels`, report how many of them have these labels.
+
+        The reply to a greeting also has the site's versions of fedskew, torch and Flower.
+        """
         labels = facts.get("labels")
         if labels is None:
             samples = int(run.held(None).sizes[0])
         else:
             require_declared("census of labels", run.method)
-            run.held(labels)  # refuses labels that there are not
+            run.held(labels)  # raises an error if the dataset does not have one of the labels
             samples = sum(self._label_counts(run)[label] for label in set(labels))
         reply = {"site": self.config.name, "samples": samples}
         return reply | ({"versions": installed_versions()} if facts["kind"] == "hello" else {}), b""
@@ -218,7 +198,7 @@ class Site:
         return counts
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
-        """Send the sums of the columns, once per contract. A row that is added later does not change them."""
+        """Report sums of the columns, once per contract. A row that is added later does not change them."""
         require_agreed_sums(Contract.from_json(facts["terms"]["contract"]), self.config)
 
         def compute() -> Answer:
@@ -229,7 +209,7 @@ class Site:
         )
 
     def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
-        """Answer a survey as the site's policy says, once for the same classes and columns."""
+        """Describe the data as the site's policy says, once for the same classes and columns."""
         rules = require_agreed_survey(self.config.policy)
         contract = Contract.from_json(facts["terms"]["contract"])
 
@@ -239,7 +219,7 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.data_form}", {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
-        """Test a finished model. The site's policy says how many models it tests for the same classes and columns."""
+        """Test a finished model. The site's policy limits how many models it tests for the same classes and columns."""
         rules = require_agreed_scoring(run.method, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
@@ -251,14 +231,12 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        planned = planned_rounds(run.method, run.config, facts["notes"])
-        require_planned_round(facts["stage"], facts["key"]["round"] + 1, planned)
-        stage = run.stage(facts)
-        require_own_number(facts["client"], stage, run.config, self.config.name)
-        require_planned_training(facts, stage, run.config)
-        release = read_release(facts, run.method)
-        self._ledger.require_budget(release)  # before the site trains in vain
-        require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
+        """Train the received model.
+
+        The reply has the trained model and the other tensors that the method sends. It has the loss and the test
+        results only if the server requests them and the site allows them.
+        """
+        stage, release = self._require_allowed_training(run, facts)
         trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
         round, request = round_question(run.name, facts), training_request(facts, payload, release.has_site_noise)
         trainings.require_new(round, request)
@@ -267,7 +245,7 @@ class Site:
         run.require_model(stage, tensors)
         kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)
         tests = facts.get("tests")
-        test_results = None if tests is None else self._test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
+        test_results = None if tests is None else run_test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
         result = train_clients(run.runtime(stage.concatenates, tensors).engine, work)
         model_round, loss = work.key.round, float(result.loss[0])
@@ -275,7 +253,7 @@ class Site:
             "round": model_round,
             "start": digest(payload),
             "visits": int(result.visits[0]),
-            # If the site adds noise, the reply says nothing about the loss, which has no noise.
+            # The loss has no noise. So if the site adds noise, the reply must say nothing about the loss.
             "finite": release.has_site_noise or bool(np.isfinite(loss)),
         }
         if facts["share_loss"] and np.isfinite(loss):
@@ -283,16 +261,12 @@ class Site:
         if test_results is not None:
             reply["tests"] = test_results
         if facts.get("local_tests"):
-            reply["local_tests"] = self._test_locally(run, stage, facts, tensors, result, kept or {})
+            reply["local_tests"] = run_local_tests(run, stage, facts, tensors, result, kept or {})
         shares_tally = facts["share_loss"] and facts["terms"].get("secure_aggregation") is None
-        _refuse_undeclared(work, result.uplink, result.tally if shares_tally else {})
+        refuse_undeclared(work, result.uplink, result.tally if shares_tally else {})
         reply_tensors = result_tensors(result, work.sent, shares_tally)
         if facts["noise"] is not None:
-            clip, multiplier = facts["noise"]
-            start = {name: t.cpu() for name, t in work.exchanged.params.items()}
-            trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
-            private = private_change(trained, start, clip, multiplier * clip)
-            reply_tensors |= pack("trained:params", private)
+            reply_tensors = _add_noise(reply_tensors, work.exchanged.params, facts["noise"])
         answer = reply, to_bytes(reply_tensors)
         # The training and its privacy are recorded before the answer leaves and before the site's state changes.
         trainings.record(round, request)
@@ -302,14 +276,27 @@ class Site:
             states.write(stage.model, model_round + 1, state, facts["kept"], facts["oldest"])
         return answer
 
+    def _require_allowed_training(self, run: SiteRun, facts: Facts) -> tuple[Stage, Release]:
+        """Return the stage and the release of a request for training. Refuse a request that the site does not allow."""
+        planned = planned_rounds(run.method, run.config, facts["notes"])
+        require_planned_round(facts["stage"], facts["key"]["round"] + 1, planned)
+        stage = run.stage(facts)
+        require_own_number(facts["client"], stage, run.config, self.config.name)
+        require_planned_training(facts, stage, run.config)
+        release = read_release(facts, run.method)
+        self._ledger.require_budget(release)  # checked now, so that the site does not train in vain
+        require_covered(facts, release, run.method, run.config, run.exchanged_buffers, self.config.policy)
+        return stage, release
+
     def _evaluate(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        """Test the received model. With `scores`, report score histograms in place of counts."""
         tensors = run.on_device(from_bytes(payload))
         kept: Tensors = {}
         if facts.get("kept") is not None:
             kept = self._states(run, facts["run"]).read_nearest("global", facts["kept"], self._log) or {}
         if facts.get("scores"):
-            return self._score_histograms(run, facts, tensors, kept)
-        return self._test(run, facts, facts.get("kept"), tensors, kept), b""
+            return score_histograms(run, facts, tensors, kept)
+        return run_test(run, facts, facts.get("kept"), tensors, kept), b""
 
     def _states(self, run: SiteRun, name: str) -> SiteState:
         """Return the states of the run. Refuse a request that names another run, or that has another contract."""
@@ -318,88 +305,11 @@ class Site:
         states.bind(run.contract)
         return states
 
-    def _answer_once(
-        self, run: SiteRun, question: str, request: Facts, tensors: Tensors, compute: Callable[[], Answer]
-    ) -> Answer:
-        """Answer a request about the received model, for at most `tests_per_round` models per question of a run."""
-        request = {**request, "contract": run.contract, "model": digest(to_bytes(tensors))}
-        return SiteAnswers(self.config.state_folder).answer_once(
-            f"{question} in run {run.name}", request, compute, self.config.policy.tests_per_round
-        )
-
-    def _test(self, run: SiteRun, test_request: Facts, version: int | None, tensors: Tensors, kept: Tensors) -> Facts:
-        """Test the received model on the site's test part. Refuse more detailed or more results than the site allows.
-
-        If the method has no global model, the site tests its own model, with the personal tensors that it kept in
-        round `version`. If the site trains a second model beside the global one, it reports the totals of both.
-        """
-        require_agreed_tests(test_request, run.method, self.config)
-        model, round, labels = test_request["model"], test_request["round"], test_request["labels"]
-        require_planned_test(model, round, planned_tests(run.method, run.config, test_request["notes"]))
-
-        def test() -> Answer:
-            test_set = run.runtime(test_request["frozen"], tensors).test_set
-            confusion, log_loss = test_set.sums(run.tested_model(tensors, kept), labels)
-            own = {}
-            if run.has_second_model:
-                own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), labels))}
-            if test_request["detail"] == "class":
-                return {"confusion": confusion.tolist(), "log_loss": log_loss, **own}, b""
-            return _totals(confusion) | own, b""
-
-        request = {key: test_request[key] for key in ("labels", "detail", "frozen")}
-        request["kept"] = None if run.method.personal is None else version
-        tested = _tested_tensors(tensors, test_request["frozen"])
-        return self._answer_once(run, f"a test of model {model!r} after round {round}", request, tested, test)[0]
-
-    def _score_histograms(self, run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Answer:
-        """Compute histograms of the received model's probabilities on the site's test part."""
-        require_agreed_scores(test_request, run.method, self.config)
-
-        def compute() -> Answer:
-            return {}, run.score(run.tested_model(tensors, kept), test_request["frozen"], tensors)
-
-        request = {"frozen": test_request["frozen"], "kept": test_request.get("kept")}
-        tested = _tested_tensors(tensors, test_request["frozen"])
-        return self._answer_once(run, "score histograms", request, tested, compute)
-
-    def _test_or_refuse(
-        self, run: SiteRun, test_request: Facts, version: int | None, tensors: Tensors, kept: Tensors
-    ) -> Facts:
-        """Return the test results, or the reason why the site does not report them. It trains in any case."""
-        try:
-            return self._test(run, test_request, version, tensors, kept)
-        except StateUnusable:
-            raise
-        except UserError as error:
-            return {"refused": str(error)}
-
-    def _test_locally(
-        self, run: SiteRun, stage: Stage, facts: Facts, tensors: Tensors, result: RoundResult, kept: Tensors
-    ) -> Facts:
-        """Test the model before and after local training. Return the totals, or why the site does not report them."""
-
-        def test() -> Answer:
-            test_set = run.runtime(stage.concatenates, tensors).test_set
-            own = {name: t[0] for name, t in result.states.items()}
-            whole, trained = run.tested_model(tensors, own), single_model(result.trained)
-            after = ModelState({**whole.params, **trained.params}, {**whole.buffers, **trained.buffers})
-            models = {"before": run.tested_model(tensors, kept), "after": after}
-            return {when: _totals(test_set.confusion(model)) for when, model in models.items()}, b""
-
-        round = facts["key"]["round"] + 1
-        try:
-            require_agreed_local_tests(run.method, self.config)
-            require_planned_test(stage.model, round, planned_tests(run.method, run.config, facts["notes"]))
-            request = {key: facts[key] for key in ("client", "stage", "local", "key", "kept")}
-            question = f"a test of model {stage.model!r} before and after training in round {round}"
-            return self._answer_once(run, question, request, tensors, test)[0]
-        except StateUnusable:
-            raise
-        except UserError as error:
-            return {"refused": str(error)}
-
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
+        """Report label counts, and mean predictions per class if the server requests them.
+
+        A request with a stage is for that stage's own survey instead.
+        """
         if "stage" in facts:
             return self._answer_survey(run, facts, payload)
         require_declared("survey", run.method)
@@ -417,10 +327,10 @@ class Site:
                 report["probability"] = torch.from_numpy(np.nan_to_num(found.probability))
             return {}, to_bytes(report)
 
-        return self._answer_once(run, "label counts", {"predictions": facts["predictions"]}, tensors, count)
+        return run.answer_once("label counts", {"predictions": facts["predictions"]}, tensors, count)
 
     def _answer_survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        """Answer the survey that the site's own copy of the method has in this stage, without any training."""
+        """Answer the survey of a stage, without any training. The site's own copy of the method has the survey."""
         planned = planned_rounds(run.method, run.config, facts["notes"])
         stage = require_planned_survey(facts, planned, run.config, self.config.name)
         require_covered_survey(stage.name, self.config.policy)
@@ -429,53 +339,48 @@ class Site:
         def ask() -> Answer:
             work = run.work({**facts, "companions": []}, stage, tensors, {})
             answers = train_clients(run.runtime(stage.concatenates, tensors).engine, work).uplink
-            _refuse_undeclared(work, answers, {})
+            refuse_undeclared(work, answers, {})
             return {}, to_bytes({name: t[0].cpu() for name, t in answers.items()})
 
-        return self._answer_once(run, f"the survey of stage {stage.name!r}", {"stage": facts["stage"]}, tensors, ask)
+        return run.answer_once(f"the survey of stage {stage.name!r}", {"stage": facts["stage"]}, tensors, ask)
+
+
+def _check_form(facts: Facts) -> None:
+    """Refuse a request with unknown facts, of a server with another version, or of a wrong form."""
+    if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
+        raise UserError(
+            f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"
+        )
+    if "versions" in facts and (problem := version_problem(read_versions(facts["versions"]).get("fedskew"))):
+        raise UserError(f"the server does not fit this site: {problem}")
+    if facts["kind"] == "train":
+        require_training_form(facts)
+    elif facts["kind"] == "survey":
+        require_survey_form(facts)
+
+
+def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float]) -> Tensors:
+    """Return the tensors of a reply with a clipped and noisy change of the model's parameters.
+
+    `noise` has the clip and the noise multiplier. `start` has the parameters before training.
+    """
+    clip, multiplier = noise
+    before = {name: t.cpu() for name, t in start.items()}
+    trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
+    private = private_change(trained, before, clip, multiplier * clip)
+    return reply_tensors | pack("trained:params", private)
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:
-    """Sum the columns of the site's training rows, which were read with the draft of a contract."""
+    """Sum the columns of the site's training rows. The federation was read with the draft of a contract."""
     if federation.dataset.raw_train is None:
         raise UserError("the site's data are not a table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)
 
 
 def read_raw_table(site: SiteConfig, contract: Contract) -> RawTable | None:
-    """Read the columns of the site's training rows before they are encoded. None if its data are not a table."""
+    """Read the site's training rows as a table that is not encoded yet. None if the site's data are not a table."""
     if contract.table_encoding is None:
         return None
     raw = site.federation(contract.draft())
     return None if raw.dataset.raw_train is None else raw.dataset.raw_train.take(raw.indices[0])
-
-
-def _tested_tensors(tensors: Tensors, frozen: Sequence[str]) -> Tensors:
-    """The tensors of the tested model, among those of a request for training or for a test."""
-    prefixes = ("sent:", *(f"companion:{name}:" for name in frozen))
-    return {name: tensor for name, tensor in tensors.items() if name.startswith(prefixes)}
-
-
-def _totals(confusion: Confusion) -> Facts:
-    return {"right": correct(confusion), "tested": int(confusion.sum())}
-
-
-def _refuse_undeclared(work: RoundWork, uplink: Tensors, tally: Tensors) -> None:
-    """Refuse to send tensors of a part that does not declare `sends`, even if the federation's app brings that part.
-
-    Each part must declare what it sends. Otherwise the declaration of one part would also cover what the others send.
-    `tally` has the counts of the objective, if they are shared.
-    """
-    senders = [part for part in work.members if type(part).uplink is not Part.uplink]
-    counters = [
-        part for part in work.members if isinstance(part, Objective) and type(part).tally is not Objective.tally
-    ]
-    kinds = ((uplink, senders, ""), (tally, counters, ", or federation.share_loss = false, which keeps counts here"))
-    for sent, parts, otherwise in kinds:
-        undeclared = [part for part in parts if not part.sends]
-        if sent and undeclared:
-            raise UserError(
-                f"the method sends {shorten(sorted(sent), 3)} in addition to the model, and its part "
-                f"{type(undeclared[0]).__name__} does not declare what it sends; expected `sends` and `reveals` on "
-                f"that class{otherwise}"
-            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +25,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_tensors, read_model
 from fedskew.flower.request_checks import require_known_code, require_shared_scaling
 from fedskew.flower.secret_noise import draw_normals
+from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.start_weights import load_start, needs_start
 from fedskew.flower.tensors import require_like, to_bytes
@@ -40,6 +41,7 @@ class SiteRun:
     """The data, model and method of one run at this site, from the terms that the server sends."""
 
     def __init__(self, site: SiteConfig, federation: Federation, terms: Facts) -> None:
+        self.site = site
         config = Config.from_mapping(terms["config"])
         self.name = config_hash(config)
         """The run's name, which the server also uses."""
@@ -98,6 +100,16 @@ class SiteRun:
             models = [self._runtime.network.module(read_model(f"companion:{name}", tensors)) for name in frozen]
             self._concatenated = encoders, self.runtimes.runtime(concatenate(models), "plain")
         return self._concatenated[1]
+
+    def answer_once(self, question: str, request: Facts, tensors: Tensors, compute: Callable[[], Answer]) -> Answer:
+        """Answer a request about the received model, or repeat the recorded answer.
+
+        For each question, the site answers for at most `tests_per_round` models.
+        """
+        request = {**request, "contract": self.contract, "model": digest(to_bytes(tensors))}
+        return SiteAnswers(self.site.state_folder).answer_once(
+            f"{question} in run {self.name}", request, compute, self.site.policy.tests_per_round
+        )
 
     def sample_count(self, stage: Stage) -> int:
         """The number of the site's training samples that the stage uses."""
