@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset
 from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
 from fedskew.data.own.arrays import convert_inputs, refuse_unused_options
-from fedskew.data.own.assembly import Part, assemble, number_sites
+from fedskew.data.own.assembly import Inputs, Part, assemble, number_sites
 from fedskew.data.own.columns import (
     Array,
     Cells,
@@ -56,7 +56,9 @@ class ColumnMismatch(UserError):
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class _ChosenInputs:
+    """The columns that are the inputs, and what they hold."""
+
     kind: Literal["table", "text", "encoded", "pixels"]
     """`encoded` is a column of image files, and `pixels` a column of arrays."""
     names: tuple[str, ...]
@@ -105,54 +107,57 @@ def load_tables(
     label_and_site = (label,) if site is None else (label, site)
     tables = [_name_categories(table, label) for table in tables]
     tables = [_select_columns(table, columns, _present(drop, table, tables[0]), label_and_site) for table in tables]
+
+    train, where = tables[0], tables[0].where
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
     given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
-    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, tables[0]))
-    others = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
-    if text is None and (tokens := token_columns(others)):
-        _refuse_unused_options(tables[0].where, "tokens", given)
-        notes = _unused_columns(name, tables[0].where, others, tokens, listed_inputs)
+    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, train))
+    candidates = {n: c for n, c in train.columns.items() if n not in label_and_site}
+    class_names = known_classes(classes, train.class_names.get(label))
+    if text is None and (tokens := token_columns(candidates)):
+        _refuse_unused_options(where, "tokens", given)
+        notes = _unused_columns(name, where, candidates, tokens, listed_inputs)
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
-        found = known_classes(classes, tables[0].class_names.get(label))
         site_names, numbers = ((), None) if site is None else number_sites([_sites(table, site) for table in tables])
         dataset = load_fields(
-            name, pairs, test_fraction=test_fraction, classes=found, vocabulary=vocabulary, sites=numbers
+            name, pairs, test_fraction=test_fraction, classes=class_names, vocabulary=vocabulary, sites=numbers
         )
         return replace(dataset, sites=site_names, site_column=site or "", notes=notes)
+
     known = None if encoding is None else read_encoding(encoding)
-    like_labels = [n for n in others if n.lower() in LABEL_NAMES and n not in listed_inputs]
-    categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, tables[0]))
-    listed_inputs, categories = (_split_names(names, tables[0]) for names in (listed_inputs, categories))
-    tables = [_split_lists(table, tables[0], label_and_site) for table in tables]
-    others = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
+    like_labels = [n for n in candidates if n.lower() in LABEL_NAMES and n not in listed_inputs]
+    categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, train))
+    listed_inputs, categories = (_split_names(names, train) for names in (listed_inputs, categories))
+    tables = [_split_lists(table, train, label_and_site) for table in tables]
+    candidates = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
     markers = _markers(missing)
     readers = [ColumnReader(table.where, table.row, markers, categories, listed_inputs) for table in tables]
     inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
     if inputs.kind in ("table", "text") and not is_label_given and text is None and known is None:
-        _refuse_second_label(tables[0].where, label, like_labels)
-    _refuse_unused_options(tables[0].where, inputs.kind, given)
-    notes = _unused_columns(name, tables[0].where, others, inputs.names, listed_inputs)
+        _refuse_second_label(where, label, like_labels)
+    _refuse_unused_options(where, inputs.kind, given)
+    notes = _unused_columns(name, where, candidates, inputs.names, listed_inputs)
+
     labels = [_labels(table, label, markers) for table in tables]
     sites = [None if site is None else _sites(table, site) for table in tables]
-    names = known_classes(classes, tables[0].class_names.get(label))
+
+    def make_parts(inputs_by_table: Sequence[Inputs]) -> list[Part]:
+        return [Part(x, y, t.where, s) for x, y, t, s in zip(inputs_by_table, labels, tables, sites, strict=True)]
+
     if inputs.kind == "text":
-        texts = [_text(table, inputs.names[0]) for table in tables]
-        parts = [Part(x, y, t.where, s) for x, y, t, s in zip(texts, labels, tables, sites, strict=True)]
-        most_words = VOCABULARY if vocabulary is None else vocabulary
-        most_kept = LENGTH if length is None else length
-        return assemble(name, "text", parts, names, test_fraction, most_kept, most_words, site=site)
+        parts = make_parts([_text(table, inputs.names[0]) for table in tables])
+        form = (LENGTH if length is None else length, VOCABULARY if vocabulary is None else vocabulary)
+        return assemble(name, "text", parts, class_names, test_fraction, *form, site=site)
     if inputs.kind == "table":
-        raw = _read_inputs(tables, readers, inputs.names, known)
-        parts = [Part(x, y, t.where, s) for x, y, t, s in zip(raw, labels, tables, sites, strict=True)]
-        return assemble(name, "table", parts, names, test_fraction, site=site, encoding=known)
+        parts = make_parts(_read_inputs(tables, readers, inputs.names, known))
+        return assemble(name, "table", parts, class_names, test_fraction, site=site, encoding=known)
     if inputs.kind == "encoded":
-        size = parse_size(image_size)
+        size, layout = parse_size(image_size), "nchw"
         pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
     else:
         pixels = [_pixels(table, inputs.names[0]) for table in tables]
-    kind, x = convert_inputs(pixels, [table.where for table in tables], "nchw" if inputs.kind == "encoded" else layout)
-    parts = [Part(v, y, t.where, s) for v, y, t, s in zip(x, labels, tables, sites, strict=True)]
-    return replace(assemble(name, kind, parts, names, test_fraction, site=site), notes=notes)
+    kind, images = convert_inputs(pixels, [table.where for table in tables], layout)
+    return replace(assemble(name, kind, make_parts(images), class_names, test_fraction, site=site), notes=notes)
 
 
 _UNUSED_OPTIONS = {
@@ -376,22 +381,22 @@ def _choose_inputs(
     text: str | None,
     reader: ColumnReader,
     encoding: TableEncoding | None,
-) -> _Inputs:
+) -> _ChosenInputs:
     others = {name: column for name, column in table.columns.items() if name not in label_and_site}
     if text is not None:
         if not isinstance(others.get(text), Strings | Cells):
             texts = [name for name, column in others.items() if isinstance(column, Strings | Cells)]
             raise unknown(f"text column in {table.where}:", str(text), texts or others)
-        return _Inputs("text", (text,))
+        return _ChosenInputs("text", (text,))
     if encoding is not None:
         _check_columns(others, encoding)
-        return _Inputs("table", encoding.names)
+        return _ChosenInputs("table", encoding.names)
     encoded = [name for name, column in others.items() if isinstance(column, EncodedImages)]
     pixels = [name for name, column in others.items() if isinstance(column, np.ndarray) and column.ndim > 2]
     if len(encoded + pixels) > 1:
         raise UserError(f"{table.where}: columns {', '.join(encoded + pixels)} all hold images; expected one")
     if encoded or pixels:
-        return _Inputs("encoded" if encoded else "pixels", (*encoded, *pixels))
+        return _ChosenInputs("encoded" if encoded else "pixels", (*encoded, *pixels))
     for name in others:
         _require_usable(table, name)
     if not others:
@@ -400,8 +405,8 @@ def _choose_inputs(
     if len(others) == 1 and isinstance(others[only], Strings | Cells) and only not in reader.categorical:
         read = reader.read_text_or_numbers(only, others[only])
         if isinstance(read, Strings) and not read.categorical:
-            return _Inputs("text", (only,))
-    return _Inputs("table", tuple(others))
+            return _ChosenInputs("text", (only,))
+    return _ChosenInputs("table", tuple(others))
 
 
 def _check_columns(others: Mapping[str, Column], encoding: TableEncoding) -> None:
