@@ -1,7 +1,8 @@
 """Arrange images with their channels last in memory. This makes convolutions on a CPU faster by a tenth to a half.
 
-Only inputs are rearranged. Convolutions keep the layout of their inputs, and shapes do not change. The layout is used
-only with one thread. With more threads it may be slower (LeNet's small convolutions run at half their speed).
+Only the model's inputs are rearranged. Convolutions keep the layout of their inputs, and shapes do not change. The
+layout is used only with one thread. With more threads, it may be slower: LeNet's small convolutions run at half their
+usual speed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class InputLayout:
             usual, other = (self._outputs(x) for x in (samples, channels_last(samples)))
         except RuntimeError:
             return False
-        # In float32, the layouts' rounding differs by far less than this tolerance. In bf16, it may differ by more, and
-        # then the usual layout is kept. Outputs with other random numbers differ by far more.
+        # In float32, rounding differences are far below this tolerance. In bf16, they may exceed it, and the usual
+        # layout is kept. Outputs with other random numbers differ by far more.
         return torch.allclose(usual, other, rtol=0, atol=1e-2 * float(usual.abs().max()))
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -56,8 +57,8 @@ class InputLayout:
 def channels_last(x: Tensor) -> Tensor:
     """Return the same images with channels last in memory.
 
-    PyTorch considers images with one channel to be in both layouts, so `contiguous` would not change their strides,
-    and convolutions would use the kernels of the usual layout. Their strides are therefore set explicitly.
+    Images with one channel have the same memory order in both layouts, so `contiguous` would not change their strides.
+    Convolutions choose their kernels by the strides, so these are set explicitly.
     """
     channels, height, width = x.shape[1:]
     if channels == 1:

@@ -1,7 +1,7 @@
 """Layers that replace PyTorch's dropout and BatchNorm, for one client.
 
-PyTorch's dropout draws from a global generator, so every engine uses a keyed dropout instead. PyTorch's BatchNorm would
-include the padding of short batches, so padded batches use a BatchNorm that counts valid rows only.
+PyTorch's dropout draws from a global generator. Every engine uses a keyed dropout instead. PyTorch's BatchNorm would
+include the padding of short batches in its statistics. Padded batches use a BatchNorm that counts valid rows only.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class LayerContext:
     buffers: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     between: Between | None = None
+    """Changes the features, if the objective needs that."""
 
 
 class KeyedDropout(nn.Module):

@@ -98,7 +98,7 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
 
 @dataclass(frozen=True)
 class _AlreadyApplied:
-    """An activation that the layer before or after it already applies. This operation returns its input."""
+    """The node of an activation that the layer before or after it applies. The node returns its input."""
 
     node: fx.Node
 
@@ -135,8 +135,8 @@ _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.rel
 def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node, Activation], set[fx.Node]]:
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
-    These are BatchNorm layers whose result only an activation uses, and max-pooling layers after a ReLU whose result
-    nothing else uses.
+    A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
+    apply a ReLU before it, if nothing else uses the ReLU's result.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
@@ -189,7 +189,7 @@ def _holds_stacked(args: Any) -> bool:
 
 
 def _have_same_shape(args: Any) -> bool:
-    """Return whether an elementwise function of these arguments needs no broadcasting over clients."""
+    """Return whether all stacked arguments have one shape and all others are numbers, so that no axes are broadcast."""
     given = [a for a in args if isinstance(a, Stacked)]
     same = all(a.tensor.shape == given[0].tensor.shape for a in given)
     return same and all(isinstance(a, Stacked | int | float) for a in args)

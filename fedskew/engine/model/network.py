@@ -197,7 +197,7 @@ class Network:
         return self._convolves and kernels.supported(samples, samples)
 
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
-        """Return whether a sample's output depends on the other samples of the batch, or on its position in it."""
+        """Return whether a sample's output depends on its position in the batch or on the batch's other samples."""
         if mode not in self._mixes:
             known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
             self._mixes[mode] = known or self._mixes_on_trial(mode, samples)
@@ -213,8 +213,8 @@ class Network:
 
         together = logits(samples)
         apart = torch.cat([logits(samples[row : row + 1]) for row in range(len(samples))])
-        # In float32, rounding errors are far below this tolerance. In bf16, they may exceed it. A wrong True only costs
-        # time, because frozen models then run on one batch per client instead of one large batch.
+        # In float32, rounding errors are far below this tolerance. In bf16, they may exceed it, and the answer is then
+        # wrongly True. This only costs time: frozen models run on one batch per client instead of one large batch.
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
     def smallest_batch(self, sample: Tensor) -> int:
@@ -239,9 +239,9 @@ class Network:
 
 
 def _has_tied_tensors(model: nn.Module) -> bool:
-    """Return whether a tensor has two names.
+    """Return whether a tensor has several names.
 
-    If this were unknown, `functional_call` would look for such tensors at every call, which is slow for a small model.
+    Without this answer, `functional_call` would look for such tensors at every call, which is slow for a small model.
     """
     tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)

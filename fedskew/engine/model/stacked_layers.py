@@ -1,8 +1,9 @@
 """Layers over stacked clients, and the forward pass of a model that is made of them.
 
-A stacked layer processes the values of all clients at once. A value has the shape [K, B, …], one batch per client, in
-any memory order. After a grouped convolution, the clients' channels lie side by side, [B, K·C, H, W]. After the GPU
-kernels (`kernels`), the channels come last. Most other layers keep the order of their input.
+A stacked layer processes the values of all clients at once. A value has the shape [K, B, …], one batch per client. Its
+memory order depends on the layer that computed it. After a grouped convolution, the clients' channels lie side by side:
+[B, K·C, H, W]. After the GPU kernels (`kernels`), the channels come last. Most other layers keep the order of their
+input.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
 Every client's result is the same as on one device, up to rounding. The exception is a model that draws from torch's
-global CPU generator, because the threads share it.
+global CPU generator, because the devices' threads share that generator.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class DevicesEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        # The threads set and restore torch's global random state at the same time, so one may restore another's seed.
-        # Therefore the state is restored once more here.
+        # The threads set and restore torch's global random state at the same time, so that a thread may restore the
+        # seed of another. Therefore the state is restored once more here.
         with torch.random.fork_rng(devices=[]):
             results = self._results(work, shares)
         for engine in self._engines:
@@ -47,7 +47,7 @@ class DevicesEngine(Engine):
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
         """Train the shares in parallel, unless a device trains these parts of a method for the first time.
 
-        Its engine then traces the model. Torch patches its own modules while it traces, which would disturb other
+        The first time, its engine traces the model. Torch patches its own modules meanwhile, which would disturb other
         threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}

@@ -1,7 +1,7 @@
 """Messages between processes of one machine. A message has JSON values, called facts, and tensors.
 
-On Linux, the facts are sent over a socket, with the descriptor of anonymous shared memory. The sender copies the
-tensors into this memory once, and each receiver maps it. Elsewhere, `PortableParcel` sends the tensors as bytes.
+On Linux, the facts are sent over a socket, together with the descriptor of anonymous shared memory. The sender copies
+the tensors into this memory once, and each receiver maps it. Elsewhere, `PortableParcel` sends the tensors as bytes.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _lay_out(
 ) -> tuple[Facts, int]:
     """Write tensors one after another. Return a table with the dtype, shape and position of each, and the total size.
 
-    They are written as bytes, because numpy lacks some of torch's dtypes.
+    The tensors are written as bytes, because numpy lacks some of torch's dtypes.
     """
     table: Facts = {}
     end = 0

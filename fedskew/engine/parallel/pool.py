@@ -1,10 +1,13 @@
 """The pool engine: single-threaded worker processes share a round's clients.
 
-On a CPU, small networks gain little from a second thread, but two processes, each with its own clients, are almost
-twice as fast as one. Workers are started when they are first needed, and they stay for the next rounds. On Linux they
-are forked, so they inherit network, data and method, and models and results are sent through shared memory
-(`messages`). Elsewhere they are spawned (`spawned_worker`). If the workers use the plain engine, a client's result has
-the same bits as with the plain engine and one thread, whichever worker trains it.
+On a CPU, small networks gain little from a second thread. Two processes, each with its own clients, are almost twice as
+fast as one. Workers are started when they are first needed, and they stay for the next rounds.
+
+On Linux, workers are forked and inherit network, data and method. Models and results are sent through shared memory
+(`messages`). Elsewhere, workers are spawned (`spawned_worker`).
+
+If the workers use the plain engine, a client's result does not depend on the worker. It has the same bits as with the
+plain engine and one thread.
 """
 
 from __future__ import annotations
@@ -35,21 +38,21 @@ class PoolEngine(Engine):
     def __init__(self, inner: Engine, workers: int | None = None, can_fork: bool = CAN_FORK) -> None:
         """Each worker has a copy of the `inner` engine. The original never trains."""
         self._engine = inner
-        self._parcel: type[Parcel] | type[PortableParcel] = Parcel if can_fork else PortableParcel
-        self._worker: type[_ForkedWorker] | type[SpawnedWorker] = _ForkedWorker if can_fork else SpawnedWorker
+        self._parcel_class: type[Parcel] | type[PortableParcel] = Parcel if can_fork else PortableParcel
+        self._worker_class: type[_ForkedWorker] | type[SpawnedWorker] = _ForkedWorker if can_fork else SpawnedWorker
         self.name = "pool" if inner.name == "plain" else f"pool-{inner.name}"
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._max_workers = workers or usable_cores()
         self._parts: tuple[Part, ...] = ()
         self._workers: list[Any] = []
-        """The parent's side of each worker, of the class `_worker`."""
+        """The parent's side of each worker, an object of `_worker_class`."""
         weakref.finalize(self, _end_workers, self._workers, os.getpid())
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), self._max_workers)
         self._ensure_workers(work.parts, len(shares))
-        parcel = self._parcel(work_tensors(work))
+        parcel = self._parcel_class(work_tensors(work))
         try:
             return join_results(self._results(parcel, work_facts(work), shares), shares)
         except BaseException:
@@ -68,7 +71,7 @@ class PoolEngine(Engine):
             self.close()
             self._parts = tuple(parts)
         while len(self._workers) < number:
-            self._workers.append(self._worker(self._engine, self._parts))
+            self._workers.append(self._worker_class(self._engine, self._parts))
 
     def _results(self, parcel: Parcel | PortableParcel, facts: Facts, shares: Sequence[Share]) -> list[RoundResult]:
         for worker, share in zip(self._workers, shares, strict=False):
@@ -80,7 +83,7 @@ class PoolEngine(Engine):
         reply = self._workers[place].reply()
         if reply is None:
             self._workers[place].end()
-            self._workers[place] = self._worker(self._engine, self._parts)
+            self._workers[place] = self._worker_class(self._engine, self._parts)
             self._workers[place].send(parcel, facts)
             reply = self._workers[place].reply()
         if reply is None:

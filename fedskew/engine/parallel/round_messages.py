@@ -47,7 +47,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
 def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
     """Return the round's work, with the assignments of only those clients that `facts["share"]` lists."""
     objective, solver, server, *weighting = parts
-    starts = [0, *facts["ends"]]
+    bounds = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()
     states = unpack("state", tensors)
     return RoundWork(
@@ -60,7 +60,7 @@ def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> Roun
         assignments=[
             Assignment(
                 client=facts["clients"][row],
-                samples=samples[starts[row] : starts[row + 1]],
+                samples=samples[bounds[row] : bounds[row + 1]],
                 label_counts=counts[row],
                 state={name: t[row] for name, t in states.items()},
                 start=_unpack_start(row, tensors),

@@ -33,7 +33,7 @@ class SpawnedWorker:
             self._process.start()
         except OSError:
             raise
-        except Exception as error:  # which one depends on Python's version and on what cannot be sent
+        except Exception as error:  # its type depends on Python's version and on the object
             raise UserError(
                 f"the pool engine cannot send the model or the method to a worker process ({error}); "
                 "define it in a module, or choose --engine plain or stacked"

@@ -1,9 +1,8 @@
 """The stacked engine trains many of a round's clients at a time, as one tensor program.
 
-Parameters have a leading axis of slots. Each client trains in a *slot*, a row of memory that is kept from round to
-round (`Slots`, `round`). A step of all slots is one program (`local_step`), which a CUDA GPU runs as a CUDA graph
-if possible (`graph_program`). A client's short last batch is padded. Losses and BatchNorm ignore rows of padding, whose
-target is `IGNORE`.
+Each client trains in a *slot*, a row of memory that is kept from round to round (`Slots`, `round`). A step of all slots
+is one program (`local_step`). If possible, a CUDA GPU runs this program as a CUDA graph (`graph_program`). A short
+batch is padded with rows whose target is `IGNORE`. Losses and BatchNorm ignore these rows.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _MIN_ON_CPU = 4
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 256 << 20}
 """The maximum number of bytes in the batches that are staged (`Staging`) at a time, unless a single step has more.
 
-So many bytes fit in a CPU's cache, and keep a GPU busy."""
+These batches fit in a CPU's cache, or are enough to keep a GPU busy."""
 STAGED_STEPS = 16
 """The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 
@@ -57,7 +56,7 @@ _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 
 
 class Slots:
-    """Memory for some clients, and the programs that train them, for all rounds with the same key (`_kind`)."""
+    """Memory for some clients, and the programs that train them, for all rounds of one kind (`_work_kind`)."""
 
     def __init__(
         self,
@@ -96,7 +95,7 @@ class Slots:
         self.notices: list[str] = []
 
     def fits(self, work: RoundWork, clients: int) -> bool:
-        """Return whether there is memory for this many clients, and whether the programs are for the same parts."""
+        """Return whether there is memory for this many clients, and whether the programs use the same parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
@@ -178,7 +177,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class _Ability:
-    """What the engine can do with the work of all rounds with the same key (`_kind`)."""
+    """What the engine can do with the work of all rounds of one kind (`_work_kind`)."""
 
     stackable: bool
     paddable: bool = False
@@ -187,7 +186,7 @@ class _Ability:
     max_clients: int = 1
     """The maximum number of clients to train at a time, in any round."""
     fitting: int = sys.maxsize
-    """The number of clients that fit in memory: an estimate, which falls if memory runs out."""
+    """An estimate of the number of clients that fit in memory. It is reduced if memory runs out."""
 
 
 class StackedEngine(Engine):
@@ -277,7 +276,7 @@ class StackedEngine(Engine):
             ability = self._find_ability(work, plans)
             max_slots = min(ability.max_clients, ability.fitting, len(plans))
             number = choose_slots(steps, max_slots, coarse=self._compile)
-            with contextlib.suppress(torch.OutOfMemoryError):  # within `except`, the error would keep the memory alive
+            with contextlib.suppress(torch.OutOfMemoryError):  # in an `except` block, the error would keep memory alive
                 width = self._width(work, plans, ability)
                 return do(self._slots_for(work, ability, max_slots), make_schedule(steps, number), width)
             if number == 1:
@@ -288,7 +287,7 @@ class StackedEngine(Engine):
             self._limit_clients(work, number // 2)
 
     def _slots_for(self, work: RoundWork, ability: _Ability, capacity: int) -> Slots:
-        kind = _kind(work)
+        kind = _work_kind(work)
         phase = work.key.phase
         if phase not in self._slots or self._slots[phase][0] != kind or not self._slots[phase][1].fits(work, capacity):
             self._slots.pop(phase, None)  # free the old memory first
@@ -298,7 +297,7 @@ class StackedEngine(Engine):
         return self._slots[phase][1]
 
     def _limit_clients(self, work: RoundWork, fitting: int) -> None:
-        kind = _kind(work)
+        kind = _work_kind(work)
         parts, ability = self._abilities[kind]
         self._abilities[kind] = parts, replace(ability, fitting=fitting)
         self._slots = {}
@@ -317,9 +316,9 @@ class StackedEngine(Engine):
     def _find_ability(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         """Find out whether this work can be stacked, whether it ignores padding, and how many clients fit in memory.
 
-        Trial steps show this (`Trial`). The result is kept for later rounds.
+        Trial steps give the answers (`Trial`), which are kept for later rounds.
         """
-        kind = _kind(work)
+        kind = _work_kind(work)
         parts, ability = self._abilities.get(kind, ((), _Ability(stackable=False)))
         if not same_parts(parts, work.parts):
             ability = self._try_work(work, plans)
@@ -363,11 +362,13 @@ class StackedEngine(Engine):
             one, two = (bytes_taken(partial(step, number), self._data.y.device) for number in (1, 2))
         except torch.OutOfMemoryError:
             return 1
-        shaped = 3 + len(work.local.local_optimiser.shaped_state)
-        each = max(two - one, one // 2) + shaped * layouts.params.row_bytes
-        each += 2 * layouts.buffers.row_bytes + layouts.state.row_bytes
-        results = layouts.params.row_bytes + layouts.buffers.row_bytes + 2 * layouts.state.row_bytes
-        return max(1, (spare - clients * results) // max(each, 1))
+        params, buffers, state = (rows.row_bytes for rows in (layouts.params, layouts.buffers, layouts.state))
+        step_bytes = max(two - one, one // 2)
+        slot_bytes = params * (1 + len(work.local.local_optimiser.shaped_state)) + buffers + state
+        update_bytes = 2 * params + buffers  # the direction in one row, and the new values
+        per_slot = step_bytes + slot_bytes + update_bytes
+        per_result = params + buffers + 2 * state  # the state before and after the round
+        return max(1, (spare - clients * per_result) // max(per_slot, 1))
 
     def _note_unstackable(self, error: Exception) -> None:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -379,10 +380,10 @@ class StackedEngine(Engine):
             self.notices.append(line)
 
 
-def _kind(work: RoundWork) -> str:
-    """Return a key that is the same for rounds that can share programs and memory.
+def _work_kind(work: RoundWork) -> str:
+    """Return a text that is equal for rounds that can share programs and memory.
 
-    Such rounds may differ in their clients, learning rate, epochs, random numbers and values of tensors.
+    Rounds of one kind may differ in their clients, learning rate, epochs, random numbers and values of tensors.
     """
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]

@@ -1,7 +1,8 @@
 """The memory layout of the stacked engine. The named tensors of several clients are stored with one row per client.
 
-A client has one row for each kind of tensors (parameters, buffers, state, …) and dtype, so a few copies move it into or
-out of a slot. On a CUDA GPU, the update works on whole rows if the optimiser has no kernel or the step is compiled.
+Each kind of tensors (parameters, buffers, state, …) has one array per dtype, with a row for each client. So a few
+copies move a client into or out of a slot. On a CUDA GPU, the optimiser updates whole rows if it has no kernel or if
+the step is compiled.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class RowLayout:
         self._places: dict[str, _Place] = {}
         self._widths: dict[str, int] = {}
         self._dtypes = {_dtype_name(t): t.dtype for t in tensors.values()}
-        # Tensors whose size is a multiple of the alignment come first. So each of them starts aligned.
+        # Tensors whose size is a multiple of the alignment come first, so that each of them starts aligned.
         for name in sorted(tensors, key=lambda n: tensors[n].numel() % _ALIGNMENT != 0):
             tensor, dtype = tensors[name], _dtype_name(tensors[name])
             self._places[name] = _Place(dtype, self._widths.get(dtype, 0), tensor.shape)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedskew.accurate_sums import ACCURATE
-from fedskew.engine.contract import Assignment, PassKind, RoundWork
+from fedskew.engine.contract import PassKind, RoundWork
 from fedskew.engine.data.batches import padded_targets, plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
@@ -32,11 +32,12 @@ class Trial:
     def __init__(self, network: Network, data: DeviceSamples, work: RoundWork) -> None:
         self._network, self._data, self._work = network, data, work
         largest = max(work.assignments, key=lambda a: len(a.samples))
-        self._few = replace(largest, samples=largest.samples[:3])  # the largest client, with a few of its samples
+        self._client = replace(largest, samples=largest.samples[:3])
+        """The round's largest client, with only a few of its samples."""
 
     def tally_dtypes(self) -> dict[str, torch.dtype]:
         """Return the dtypes of the objective's tally. Raise an error if the step or closing pass cannot be stacked."""
-        found = self._compute_step(1, self._few.samples, len(self._few.samples))
+        found = self._compute_step(1, self._client.samples, len(self._client.samples))
         self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
         steps = torch.ones(1, dtype=next(iter(params.values())).dtype, device=self._data.y.device)
@@ -58,32 +59,32 @@ class Trial:
         work = self._work
         if not work.needs_pass("closing"):
             return {}
-        few = self._few.samples
-        plan = plan_batches(few, self._few.client, 1, max(len(few), 1), 1, work.key)
+        samples = self._client.samples
+        plan = plan_batches(samples, self._client.client, 1, max(len(samples), 1), 1, work.key)
         buffers = {name: b.unsqueeze(0) for name, b in work.sent.buffers.items()}
         stack = ClientStack([plan], params, buffers, *self._client_tensors(1))
         return stacked_sums(self._network, self._data, DataPass(work, "closing"), stack)
 
     def step(self, clients: int, width: int) -> StepResult:
         """Take a step with this many clients and batches of `width` samples."""
-        rows = np.resize(self._few.samples, width)
+        rows = np.resize(self._client.samples, width)
         return self._compute_step(clients, rows, width)
 
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        First, a whole step must give the same result with other values in these rows. Then the loss and the sums of
-        data passes, computed from the same outputs, must be the same without these rows. The network is not part of
-        this second test, because it rounds differently for another batch shape, and a deep network amplifies the
-        difference.
+        There are two tests. First, a whole step must give the same result with other samples in the rows of padding.
+        Then the loss and the sums of data passes must be the same with and without these rows. The second test uses the
+        same outputs of the network for both, because a network rounds differently for another batch shape, and a deep
+        one amplifies the difference.
         """
-        samples = self._few.samples
+        samples = self._client.samples
         padded, otherwise_padded = (
             self._compute_step(1, np.concatenate([samples, [row] * 3]), len(samples)).direction
             for row in (0, len(self._data) - 1)
         )
         are_same = _are_close(padded, otherwise_padded, 10 * self._network.resolution)
-        return are_same and self._ignores_padding_length(self._few)
+        return are_same and self._ignores_padding_length()
 
     def _compute_step(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> StepResult:
         """Take a step on these rows of the data. Rows after the first `valid_rows` are padding."""
@@ -106,24 +107,24 @@ class Trial:
             return compute_step(self._network, work, batches, params, buffers, self._data.some_inputs())
 
     def _client_tensors(self, clients: int) -> tuple[Tensor, Tensors]:
-        """Repeat the label counts and state of one client."""
+        """Return the client's label counts and state, repeated for this many clients."""
         device = self._data.y.device
-        state = {name: _copies(t.to(device), clients) for name, t in self._few.state.items()}
-        return _copies(torch.tensor(self._few.label_counts, device=device), clients), state
+        state = {name: _copies(t.to(device), clients) for name, t in self._client.state.items()}
+        return _copies(torch.tensor(self._client.label_counts, device=device), clients), state
 
-    def _ignores_padding_length(self, few: Assignment) -> bool:
+    def _ignores_padding_length(self) -> bool:
         """Return whether the loss, its gradient and the sums of data passes are the same with and without padding."""
-        work, device, samples = self._work, self._data.y.device, len(few.samples)
-        rows = torch.from_numpy(np.tile(few.samples, 2)).to(device)
+        work, device, samples = self._work, self._data.y.device, len(self._client.samples)
+        rows = torch.from_numpy(np.tile(self._client.samples, 2)).to(device)
         x, buffers = self._data.inputs(rows), {name: t.clone() for name, t in work.sent.buffers.items()}
         key = torch.zeros((), dtype=torch.int64, device=device)
         with torch.no_grad():
-            # In training, a head may give other logits than in the data passes.
+            # A head may give other logits in train mode than in eval mode, which data passes use.
             trained = self._network.forward(work.sent.params, buffers, x, "train", key).tensors()
             out = self._network.forward(work.sent.params, work.sent.buffers, x).tensors()
         y = padded_targets(self._data.y[rows], torch.arange(len(rows), device=device) < samples)
-        state = {name: t.to(device) for name, t in few.state.items()}
-        client = work.client(torch.tensor(few.label_counts, device=device), state)
+        state = {name: t.to(device) for name, t in self._client.state.items()}
+        client = work.client(torch.tensor(self._client.label_counts, device=device), state)
 
         def results(count: int) -> Tensors:
             leaves = {kind: t[:count].clone().requires_grad_() for kind, t in trained.items()}
