@@ -1,8 +1,8 @@
 """BatchNorm of stacked clients over their valid samples, with the activation that follows it.
 
-Memory bandwidth limits its speed: both the forward and the backward pass read the images twice. The forward pass keeps
+Memory bandwidth limits the speed: both the forward and the backward pass read the images twice. The forward pass keeps
 only its inputs and the statistics for the backward pass. The operations take and return contiguous images
-[K, B, H, W, C]. Sums are computed in two stages of a fixed order, so that results have the same bits each time.
+[K, B, H, W, C]. Sums are computed in two stages, in a fixed order, so that results have the same bits each time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BOUNDS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0
 def stacked_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images [K, B, C, H, W] by each client's batch, scale them by weight and bias [K, C], and activate them.
+    """Normalise images [K, B, C, H, W] by each client's batch, apply weight and bias [K, C], and activate them.
 
     Also return the mean and biased variance [K, C] in float32, without gradient. Samples that are not `valid` [K, B]
     are normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
@@ -71,11 +71,11 @@ def _channel_block(clients: int, channels: int) -> int:
 
 
 def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwards: bool) -> Tiling:
-    """Return a tiling with two 16-byte loads in flight per thread. `backwards` is for the backward pass.
+    """Return the tiling of the forward pass, or of the backward pass if `backwards`.
 
-    In the backward pass, one of the two loads is for the result's gradient. The aim is to have as many programs as fit
-    into the GPU's registers at once: four per multiprocessor in the forward pass and three in the backward pass. There
-    are fewer if each would get less than two blocks of rows.
+    A thread has two 16-byte loads in flight. In the backward pass, one of them is for the result's gradient. There are
+    as many programs as fit into the GPU's registers at once: four per multiprocessor in the forward pass and three in
+    the backward pass. There are fewer if each would get less than two blocks of rows.
     """
     block_channels = _channel_block(clients, channels)
     threads = 8 * 32  # 8 warps of 32 threads

@@ -2,15 +2,17 @@
 """The Triton programs of BatchNorm. Each processes one block of a client's channels for one split of its rows.
 
 A row is a pixel of a sample. Images [K, rows, C], partial results [splits, K, 2, C], counts [splits, K] and statistics
-[K, C] are contiguous. Weight and bias [K, C] may have any stride between clients. `valid` is [K, samples]. Both passes
-over the images are split the same way. In the second pass, each program first combines the results of all splits for
-its channels, which saves a launch. The second pass reads the rows in reverse order, because the last values of the
-first pass are still in the cache.
+[K, C] are contiguous. Weight and bias [K, C] may have any stride between clients: `weight_client` and `bias_client`.
+`valid` is [K, samples].
+
+Both the forward and the backward pass read the images twice, and split them the same way both times. The second time,
+each program first combines the results of all splits for its channels, which saves a launch. It then reads the rows in
+reverse order, because the last rows of the first time are still in the cache.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
-`groups` times ALIGNED. ALIGNED is the number of values that one load may take. `do_not_specialize` keeps Triton from
-compiling again for sizes that are 1 or multiples of 16. `do_not_specialize_on_alignment` does so for weights that are
-not aligned to 16 bytes.
+`groups` times ALIGNED, where ALIGNED is the number of values that one load may take. Channels at or after C are not
+`known`. `do_not_specialize` keeps Triton from compiling again for sizes that are 1 or multiples of 16, and
+`do_not_specialize_on_alignment` for weights that are not aligned to 16 bytes.
 """
 
 import triton
@@ -46,21 +48,22 @@ def _all_statistics(partial, counts, splits, client, channel, known, C):
     count = 0.0
     mean = tl.zeros(channel.shape, dtype=tl.float32)
     spread = tl.zeros(channel.shape, dtype=tl.float32)
-    for first in range(0, splits, 16):
+    for first in range(0, splits, 16):  # a block of 16 splits at a time
         split = first + tl.arange(0, 16)
         at = partial + ((split * clients + client) * (2 * C))[:, None] + channel[None, :]
         mask = (split < splits)[:, None] & known[None, :]
-        number = tl.load(counts + split * clients + client, mask=split < splits, other=0.0)
-        means = tl.load(at, mask=mask, other=0.0)
-        numbers = tl.sum(number, 0)
-        whole = tl.sum(means * number[:, None], 0) / tl.maximum(numbers, 1.0)
-        apart = means - whole[None, :]
-        inner = tl.sum(tl.load(at + C, mask=mask, other=0.0) + apart * apart * number[:, None], 0)
-        total = tl.maximum(count + numbers, 1.0)
-        away = whole - mean
-        spread += inner + away * away * (count * numbers / total)
-        mean += away * (numbers / total)
-        count += numbers
+        split_count = tl.load(counts + split * clients + client, mask=split < splits, other=0.0)
+        split_mean = tl.load(at, mask=mask, other=0.0)
+        block_count = tl.sum(split_count, 0)
+        block_mean = tl.sum(split_mean * split_count[:, None], 0) / tl.maximum(block_count, 1.0)
+        deviation = split_mean - block_mean[None, :]
+        split_spread = tl.load(at + C, mask=mask, other=0.0)
+        block_spread = tl.sum(split_spread + deviation * deviation * split_count[:, None], 0)
+        total = tl.maximum(count + block_count, 1.0)
+        change = block_mean - mean
+        spread += block_spread + change * change * (count * block_count / total)
+        mean += change * (block_count / total)
+        count += block_count
     return mean, spread / tl.maximum(count, 1.0)
 
 
@@ -68,15 +71,15 @@ def _all_statistics(partial, counts, splits, client, channel, known, C):
 def _all_sums(partial, splits, client, channel, known, C):
     """Add up both sums of `gradient_sums_program` over all splits."""
     clients = tl.num_programs(1)
-    one = tl.zeros(channel.shape, dtype=tl.float32)
-    other = tl.zeros(channel.shape, dtype=tl.float32)
+    grad_sum = tl.zeros(channel.shape, dtype=tl.float32)
+    product_sum = tl.zeros(channel.shape, dtype=tl.float32)
     for first in range(0, splits, 16):
         split = first + tl.arange(0, 16)
         at = partial + ((split * clients + client) * (2 * C))[:, None] + channel[None, :]
         mask = (split < splits)[:, None] & known[None, :]
-        one += tl.sum(tl.load(at, mask=mask, other=0.0), 0)
-        other += tl.sum(tl.load(at + C, mask=mask, other=0.0), 0)
-    return one, other
+        grad_sum += tl.sum(tl.load(at, mask=mask, other=0.0), 0)
+        product_sum += tl.sum(tl.load(at + C, mask=mask, other=0.0), 0)
+    return grad_sum, product_sum
 
 
 @triton.jit
@@ -93,7 +96,7 @@ def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
 
 @triton.jit
 def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
-    """Return the gradient before the activation, which is zero outside the activation's bounds."""
+    """Return the gradient before the activation. It is zero for values outside the activation's bounds."""
     before = normed * scale[None, :] + bias[None, :]
     if ACTIVATION == "relu":
         grad = tl.where(before <= 0.0, 0.0, grad)
@@ -118,7 +121,7 @@ def statistics_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute count, mean and squared deviation by Welford's recurrence, which is stable far from zero."""
+    """Compute count, mean and squared deviation by Welford's recurrence, which is accurate for values far from zero."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -138,17 +141,17 @@ def statistics_program(
         weight = counted.to(tl.float32)
         count += weight
         share = weight / tl.maximum(count, 1.0)
-        away = value - mean
-        mean += away * share[:, None]
-        spread += away * away * (weight - share)[:, None]
-    number = tl.sum(count, 0)
-    whole = tl.sum(mean * count[:, None], 0) / tl.maximum(number, 1.0)
-    apart = mean - whole[None, :]
+        change = value - mean
+        mean += change * share[:, None]
+        spread += change * change * (weight - share)[:, None]
+    split_count = tl.sum(count, 0)
+    split_mean = tl.sum(mean * count[:, None], 0) / tl.maximum(split_count, 1.0)
+    deviation = mean - split_mean[None, :]
     place = split * tl.num_programs(1) + client
-    tl.store(counts + place, number, mask=tl.program_id(0) == 0)
+    tl.store(counts + place, split_count, mask=tl.program_id(0) == 0)
     partial += place * (2 * C) + channel
-    tl.store(partial, whole, mask=known)
-    tl.store(partial + C, tl.sum(spread + apart * apart * count[:, None], 0), mask=known)
+    tl.store(partial, split_mean, mask=known)
+    tl.store(partial + C, tl.sum(spread + deviation * deviation * count[:, None], 0), mask=known)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
@@ -245,8 +248,8 @@ def gradient_sums_program(
     grad += client * rows * C
     x += client * rows * C
     valid += client * samples
-    first = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
-    second = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    grad_sum = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
+    product_sum = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
         row = start + tl.arange(0, ROWS)
         counted = _counted(valid, row, rows, pixels, SHIFTS, HAS_VALID)
@@ -255,11 +258,11 @@ def gradient_sums_program(
         normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
         slope = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         slope = _slope(slope, normed, scale, shift, ACTIVATION)
-        first += slope
-        second += slope * normed
+        grad_sum += slope
+        product_sum += slope * normed
     partial += (split * tl.num_programs(1) + client) * (2 * C) + channel
-    tl.store(partial, tl.sum(first, 0), mask=known)
-    tl.store(partial + C, tl.sum(second, 0), mask=known)
+    tl.store(partial, tl.sum(grad_sum, 0), mask=known)
+    tl.store(partial + C, tl.sum(product_sum, 0), mask=known)
 
 
 @triton.jit(do_not_specialize=_NUMBERS, do_not_specialize_on_alignment=_UNALIGNED)
@@ -300,13 +303,13 @@ def input_gradient_program(
     known = channel < C
     rows = samples * pixels
     valid += client * samples
-    first, second = _all_sums(partial, splits, client, channel, known, C)
+    grad_sum, product_sum = _all_sums(partial, splits, client, channel, known, C)
     if split == 0:
-        tl.store(grad_bias + client * C + channel, first, mask=known)
-        tl.store(grad_weight + client * C + channel, second, mask=known)
+        tl.store(grad_bias + client * C + channel, grad_sum, mask=known)
+        tl.store(grad_weight + client * C + channel, product_sum, mask=known)
     count = _count(valid, samples, pixels, HAS_VALID)
-    first = first / count
-    second = second / count
+    grad_mean = grad_sum / count
+    product_mean = product_sum / count
     mean = tl.load(batch_mean + client * C + channel, mask=known, other=0.0)
     inverse = 1.0 / tl.sqrt(tl.load(batch_var + client * C + channel, mask=known, other=0.0) + eps)
     scale = _per_channel(weight + client * weight_client, channel, known, HAS_WEIGHT, 1.0)
@@ -323,7 +326,7 @@ def input_gradient_program(
         normed = (tl.load(x + offset, mask=mask, other=0.0).to(tl.float32) - mean[None, :]) * inverse[None, :]
         slope = tl.load(grad + offset, mask=mask, other=0.0).to(tl.float32)
         slope = _slope(slope, normed, scale, shift, ACTIVATION)
-        common = first[None, :] + normed * second[None, :]
+        common = grad_mean[None, :] + normed * product_mean[None, :]
         if HAS_VALID:
             counted = _counted(valid, row, rows, pixels, SHIFTS, HAS_VALID)
             common = tl.where(counted[:, None], common, 0.0)

@@ -57,7 +57,10 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    """Return how float32 blocks are multiplied: without TF32, by three TF32 products. 16-bit blocks ignore it."""
+    """Return how float32 blocks are multiplied: in TF32, or by three TF32 products if TF32 is not accurate enough.
+
+    Triton ignores this for 16-bit blocks.
+    """
     return "tf32" if tf32 or dtype != torch.float32 else "tf32x3"
 
 
@@ -79,9 +82,9 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     """Return the tiling of the forward pass and of the input's gradient.
 
     The result has `columns` channels, and each tap has `channels`. Blocks are as wide as the result, up to 128 columns,
-    so that the images are read as few times as possible. A block of the reduction lies inside one tap if 16 divides the
-    number of channels. Otherwise it has 32 entries, or up to 128 if pixels have four channels of 16 bits, because such
-    pixels are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
+    so that the images are read as few times as possible. If 16 divides the number of channels, a block of the reduction
+    lies inside one tap. Otherwise, it has 32 entries, or up to 128 if pixels have four channels of 16 bits, because
+    such pixels are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
@@ -98,8 +101,8 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
     """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
 
-    A block has fewer pixels if the number of input channels is not a multiple of 8, or of 16 in float32, because
-    registers would spill otherwise. Float32 blocks have fewer output channels, because they are multiplied in parts.
+    If the number of input channels is not a multiple of 8, or of 16 in float32, a block has fewer pixels. Otherwise,
+    registers would spill. Float32 blocks have fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32
     depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)
@@ -140,7 +143,7 @@ def _sizes(shape: Geometry) -> dict[str, int]:
     return {**dict(zip(names, shape.sizes(), strict=True)), "out_groups": shape.o // alignment(shape.o)}
 
 
-def _windows(shape: Geometry) -> dict[str, int]:
+def _constants(shape: Geometry) -> dict[str, int]:
     return {**shape.constants(), "OUT_ALIGNED": alignment(shape.o)}
 
 
@@ -161,7 +164,7 @@ def launch_forward(
         y,
         samples,
         **_sizes(shape),
-        **_windows(shape),
+        **_constants(shape),
         SHIFTS=_shifts(shape),
         HAS_BIAS=bias is not None,
         FEW=shape.c if shape.c % tiling.depth else 0,
@@ -190,7 +193,7 @@ def launch_input_gradient(
         samples,
         *weight.stride()[1:],
         **_sizes(shape),
-        **_windows(shape),
+        **_constants(shape),
         WHOLE=shape.o % tiling.depth == 0,
         # With 128 registers per thread, two programs fit on a multiprocessor.
         maxnreg=None if _has_fixed_sizes(shape) or tiling.warps < 8 else 128,
@@ -216,7 +219,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
         samples,
         chunk,
         **_sizes(shape),
-        **_windows(shape),
+        **_constants(shape),
         SHIFTS=_shifts(shape),
         PRECISION=_gradient_precision(x.dtype, tf32),
         **tiling.constants(),

@@ -2,11 +2,12 @@
 """The Triton programs of a dense convolution. Each computes one block of a client's result.
 
 Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and gradients of the weights
-[splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order. Parameters in
-capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The `fixed` programs
-are an exception, for narrow layers, which have short loops. C is `groups` times ALIGNED, and O is `out_groups`
-times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the numbers of values that one load may take. SHIFTS means that all image
-sizes are powers of two.
+[splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order.
+
+Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
+`fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is
+`groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the numbers of values that
+one load may take. SHIFTS means that all image sizes are powers of two.
 """
 
 from types import FunctionType
@@ -139,8 +140,8 @@ def input_gradient_program(
     no block of output channels is padded. `weight_out`, `weight_tap` and `weight_in` are the strides of the weights.
     """
     client = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(2) // SW
-    column = tl.program_id(2) % SW
+    phase_row = tl.program_id(2) // SW
+    phase_column = tl.program_id(2) % SW
     C = groups * ALIGNED
     O = out_groups * OUT_ALIGNED  # noqa: E741
     in_blocks = (C + CHANNELS - 1) // CHANNELS
@@ -149,16 +150,16 @@ def input_gradient_program(
     phase_rows = (h + SH - 1) // SH
     phase_columns = (w + SW - 1) // SW
     sample = pixel // (phase_rows * phase_columns)
-    top = pixel // phase_columns % phase_rows * SH + row
-    side = pixel % phase_columns * SW + column
-    inside = (sample < samples) & (top < h) & (side < w)
-    first_i = (row + PH) % SH
-    first_j = (column + PW) % SW
+    image_row = pixel // phase_columns % phase_rows * SH + phase_row
+    image_column = pixel % phase_columns * SW + phase_column
+    inside = (sample < samples) & (image_row < h) & (image_column < w)
+    first_i = (phase_row + PH) % SH
+    first_j = (phase_column + PW) % SW
     rows = (KH - first_i + SH - 1) // SH
     columns = (KW - first_j + SW - 1) // SW
-    below = (top + PH - first_i) // SH
-    beside = (side + PW - first_j) // SW
-    base = ((sample * ho + below) * wo + beside) * O
+    out_row = (image_row + PH - first_i) // SH
+    out_column = (image_column + PW - first_j) // SW
+    base = ((sample * ho + out_row) * wo + out_column) * O
     grad += client * samples * (ho * wo * O)
     weight += client * (O * KH * KW * C)
     out_blocks = (O + DEPTH - 1) // DEPTH
@@ -166,12 +167,13 @@ def input_gradient_program(
     for step in range(rows * columns * out_blocks):
         tap = step // out_blocks
         out = step % out_blocks * DEPTH + tl.arange(0, DEPTH)
-        up = tap // columns
-        left = tap % columns
-        seen = inside & (below - up >= 0) & (below - up < ho) & (beside - left >= 0) & (beside - left < wo)
-        offset = (up * wo + left) * -O + out
-        place = (first_i + up * SH) * KW + first_j + left * SW
-        at = weight + place * weight_tap + out[:, None] * weight_out + channel[None, :] * weight_in
+        tap_row = tap // columns
+        tap_column = tap % columns
+        seen = inside & (out_row - tap_row >= 0) & (out_row - tap_row < ho)
+        seen = seen & (out_column - tap_column >= 0) & (out_column - tap_column < wo)
+        offset = (tap_row * wo + tap_column) * -O + out
+        tap_place = (first_i + tap_row * SH) * KW + first_j + tap_column * SW
+        at = weight + tap_place * weight_tap + out[:, None] * weight_out + channel[None, :] * weight_in
         if WHOLE:
             a = tl.load(grad + base[:, None] + offset[None, :], mask=seen[:, None], other=0.0)
             b = tl.load(at, mask=(channel < C)[None, :], other=0.0)
@@ -180,7 +182,7 @@ def input_gradient_program(
             b = tl.load(at, mask=(out < O)[:, None] & (channel < C)[None, :], other=0.0)
         acc = product(a, b, acc, PRECISION)
     grad_x += client * samples * (h * w * C)
-    target = ((sample * h + top) * w + side) * C
+    target = ((sample * h + image_row) * w + image_column) * C
     tl.store(
         grad_x + target[:, None] + channel[None, :],
         acc.to(grad_x.dtype.element_ty),

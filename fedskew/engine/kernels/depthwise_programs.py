@@ -2,9 +2,11 @@
 """The Triton programs of a depthwise convolution. Each computes one block of a client's result.
 
 All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, and gradients of
-the weights [splits, K, taps, C]. Parameters in capitals are compiled in. Sizes are not, because then every layer would
-need its own compilation. C is `groups` times ALIGNED. ALIGNED is the number of values that one load may take. SHIFTS
-means that all image sizes are powers of two.
+the weights [splits, K, taps, C].
+
+Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
+`groups` times ALIGNED, where ALIGNED is the number of values that one load may take. SHIFTS means that all image sizes
+are powers of two.
 """
 
 import triton

@@ -7,18 +7,18 @@ import triton.language as tl
 
 @triton.jit
 def sgd_program(
-    param, grad, velocity, lr, size, param_row, velocity_row, momentum, weight_decay, HAS_MOMENTUM: tl.constexpr,
+    param, grad, velocity, lr, size, param_client, velocity_client, momentum, weight_decay, HAS_MOMENTUM: tl.constexpr,
     NESTEROV: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Update SIZE values of one client."""
+    """Update SIZE values of one client. `param_client` and `velocity_client` are the strides between clients."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     known = at < size
-    param += client * param_row + at
+    param += client * param_client + at
     p = tl.load(param, mask=known)
     g = tl.load(grad + client * size + at, mask=known).to(tl.float32) + weight_decay * p
     if HAS_MOMENTUM:
-        velocity += client * velocity_row + at
+        velocity += client * velocity_client + at
         v = momentum * tl.load(velocity, mask=known) + g
         tl.store(velocity, v, mask=known)
         g = g + momentum * v if NESTEROV else v

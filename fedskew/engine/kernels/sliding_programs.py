@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The Triton programs of a depthwise convolution of stride 1. Each processes some columns of the images, row by row.
 
-A row is loaded once per column of the window, not once per tap. It is used for all rows of the result that it affects.
-Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
+A row of an image is loaded once per column of the window, not once per tap. It is used for all rows of the result that
+it affects. Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
 """
 
 import triton
@@ -56,12 +56,12 @@ def convolution_program(
     if HAS_BIAS:
         start = tl.load(bias + client * C + channel, mask=known, other=0.0).to(tl.float32)
     blank = tl.zeros((PIXELS, CHANNELS), dtype=tl.float32) + start[None, :]
-    begun = (blank,)
+    begun = (blank,)  # the rows of the result that need more rows of the images, oldest first
     for _ in tl.static_range(KH - 2):
         begun = begun + (blank,)  # noqa: RUF005
     for row in range(h + PH):
         line = row + tl.zeros_like(column)  # the row, once per position
-        rows = (blank,)
+        rows = (blank,)  # all rows of the result that this row affects, newest first
         for i in tl.static_range(1, KH):
             rows = rows + (begun[KH - 1 - i],)  # noqa: RUF005
         for j in tl.static_range(KW):

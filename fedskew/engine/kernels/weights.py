@@ -10,9 +10,9 @@ from fedskew.engine.kernels.geometry import blocks, power_of_two
 from fedskew.engine.kernels.operations import operation
 
 _BLOCK = 32
-"""The most positions, on each of two axes, at which one program sums gradients."""
+"""The maximum number of positions, on each of two axes, at which one program sums gradients."""
 _RUN = 128
-"""The most input channels of one output channel that one program packs."""
+"""The maximum number of input channels of one output channel that one program packs."""
 _CONVERTED = 2048
 """The number of weights that one program converts."""
 
@@ -20,7 +20,7 @@ _CONVERTED = 2048
 def converted_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return weights [K, …] in this dtype.
 
-    If the clients' weights lie apart in memory, PyTorch converts single values. The kernel converts runs of values.
+    If the clients' weights lie apart in memory, PyTorch converts value by value. The kernel converts runs of values.
     """
     if weight.dtype == dtype or not (supported(weight, weight) and weight.numel() and weight[0].is_contiguous()):
         return weight.to(dtype)

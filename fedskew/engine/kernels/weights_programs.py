@@ -1,10 +1,10 @@
 # mypy: ignore-errors
 """The Triton programs that convert weights to another dtype, rearrange those of convolutions, and sum gradients.
 
-The weights of a stacked convolution are [K, O, C, taps]. Its programs read them as [K, O, taps, wide]: contiguous in
-the forward pass, and in any memory order for the input's gradient. They write partial gradients of the weights
-[splits, K, taps, wide, O]. A split is a part of the pixels. `wide` is C, or more if the images have added channels of
-zeros.
+The weights of a stacked convolution are [K, O, C, taps]. The programs of a convolution read them as [K, O, taps, wide]:
+contiguous in the forward pass, and in any memory order for the input's gradient. They write partial gradients of the
+weights [splits, K, taps, wide, O]. A split is a part of the pixels. `wide` is C, or more if the images have added
+channels of zeros. `weight_client` is the stride from one client's weights to the next's.
 """
 
 import triton
@@ -12,26 +12,23 @@ import triton.language as tl
 
 
 @triton.jit
-def convert_program(weight, result, row, size, SIZE: tl.constexpr):
-    """Convert SIZE weights of one client to the dtype of `result`.
-
-    `row` is the stride from one client's weights to the next's in `weight`.
-    """
+def convert_program(weight, result, weight_client, size, SIZE: tl.constexpr):
+    """Convert SIZE weights of one client to the dtype of `result`."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
-    value = tl.load(weight + client * row + at, mask=at < size)
+    value = tl.load(weight + client * weight_client + at, mask=at < size)
     tl.store(result + client * size + at, value.to(result.dtype.element_ty), mask=at < size)
 
 
 @triton.jit
 def pack_program(
-    weight, packed, row, to_out, to_tap, to_in, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
+    weight, packed, weight_client, to_out, to_tap, to_in, outs, C: tl.constexpr, WIDE: tl.constexpr, TAPS: tl.constexpr,
     OUTS: tl.constexpr, CHANNELS: tl.constexpr, TAP_SLOTS: tl.constexpr,
 ):  # fmt: skip
     """Write all taps of a block of one client's weights to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
 
     The block has OUTS output channels and CHANNELS input channels, so that it is read and written in runs of memory.
-    `row` is the stride from one client's weights to the next's in `weight`. Added channels become zero.
+    Added channels become zero.
     """
     client = tl.program_id(1).to(tl.int64)
     channel_blocks: tl.constexpr = (WIDE + CHANNELS - 1) // CHANNELS
@@ -39,7 +36,8 @@ def pack_program(
     channel = tl.program_id(0) % channel_blocks * CHANNELS + tl.arange(0, CHANNELS)[None, :, None]
     tap = tl.arange(0, TAP_SLOTS)[None, None, :]
     known = (out < outs) & (channel < WIDE) & (tap < TAPS)
-    value = tl.load(weight + client * row + (out * C + channel) * TAPS + tap, mask=known & (channel < C), other=0.0)
+    source = weight + client * weight_client + (out * C + channel) * TAPS + tap
+    value = tl.load(source, mask=known & (channel < C), other=0.0)
     at = packed + client * outs * TAPS * WIDE + out * to_out + tap * to_tap + channel * to_in
     tl.store(at, value.to(packed.dtype.element_ty), mask=known)
 
