@@ -23,7 +23,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 Shape = tuple[int, ...]
 
-# The number of the first random draw that each augmentation takes from a sample's key. No two use the same draw.
+# Each augmentation takes its own random draws from a sample's key. These are the numbers of the first draws.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3
@@ -34,7 +34,7 @@ _CUTOUT_SIZE = 16
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Steps that change the raw images, and steps that change the normalised images. Both keep the order of `names`."""
+    """Steps that change raw images, then steps that change normalised images. Both are in the order of `names`."""
 
     names: tuple[str, ...] = ()
     raw: tuple[Step, ...] = ()
@@ -42,7 +42,7 @@ class Augmentation:
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether the steps only move or erase pixels. Then compiled code gives bit-identical results."""
+        """Whether the steps only move or erase pixels. Compiled code then gives bit-identical results."""
         return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
 
     def augment_raw(self, images: Tensor, keys: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Crop:
 
 
 def _reflect(position: Tensor, length: int) -> Tensor:
-    """Mirror positions outside the image at the outermost pixel, which does not appear twice."""
+    """Mirror positions outside the image at the outermost pixel. That pixel is not repeated."""
     last = length - 1
     return last - (last - position.abs()).abs()
 
@@ -171,7 +171,7 @@ def make_augmentation(names: Sequence[str], image_shape: Shape) -> Augmentation:
 
 
 def _check_combination(names: Sequence[str]) -> None:
-    """Raise `UserError` for repeated augmentations, and for two crops, which would use the same random numbers."""
+    """Refuse repeated augmentations. Also refuse two crops, because both use the same random numbers."""
     if len(set(names)) < len(names) or {"crop", "crop-reflect"} <= set(names):
         raise UserError(f"augmentations {', '.join(names)}: expected each at most once, and at most one crop")
 

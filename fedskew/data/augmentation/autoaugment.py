@@ -61,7 +61,7 @@ POLICY = (
 class AutoAugment:
     """Applies one of the 25 sub-policies to each image. Magnitudes are drawn uniformly from their bins.
 
-    Each image uses five draws of its key, from number `first_draw` on.
+    Each image uses five random draws of its key. `first_draw` is the number of the first one.
     """
 
     first_draw: int
@@ -74,7 +74,7 @@ class AutoAugment:
     def choices(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return two pairs (operations [N], magnitudes [N]), for the first and the second operation of each image.
 
-        Each operation is chosen with its probability, and otherwise replaced by `IDENTITY`.
+        An operation is applied with its probability. Otherwise it is replaced by `IDENTITY`.
         """
         policy = _policy_tensor(keys.device)
         uniforms = draw_uniforms(keys, self.first_draw, 5)

@@ -1,8 +1,9 @@
-"""The fourteen image operations of AutoAugment. Each image of a batch can have a different one.
+"""The fourteen image operations of AutoAugment. Each image of a batch can have a different operation.
 
 They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and a black
-background). An operation moves pixels, maps the levels of each channel through a table, or blends the image with a
-changed copy. A batch passes through all three kinds. Each kind changes only the images with one of its operations.
+background). There are three kinds: an operation moves pixels, maps the levels of each channel through a table, or
+blends the image with a changed copy. A batch passes through all three kinds. The images without an operation of that
+kind stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = ran
 COLOR, SHARPNESS = range(13, 15)
 
 SMALLEST_SIDE = 3
-"""The smallest side for sharpness, which needs a pixel with neighbours on all sides."""
+"""The smallest side of an image. Sharpness needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
 _GREY_WEIGHTS = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in units of 1/65536
@@ -71,7 +72,7 @@ def _fixed(value: Tensor) -> Tensor:
 
 
 def _map_levels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply the operations that map each channel's levels through a table, which may depend on the histogram."""
+    """Apply the operations that map each channel's levels through a table."""
     level = torch.arange(_LEVELS, device=images.device).expand(*images.shape[:2], _LEVELS)
     amount = magnitudes[:, None, None]
     table = level
@@ -132,7 +133,7 @@ def _mean_grey(images: Tensor) -> Tensor:
 
 
 def _blend_with_copy(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tensor:
-    """Apply colour and sharpness. Magnitude 0 gives the grey or smooth copy, 1 the image, more a stronger effect."""
+    """Apply colour and sharpness. Magnitude 0 gives the grey or smooth copy, and magnitude 1 the image itself."""
     color = (operations == COLOR)[:, None, None, None]
     sharpness = (operations == SHARPNESS)[:, None, None, None]
     copy = torch.where(color, _grey(images), torch.where(sharpness, _smooth(images), images))

@@ -25,7 +25,7 @@ from fedskew.randomness import permutation
 @register
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled samples are dealt out one by one, without any skew. Sizes differ by at most one."""
+    """Shuffled samples are dealt out one by one, without any skew. Clients differ by at most one sample."""
 
     name: ClassVar[str] = "iid"
     clients: int

@@ -16,7 +16,7 @@ from fedskew.errors import UserError, shorten
 @register
 @dataclass(frozen=True)
 class Column(Partition):
-    """One client per value of the column that says where a sample is from. The split does not depend on the seed.
+    """One client per site. The column `column` has the site of each sample. The split does not depend on the seed.
 
     Without `column`, the sites are those of the dataset, such as the writers of femnist.
     """

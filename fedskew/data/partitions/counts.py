@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 class Counts(CountedPartition):
     """The counts in a CSV file, with one row per client and one column per class.
 
-    `path` may also be a folder with one histogram per client. If the data has too few samples, all counts are scaled
-    down. A header row with the class names and a first column with client names are optional. If any column has the
-    name of a class, all columns must have one, in any order. Otherwise the first column is the first class, and so on.
-    Classes without a column are left out. If there are more columns than classes, several columns share a class.
-    Samples beyond the counts are not used.
+    `path` may also be a folder with one histogram per client. A header with class names and a first column with client
+    names are optional. If the data has too few samples, all counts are scaled down. Samples beyond the counts are not
+    used.
+
+    Columns are matched to classes by name, in any order. If no column has the name of a class, the first column is the
+    first class, and so on. Classes without a column are left out. If there are more columns than classes, several
+    columns share a class.
     """
 
     name: ClassVar[str] = "counts"
@@ -95,7 +97,7 @@ def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> In
 
 
 def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
-    """Scale the counts down to the available samples. Return the counts and the factor. Nonzero counts stay ≥ 1."""
+    """Scale the counts down to the available samples. Nonzero counts stay ≥ 1. Also return the factor."""
     needed = counts.sum(axis=0)
     over = needed > available
     if not over.any():
@@ -120,7 +122,7 @@ def _arranged(dataset: Dataset, table: LabelCounts, column_class: Sequence[int])
 def _mapping_notes(
     path: str | os.PathLike[str], table: LabelCounts, column_class: Sequence[int], dataset: Dataset
 ) -> list[str]:
-    """Return a line for the user if classes are left out, renamed or merged."""
+    """Return a line for the user if classes are merged, renamed or left out."""
     classes = dataset.classes
     if len(table.classes) > len(classes):
         return [

@@ -21,8 +21,7 @@ from fedskew.errors import plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""At most this many random shares are drawn at once for a class, unless a single draw has more. They fit in the CPU's
-cache."""
+"""The most random shares that are drawn at once for a class. They fit in the CPU's cache."""
 MAX_VALUES = 300_000_000
 """Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256
@@ -30,7 +29,7 @@ TRIAL_DRAWS = 256
 MAX_TOO_SMALL = 10
 """Give up if even the best of the trial draws leaves more than this many clients too small.
 
-The number of small clients varies no more than a Poisson variable, so an acceptable draw is then rarer than one in a
+The number of small clients varies no more than a Poisson variable. So an acceptable draw would be rarer than one in a
 billion."""
 
 
@@ -39,10 +38,10 @@ billion."""
 class Dirichlet(CountedPartition):
     """Each class is divided among the clients by a Dirichlet(beta) draw. Small beta means strong skew.
 
-    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench. Classes are divided in order. A client that already has
-    an even share of all samples gets no more, and the others' shares are renormalised. The remainder after rounding
-    goes to the last of these others. So the last client often has single samples of many classes. The draw is repeated
-    until every client has at least `min_size` samples.
+    This is the rule of FedVLS, FedLMD, FedNTD and NIID-Bench. Classes are divided one after the other. A client that
+    already has an even share of all samples gets no more, and the shares of the other clients are renormalised. The
+    remainder after rounding goes to the last of the other clients. So the last client often has single samples of many
+    classes. The draw is repeated until every client has at least `min_size` samples.
 
     For CIFAR-10 with 100 clients at beta 0.05, about one draw in 20,000 is accepted. Therefore only counts are drawn,
     many draws at a time. Samples are assigned only once, for the accepted draw.
@@ -98,8 +97,8 @@ class Dirichlet(CountedPartition):
 def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
     """Draw the logarithms of gamma variates. The variates divided by their sum are a Dirichlet draw.
 
-    A gamma variate G(a) is G(a+1)·U^(1/a), and −log U is exponential. Logarithms do not underflow, however small the
-    shape. So the small weights of a class can still be compared if the cap removes the large ones.
+    A gamma variate G(a) is G(a+1)·U^(1/a), and −log U is exponential. With a small shape, most variates would underflow
+    to 0. Their logarithms do not, so they can be compared if the clients with large weights may get no more samples.
     """
     boosted = np.log(rng.standard_gamma(shape + 1, size))
     log_variates: npt.NDArray[np.float64] = boosted - rng.standard_exponential(size) / shape
@@ -107,7 +106,7 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
 
 
 def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_cap: npt.NDArray[np.bool_]) -> IntArray:
-    """Divide one class in each draw, in proportion to the weights of the clients that may get more samples.
+    """Divide one class among the clients in `below_cap`, in proportion to their weights. This is done for each draw.
 
     Cut points are rounded down, and the last of these clients gets the remainder.
     """
@@ -125,8 +124,8 @@ def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_ca
 class DomainDirichlet(Partition):
     """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FPL).
 
-    `per_domain` lists the number of clients of each domain. By default, the domains have equal numbers, but the first
-    ones may have one more. Clients are numbered domain by domain.
+    `per_domain` lists the number of clients of each domain. By default, the numbers are equal, or the first domains
+    have one client more. Clients are numbered domain by domain.
     """
 
     name: ClassVar[str] = "domain-dirichlet"

@@ -1,7 +1,7 @@
 """FedGR's three partitions: imbalance of labels, of quantities, and of both.
 
-The paper's code for them is not published. They follow FedRepo, on which the paper builds, with two exceptions: no
-client draws a label twice, and no part of a client's data is held out for a local test.
+The paper's code for them is not published. They follow the code of FedRepo, on which the paper builds. There are two
+exceptions: no client draws a label twice, and clients hold out no test samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedskew.data.partitions.rule import (
 @register
 @dataclass(frozen=True)
 class LabelImbalance(FewLabels):
-    """Each client has `labels_per_client` labels, and the clients that have a class share it equally.
+    """Each client has `labels_per_client` labels. The clients that have a class share its samples equally.
 
     If clients × labels_per_client is less than the number of classes, some classes are not used.
     """
@@ -44,8 +44,8 @@ class LabelImbalance(FewLabels):
 class QuantityImbalance(CountedPartition):
     """Each client has all labels, in quantities that follow a power law. The other samples are not used.
 
-    A client's j-th label, in random order, gets q_j = q_1 · j^(−exponent) samples, at least one. q_1 is an equal share
-    of the class among the clients that have it.
+    The labels of a client are put in random order. The client gets q_j = q_1 · j^(−exponent) samples of the j-th label,
+    and at least one. q_1 is an equal share of the class among the clients that have it.
     """
 
     name: ClassVar[str] = "fedgr-quantity"

@@ -68,16 +68,17 @@ class LabelsPerClient(FewLabels):
 class Quantity(FewLabels):
     """Groups of clients share the same few labels, and each class is divided at random within its group.
 
-    This is the rule of FedVLS's published code. Labels are assigned in order, without randomness: each class goes to
-    the first r = ⌊clients · labels_per_client / classes⌋ clients that have a free slot. For 10 clients with 2 of 10
-    labels, clients 0 and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on. The first client of
-    a pair gets a random count from [n/20, upper · n) of the class's n samples, and the second client gets the rest.
-    The code uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet, where the second client therefore
+    This is the rule of FedVLS's published code. The groups are not random: each class goes to the next
+    r = ⌊clients · labels_per_client / classes⌋ clients that need a label. With 10 clients and 2 of 10 labels, clients 0
+    and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on.
+
+    In a pair of clients, the first gets a random number from [n/20, upper · n) of a class's n samples. The second gets
+    the rest. FedVLS uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet. With 0.5, the second client
     always gets more.
 
-    For r ≠ 2, this is generalised: each client of a group but the last draws from [n/(10r), upper · m). Here m is what
-    the earlier clients left, minus the minimum n/(10r) for each later client but the last. If the clients do not divide
-    evenly into groups, the last group is smaller. If the classes do not divide evenly, the last group has fewer labels.
+    fedskew generalises the rule to groups of r clients. Each client but the last draws from [n/(10r), upper · m). Here
+    m is the number of samples that are left, minus n/(10r) for each later client but the last. The last group may have
+    fewer clients or labels.
     """
 
     name: ClassVar[str] = "quantity"

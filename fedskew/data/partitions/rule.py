@@ -1,8 +1,8 @@
 """Partition rules: a rule decides, from a seed, which client gets which training sample.
 
 A rule is a frozen dataclass of its parameters with a method `draw`. To add a rule, write a file like `shards.py` beside
-this one and import it in `__init__.py`. After each split, this module checks that no sample goes to two clients, that
-no sample is left out unless the rule allows it, and that no client is too small.
+this one and import it in `__init__.py`. After each split, this module checks three things: no sample goes to two
+clients, no client is too small, and no sample is left out unless the rule allows it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ IntArray = npt.NDArray[np.int64]
 class ClientIndices(Sequence[IntArray]):
     """A sequence with the sample indices of each client.
 
-    The indices of a client are a view of one array. A million small arrays would need more memory, and a loop over them
-    would take seconds.
+    One array has the indices of all clients, and those of one client are a view of it. A million small arrays would
+    need more memory and time.
     """
 
     def __init__(self, samples: IntArray, sizes: IntArray) -> None:
@@ -83,7 +83,7 @@ class ClientIndices(Sequence[IntArray]):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What a rule sees of the training samples: their labels, domains and sites, and the names of the classes."""
+    """The training samples as a rule sees them: their labels, domains and sites, and the class names."""
 
     y: IntArray
     names: tuple[str, ...]
@@ -165,7 +165,7 @@ class Partition(ABC):
         return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
 
     def _join(self, drawn: Sequence[IntArray]) -> ClientIndices:
-        """Join what `draw` returned. A user's rule may return anything."""
+        """Join the arrays that `draw` returned. Report anything else, because a user may have written the rule."""
         try:
             return ClientIndices.join(drawn)
         except (TypeError, ValueError) as error:
@@ -310,9 +310,9 @@ def group_by_client(owners: IntArray, clients: int) -> ClientIndices:
 
 
 def stable_order(keys: IntArray) -> IntArray:
-    """Return `np.argsort(keys, kind="stable")` for keys ≥ 0. This is faster than numpy if there are millions.
+    """Return `np.argsort(keys, kind="stable")` for keys ≥ 0. With millions of keys, this is faster than numpy.
 
-    numpy uses a radix sort for 16-bit numbers. So this sorts by the lowest 16 bits, then by the next 16, and so on.
+    numpy sorts 16-bit numbers fast, by radix sort. So this sorts by the lowest 16 bits, then by the next 16, and so on.
     """
     order = np.argsort(keys.astype(np.uint16), kind="stable")
     shift = 16
@@ -334,7 +334,7 @@ def share_equally(class_sizes: IntArray, owned: npt.NDArray[np.bool_]) -> IntArr
 
 
 def random_orders(rows: int, columns: int, seed: int, purpose: str) -> IntArray:
-    """Return an independent permutation of range(columns) per row, derived from one joint permutation."""
+    """Return an independent permutation of range(columns) per row."""
     ranks = permutation(rows * columns, seed, purpose).reshape(rows, columns)
     return np.argsort(ranks, axis=1)
 

@@ -1,4 +1,4 @@
-"""Saved splits, and the partition rule that reads them. They are JSON files with hashes of the split and the labels."""
+"""Saved splits, and the partition rule that reads them. A split is saved as JSON, with hashes of split and labels."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _receive(url: str, part: Path, label: str) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return  # an earlier attempt may have received the whole file; the caller checks the checksum
+            return  # an earlier attempt may have received the whole file: the caller checks the checksum
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:

@@ -13,7 +13,7 @@ from fedskew.errors import UserError
 from fedskew.locks import exclusive
 
 Layout = tuple[tuple[str, ...], ...]
-"""For each file or folder of a dataset, the patterns of its name. The preferred pattern is the first."""
+"""For each file or folder of a dataset, the patterns of its name, the preferred one first."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,8 @@ def _one_process_at_a_time(cache: Path, name: str) -> Iterator[None]:
 
 def _folders(published: Published, bases: list[Path]) -> Iterator[Path]:
     for base in bases:
-        for top in (
-            base / published.name,
-            base,
-        ):  # the dataset's own folder is first, because several datasets have a train.csv
+        # The dataset's own folder is first, because several datasets have a train.csv.
+        for top in (base / published.name, base):
             for sub in published.folders:
                 yield top / sub
             yield top

@@ -32,7 +32,7 @@ def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
 
 
 def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
-    """Decode images, as `decode_all` does with `size` and `colour`. If there are none, the error names `where`."""
+    """Decode the images with `decode_all`. `where` is their source, for error messages."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
@@ -56,7 +56,7 @@ def load_cinic10(files: list[Path]) -> Dataset:
 
 
 def load_tiny_imagenet(files: list[Path]) -> Dataset:
-    """Load the train folder, and val as the test set, because the labels of the real test set are not public."""
+    """Load the folder train, and the folder val as the test set. The labels of the real test set are not public."""
     wnids, train, val = files
     ids = tuple(sorted(wnids.read_text(encoding="utf-8").split()))
     return Dataset(
@@ -96,7 +96,7 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """Return each WordNet id's first English name in `words`. A class without a name of its own keeps its id."""
+    """Return the first English name of each WordNet id in the file `words`. Ids with equal names or none stay ids."""
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

@@ -22,8 +22,8 @@ _ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidn
 class MedicalImages:
     """One of MedMNIST's datasets.
 
-    Sizes, classes and checksums are those of the package medmnist 2.1.0 (info.py), which downloads from `URL`. The
-    licence of dermamnist is CC BY-NC 4.0 since version 2.2.3.
+    Sizes, classes and checksums are those in the package medmnist 2.1.0 (info.py), which downloads from `URL`. The
+    licence of dermamnist is the one that medmnist states since version 2.2.3.
     """
 
     name: str
