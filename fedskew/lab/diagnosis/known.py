@@ -1,4 +1,4 @@
-"""The known settings (those of the papers and those that fedskew reran), and which of them are near a federation."""
+"""Settings that papers print or that fedskew reran, and which of them are near a federation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedskew.lab.diagnosis.reruns import reruns_from_records, shipped_reruns
 from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
 from fedskew.lab.diagnosis.skew import Skew, distance
 from fedskew.lab.papers.cells import Cell, table_cells, why_not_runnable
-from fedskew.lab.papers.protocol import papers, protocol
+from fedskew.lab.papers.protocol import papers, read_protocol
 from fedskew.lab.sweep.records import read_folder
 
 ACCURACIES = ("best", "last-50 accuracy")
@@ -59,10 +59,10 @@ def _printed() -> Iterator[tuple[KnownSetting, Score]]:
     """Yield the accuracies that papers print for their main settings, without a condition such as `rounds=80`."""
     for paper in papers():
         columns: dict[tuple[str, tuple[str, str, str, str]], list[Cell]] = {}
-        for table in protocol(paper).tables:
+        for table in read_protocol(paper).tables:
             for cell in table_cells(paper, table):
                 comparable = cell.metric in ACCURACIES and not cell.condition
-                if comparable and cell.dataset in DATASETS and protocol(paper).tables[table].partition is None:
+                if comparable and cell.dataset in DATASETS and read_protocol(paper).tables[table].partition is None:
                     columns.setdefault((table, cell.column), []).append(cell)
         for (table, _), cells in columns.items():
             yield from _column(paper, table, cells)
@@ -77,7 +77,7 @@ def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[Kno
     for cell in cells:
         if cell.method == "FedAvg" or cell.method not in means:
             continue
-        values = protocol(paper).values(table, *cell.setting, cell.method)
+        values = read_protocol(paper).values(table, *cell.setting, cell.method)
         setting = _setting(cell.dataset, values)
         if setting is not None and not why_not_runnable(cell):
             source, prints_best = f"{paper}/{table}", cell.metric == "best"

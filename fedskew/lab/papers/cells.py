@@ -11,7 +11,7 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, with_values
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import PrintedNumber, Protocol, conditions, numbers, protocol
+from fedskew.lab.papers.protocol import PrintedNumber, Protocol, conditions, numbers, read_protocol
 from fedskew.lab.sweep.job import Job
 from fedskew.methods import make_method
 
@@ -66,15 +66,17 @@ class CellChoice:
 
 def table_cells(paper: str, table: str) -> list[Cell]:
     """List the cells of a table that a run can fill."""
-    rules = protocol(paper)
-    if table not in rules.tables:
-        raise unknown(f"table of {paper}", table, rules.tables)
-    spec = rules.tables[table]
-    printed = [n for n in numbers(paper) if n.table == table and n.metric in MEASURES and n.dataset in rules.datasets]
+    protocol = read_protocol(paper)
+    if table not in protocol.tables:
+        raise unknown(f"table of {paper}", table, protocol.tables)
+    spec = protocol.tables[table]
+    printed = [
+        n for n in numbers(paper) if n.table == table and n.metric in MEASURES and n.dataset in protocol.datasets
+    ]
     cells = [
         Cell(paper, table, n.dataset, n.split, n.condition, n.method, n.metric, n)
         for n in printed
-        if n.method in rules.methods
+        if n.method in protocol.methods
     ]
     columns = dict.fromkeys(cell.column for cell in cells)
     for dataset, split, condition, metric in columns:
@@ -121,7 +123,7 @@ def method_names(cell: Cell) -> set[str]:
 
     If several methods of the paper have the same name in fedskew, fedskew's name selects only the first of them.
     """
-    known = protocol(cell.paper).methods
+    known = read_protocol(cell.paper).methods
     fedskew_name = known[cell.method]["method"]
     is_first = next(name for name, entry in known.items() if entry["method"] == fedskew_name) == cell.method
     return {cell.method, cell.method.lower()} | ({fedskew_name} if is_first else set())
@@ -129,7 +131,7 @@ def method_names(cell: Cell) -> set[str]:
 
 def why_not_runnable(cell: Cell) -> str | None:
     """Return why this version cannot run the cell, or None if it can."""
-    entry = protocol(cell.paper).methods[cell.method]
+    entry = read_protocol(cell.paper).methods[cell.method]
     try:
         make_method(entry["method"])
     except UserError as error:
@@ -139,12 +141,12 @@ def why_not_runnable(cell: Cell) -> str | None:
 
 def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
     """Make the run for a cell and a seed."""
-    rules = protocol(cell.paper)
-    values = rules.values(cell.table, *cell.setting, cell.method, choice.variant) | {"seed": seed, **choice.values}
+    protocol = read_protocol(cell.paper)
+    values = protocol.values(cell.table, *cell.setting, cell.method, choice.variant) | {"seed": seed, **choice.values}
     config = _config(json.dumps(values))
     words = [f"{cell.paper}/{cell.table}", *cell.setting, cell.method, choice.variant or "", f"seed {seed}"]
     label = " ".join(filter(None, words))
-    update = rules.tables[cell.table].update
+    update = protocol.tables[cell.table].update
     if update is None:
         return Job(config, label)
     return _update_job(cell, config, label, seed, choice, update["of"])
@@ -152,8 +154,8 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
 
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
     """Make a run of one round. It starts from a model that `trained_by` trained, and evaluates each client's update."""
-    rules = protocol(cell.paper)
-    values = rules.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
+    protocol = read_protocol(cell.paper)
+    values = protocol.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
     start = _config(json.dumps(values))
     return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
 
@@ -169,8 +171,8 @@ def _config(values: str) -> Config:
     return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
 
 
-def paper_rounds(cell: Cell, rules: Protocol) -> int:
+def paper_rounds(cell: Cell, protocol: Protocol) -> int:
     """The number of rounds in the paper."""
     if cell.budget is not None:
         return cell.budget
-    return int(rules.values(cell.table, *cell.setting, cell.method)["rounds"])
+    return int(protocol.values(cell.table, *cell.setting, cell.method)["rounds"])

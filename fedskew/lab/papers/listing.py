@@ -1,8 +1,8 @@
 """List tables, cells or a plan for `reproduce --list`, with their estimated cost on this machine.
 
-The estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one client is
-timed. A GPU trains all clients of a round together. That takes about as long as one step of one model on the batches of
-all clients (docs/speed.md), so this step is timed. The cost of tables and cells is for one seed.
+The estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one client
+is timed. A GPU trains all clients of a round together. That takes about as long as one step of one model on the batches
+of all clients (docs/speed.md), so this step is timed. The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedskew.engine import choose_device
 from fedskew.errors import plural
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, why_not_runnable
-from fedskew.lab.papers.protocol import Protocol, protocol
+from fedskew.lab.papers.protocol import Protocol, read_protocol
 from fedskew.lab.papers.selection import Selection
 from fedskew.lab.sweep.job import Job, identity, merge_jobs
 from fedskew.methods import Objective, make_method
@@ -140,19 +140,19 @@ def list_tables(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[
     """List, for each paper, its citation, variants and known flaws, then one line per table."""
     lines, before = [], ""
     for (paper, table), found in _grouped(cells, lambda cell: (cell.paper, cell.table)).items():
-        rules = protocol(paper)
+        protocol = read_protocol(paper)
         if paper != before:
             before = paper
-            lines += _about(rules)
-        about = f"{rules.tables[table].title}, {plural(len(found), 'cell')}"
+            lines += _about(protocol)
+        about = f"{protocol.tables[table].title}, {plural(len(found), 'cell')}"
         lines.append(_line(f"  {paper}/{table}", about, _jobs(found, choice), device))
     return lines
 
 
-def _about(rules: Protocol) -> list[Line]:
-    lines = [(rules.name, rules.citation)]
-    lines += [(f"  --variant {name}", " ".join(variant["why"].split())) for name, variant in rules.variants.items()]
-    lines += [("  known flaw", flaw) for flaw in rules.misprints]
+def _about(protocol: Protocol) -> list[Line]:
+    lines = [(protocol.name, protocol.citation)]
+    lines += [(f"  --variant {name}", " ".join(variant["why"].split())) for name, variant in protocol.variants.items()]
+    lines += [("  known flaw", flaw) for flaw in protocol.misprints]
     return [Line(what, about, 0, 0.0, 0.0) for what, about in lines]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.lab.papers.cells import CellChoice, table_cells
-from fedskew.lab.papers.protocol import conditions, protocol
+from fedskew.lab.papers.protocol import conditions, read_protocol
 from fedskew.lab.papers.rerun import BASELINE, CellRerun, collect_rerun, columns
 from fedskew.lab.sweep.records import Records, read_folder
 
@@ -54,7 +54,7 @@ def known_seeds(records: Records) -> list[int]:
 
 def federation_results(records: Records, seeds: Sequence[int]) -> list[FederationResult]:
     """Collect the federations on which every method was run. On others, the best method is not known."""
-    clients = int(protocol(PAPER).settings["partition.clients"])
+    clients = int(read_protocol(PAPER).settings["partition.clients"])
     cells = table_cells(PAPER, TABLE)
     by_seed = [columns([collect_rerun(cell, [seed], records, CellChoice()) for cell in cells]) for seed in seeds]
     found = []

@@ -190,7 +190,7 @@ def _split_values(split: str) -> Mapping[str, Any]:
 
 
 @cache
-def protocol(name: str) -> Protocol:
+def read_protocol(name: str) -> Protocol:
     """Read a protocol by its name."""
     if name not in papers():
         raise unknown("paper", name, papers())
@@ -222,7 +222,7 @@ def papers() -> tuple[str, ...]:
 
 
 def _content(name: str) -> dict[str, Any]:
-    """Read a protocol. If it extends another, it inherits the keys that it does not set, and all methods."""
+    """Read a protocol. A protocol that extends another one inherits all methods, and the keys that it does not set."""
     content: dict[str, Any] = parse_yaml((PROTOCOLS / f"{name}.yaml").read_text(encoding="utf-8"), f"{name}.yaml")
     if "extends" not in content:
         return content

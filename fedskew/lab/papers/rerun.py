@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fedskew.lab.papers.cells import BEFORE_UPDATE, Cell, CellChoice, make_job, paper_rounds, why_not_runnable
 from fedskew.lab.papers.measures import NEVER, Measure, MetricInputs, measure
-from fedskew.lab.papers.protocol import protocol
+from fedskew.lab.papers.protocol import read_protocol
 from fedskew.lab.sweep.records import Record, Records
 from fedskew.metrics.summary import MeanStd, population_mean_std
 
@@ -95,9 +95,9 @@ class Order:
 
 def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: CellChoice) -> CellRerun:
     """Collect the results of a cell from the records."""
-    rules = protocol(cell.paper)
-    rounds = paper_rounds(cell, rules)
-    client = int((rules.tables[cell.table].update or {}).get("client", 0))
+    protocol = read_protocol(cell.paper)
+    rounds = paper_rounds(cell, protocol)
+    client = int((protocol.tables[cell.table].update or {}).get("client", 0))
     if why_not_runnable(cell):
         return CellRerun(cell, (), (), rounds)
     values: list[float] = []

@@ -1,6 +1,6 @@
 """Generate RESULTS.md from the records in results/: every table that was rerun, and every sweep that was run.
 
-The comments on tables come from results/findings.yaml, and those on sweeps from the grid files.
+The comments on tables come from results/findings.yaml. The comments on sweeps come from the grid files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import read_yaml
 from fedskew.lab.papers.map import federation_results, guide, known_seeds
 from fedskew.lab.papers.pretrained import is_pretrained, pretrained_section
-from fedskew.lab.papers.protocol import protocol
+from fedskew.lab.papers.protocol import read_protocol
 from fedskew.lab.papers.selection import all_tables, read_plan
 from fedskew.lab.papers.sweep_section import read_sweeps, sweep_section
 from fedskew.lab.papers.table_section import device, markdown_row, table_section
@@ -42,11 +42,11 @@ def results_page(folder: str | Path) -> str:
     sections += _vacant_classes(Path(folder), findings)
     shown: set[str] = set()
     for paper, table in all_tables():
-        rules = protocol(paper)
-        if rules.extends is not None:  # a preprint, whose numbers are those of the paper that it extends
+        protocol = read_protocol(paper)
+        if protocol.extends is not None:  # a preprint, whose numbers are those of the paper that it extends
             continue
-        for variant in (None, *rules.variants):
-            sections += table_section(rules, table, variant, records, seeds, findings, shown)
+        for variant in (None, *protocol.variants):
+            sections += table_section(protocol, table, variant, records, seeds, findings, shown)
     sections += [*_sweeps(folder, findings), *_still_to_do(Path(folder), records), _machines(records)]
     return "\n".join(sections).rstrip() + "\n"
 
@@ -90,7 +90,7 @@ def _choices(folder: Path) -> list[str]:
 
 
 def _vacant_classes(folder: Path, findings: Mapping[str, str]) -> list[str]:
-    """Include what tools/vacant_logits measured about the classes that clients lack."""
+    """Include the measurements of tools/vacant_logits on the classes that clients lack."""
     path = folder / VACANT_LOGITS / "table.md"
     if not path.is_file():
         return []

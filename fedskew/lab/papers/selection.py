@@ -20,7 +20,7 @@ from typing import Any
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, select_cells, table_cells, why_not_runnable
-from fedskew.lab.papers.protocol import papers, protocol
+from fedskew.lab.papers.protocol import papers, read_protocol
 from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, merge_jobs
 
 
@@ -51,7 +51,7 @@ class Selection:
 
     @property
     def changed(self) -> str:
-        """The settings that differ from the paper's, without those that do not affect results, such as the device."""
+        """The settings that were changed. Settings that do not affect results, such as the device, are left out."""
         changes = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
         return ", ".join(f"{key} {value}" for key, value in changes.items())
 
@@ -71,7 +71,7 @@ def table_names(tables: Iterable[str]) -> list[tuple[str, str]]:
     found = []
     for name in tables:
         paper, slash, table = name.partition("/")
-        found += [(paper, table)] if slash else [(paper, each) for each in protocol(paper).tables]
+        found += [(paper, table)] if slash else [(paper, each) for each in read_protocol(paper).tables]
     return found
 
 

@@ -14,7 +14,7 @@ from fedskew.lab.sweep.records import Record, Records
 
 
 def table_section(
-    rules: Protocol,
+    protocol: Protocol,
     table: str,
     variant: str | None,
     records: Records,
@@ -24,12 +24,12 @@ def table_section(
 ) -> list[str]:
     """Write the section of a table. It is empty if no cell was rerun.
 
-    It is also empty if no column compares methods and if other tables have already shown all of its runs. `shown` has
-    the identities of shown runs; those of this section are added.
+    A table whose columns do not compare methods is also empty if other tables have already shown its runs. `shown` has
+    the identities of all runs that were shown so far. This section adds its own.
     """
     choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}
-    cells = [cell for cell in table_cells(rules.name, table) if cell.dataset in datasets]
+    cells = [cell for cell in table_cells(protocol.name, table) if cell.dataset in datasets]
     found = columns([collect_rerun(cell, seeds, records, choice) for cell in cells])
     rerun_columns = {key: column for key, column in found.items() if any(one.was_run for one in column)}
     new = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
@@ -37,14 +37,14 @@ def table_section(
     if not any(_compares(column) for column in new) and runs <= shown:
         return []
     shown |= runs
-    name = f"{rules.name}/{table}" + ("" if variant is None else f" {variant}")
-    lines = [f"## {name}: {rules.tables[table].title}\n", f"{rules.citation}; {rules.reports}.\n"]
+    name = f"{protocol.name}/{table}" + ("" if variant is None else f" {variant}")
+    lines = [f"## {name}: {protocol.tables[table].title}\n", f"{protocol.citation}; {protocol.reports}.\n"]
     if variant is not None:
-        lines.append(f"Variant: {' '.join(rules.variants[variant]['why'].split())}.\n")
+        lines.append(f"Variant: {' '.join(protocol.variants[variant]['why'].split())}.\n")
     if name in findings:
         lines.append(findings[name] + "\n")
     lines.append(_describe_runs(one for column in rerun_columns.values() for one in column))
-    lines += [_wide_table(rules, list(group)) for group in _by_metric(rerun_columns.values())]
+    lines += [_wide_table(protocol, list(group)) for group in _by_metric(rerun_columns.values())]
     lines += _orders(rerun_columns.values())
     if variant is not None:  # only some cells of a variant are run, so the others are not missing
         return lines
@@ -72,7 +72,7 @@ def _by_metric(found: Iterable[Sequence[CellRerun]]) -> list[list[Sequence[CellR
     return list(groups.values())
 
 
-def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
+def _wide_table(protocol: Protocol, group: list[Sequence[CellRerun]]) -> str:
     """Write the table of one metric: methods × settings, with paper → rerun (difference) in each cell."""
     metric = group[0][0].cell.metric
     methods = list(dict.fromkeys(one.cell.method for column in group for one in column if one.was_run))
@@ -83,12 +83,12 @@ def _wide_table(rules: Protocol, group: list[Sequence[CellRerun]]) -> str:
     lines = [heading, markdown_row(("method", *settings)), markdown_row(["---"] * (1 + len(settings)))]
     for method in methods:
         cells = [next((_cell(one) for one in column if one.cell.method == method), "") for column in group]
-        lines.append(markdown_row((_method(rules, method), *cells)))
+        lines.append(markdown_row((_method(protocol, method), *cells)))
     return "\n".join(lines) + "\n"
 
 
-def _method(rules: Protocol, method: str) -> str:
-    fedskew_name = rules.methods[method]["method"]
+def _method(protocol: Protocol, method: str) -> str:
+    fedskew_name = protocol.methods[method]["method"]
     return method if fedskew_name == method.lower() else f"{method} (`{fedskew_name}`)"
 
 

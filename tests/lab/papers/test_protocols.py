@@ -12,7 +12,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.papers.cells import CellChoice, make_job, paper_rounds, select_cells, table_cells, why_not_runnable
 from fedskew.lab.papers.measures import MEASURES
-from fedskew.lab.papers.protocol import PUBLISHED, numbers, papers, protocol
+from fedskew.lab.papers.protocol import PUBLISHED, numbers, papers, read_protocol
 from fedskew.lab.papers.selection import all_tables, plan_jobs, read_plan
 from fedskew.methods import METHODS, make_method
 from fedskew.models import MODELS
@@ -44,7 +44,7 @@ SETTINGS_OF_FEDVLS = {
 @pytest.mark.parametrize(("paper", "table"), TABLES, ids=IDS)
 @pytest.mark.parametrize("with_variants", [False, True], ids=["as-printed", "variants"])
 def test_every_cell_is_a_run(paper: str, table: str, with_variants: bool) -> None:
-    for variant in protocol(paper).variants if with_variants else [None]:
+    for variant in read_protocol(paper).variants if with_variants else [None]:
         for cell in {(*c.setting, c.method): c for c in table_cells(paper, table)}.values():
             assert why_not_runnable(cell) is None, cell
             made = make_job(cell, 0, CellChoice(variant=variant))
@@ -53,14 +53,16 @@ def test_every_cell_is_a_run(paper: str, table: str, with_variants: bool) -> Non
             partition_rule(config)
             assert config.data in DATASETS
             assert config.model in MODELS
-            assert paper_rounds(cell, protocol(paper)) <= (made.start or config).rounds
+            assert paper_rounds(cell, read_protocol(paper)) <= (made.start or config).rounds
 
 
 @pytest.mark.parametrize("paper", papers())
 def test_no_published_number_is_forgotten(paper: str) -> None:
     """But for settings."""
-    rules = protocol(paper)
-    reached = {(cell.table, *cell.column, cell.method) for table in rules.tables for cell in table_cells(paper, table)}
+    protocol = read_protocol(paper)
+    reached = {
+        (cell.table, *cell.column, cell.method) for table in protocol.tables for cell in table_cells(paper, table)
+    }
     for number in numbers(paper):
         if number.hyperparameter is None:
             key = (number.table, number.dataset, number.split, number.condition, number.metric, number.method)
@@ -70,15 +72,15 @@ def test_no_published_number_is_forgotten(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", papers())
 def test_a_protocol_names_what_it_has(paper: str) -> None:
-    rules = protocol(paper)
-    for variant in rules.variants.values():
+    protocol = read_protocol(paper)
+    for variant in protocol.variants.values():
         assert set(variant) <= {"why", "settings", "datasets", "methods", "conditions"}
-        assert set(variant.get("methods", {})) <= set(rules.methods)
-        assert set(variant.get("datasets", {})) <= set(rules.datasets)
-    for spec in rules.tables.values():
-        assert set(spec.also) | set(spec.methods) <= set(rules.methods)
+        assert set(variant.get("methods", {})) <= set(protocol.methods)
+        assert set(variant.get("datasets", {})) <= set(protocol.datasets)
+    for spec in protocol.tables.values():
+        assert set(spec.also) | set(spec.methods) <= set(protocol.methods)
         assert set(spec.metrics) <= set(MEASURES)
-    for entry in rules.methods.values():
+    for entry in protocol.methods.values():
         assert all(part in METHODS for part in entry["method"].split("+")), entry
 
 
@@ -104,7 +106,7 @@ def test_hyper_parameters_are_those_of_fedvls_table_10() -> None:
     for number in numbers("fedvls"):
         name = SETTINGS_OF_FEDVLS.get(number.method, {}).get(number.hyperparameter or "")
         if name is not None:
-            for dataset in protocol("fedvls").datasets if number.dataset == "all" else number.dataset.split("|"):
+            for dataset in read_protocol("fedvls").datasets if number.dataset == "all" else number.dataset.split("|"):
                 if dataset not in ("ag_news", "digits-domains"):
                     params = _params("fedvls", "table1", dataset, "dirichlet:0.1", number.method)
                     assert params[name] == number.mean, number
