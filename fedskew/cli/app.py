@@ -82,7 +82,7 @@ for _panel, _modules in _PANELS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status. Without `arguments`, those of the process are used."""
+    """Run a command and return the exit status. By default, the arguments are those of the process."""
     # Let OpenMP's idle threads sleep. On a busy machine, spinning threads can make rounds twenty times slower. OpenMP
     # reads this variable once, when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -216,8 +216,8 @@ def takes_settings(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add these flags, `-c` and `--set` to a command. The command receives them as its argument `settings`.
 
-    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`, and the help does not state
-    the flags' defaults, because a grid or a paper's protocol sets them.
+    `help` replaces the help of some flags. Without `config_file`, the command has no `-c`. A grid or a paper's protocol
+    then sets the defaults, so the help does not state them.
     """
     flags = [replace(FLAGS[name], help=(help or {}).get(name, FLAGS[name].help)) for name in names]
 

@@ -77,7 +77,7 @@ def _command(
 ) -> None:  # fmt: skip
     """Run several methods on the same federations and compare them. Finished runs are not repeated.
 
-    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares FedAvg and FedVLS, the latter with two settings.
+    --methods fedavg,fedvls,fedvls:distill_weight=0.5 compares FedAvg with two settings of FedVLS.
     --set method.NAME=VALUE applies to every method with that parameter, and --set method.fedvls.NAME=VALUE to FedVLS
     only. The YAML file may also list `methods` and set `seeds` and `rank_by`.
     """

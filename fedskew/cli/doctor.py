@@ -1,4 +1,4 @@
-"""`fedskew doctor`: report what a bug report needs, and what is broken."""
+"""`fedskew doctor`: check the installation, for the user and for bug reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fedskew federate status`: what a run and its sites are doing."""
+"""`fedskew federate status`: show the state of a run and its sites."""
 
 from __future__ import annotations
 

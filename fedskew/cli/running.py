@@ -160,7 +160,7 @@ class LogLines(RunProgress):
 
 
 def _describe(prepared: Prepared) -> str:
-    """Describe in one line what a run trains, and how."""
+    """Describe a run in one line."""
     config, clients = prepared.config, prepared.federation.clients
     return (
         f"{config.method} on {config.data}, {clients} client{'s' * (clients != 1)}, {config.model}: "
@@ -266,7 +266,7 @@ def run_all(runs: Sequence[Prepared], out: Path, quiet: bool, observers: Observe
 
 
 def _show_notes(runs: Sequence[Prepared]) -> None:
-    """Print what loading and the partition changed in the data, each note once."""
+    """Print the notes on how loading and the partition changed the data. Each note is printed once."""
     for note in dict.fromkeys(note for prepared in runs for note in prepared.federation.notes):
         notice(note)
 

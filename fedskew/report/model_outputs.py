@@ -80,8 +80,7 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if that is not possible: the model or the data are missing, samples have several labels, there is
-    only one test sample or feature, or an output is not finite.
+    Raise a UserError if the model or the data are missing, or if the outputs cannot be drawn.
     """
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")

@@ -159,9 +159,9 @@ def _legend(largest: int, shades: str) -> str:
 
 
 def class_table(fed: Federation, max_clients: int | None = None) -> Table:
-    """List each client's number of samples, its domain if the data have domains, and its classes by kind.
+    """List the samples of each client, and its vacant, minority and majority classes. Also list its domain, if any.
 
-    A class is vacant, in the minority or in the majority. `max_clients` limits the number of clients listed.
+    `max_clients` limits the number of clients listed.
     """
     table = Table(title="majority: more than an even share (samples / classes); minority: at most that; vacant: none")
     table.add_column("client", justify="left" if fed.client_names else "right")

@@ -168,7 +168,7 @@ def _significance(difference: Difference, comparison: Comparison) -> str:
 
 
 def _p_value(p: float) -> str:
-    """Format p so that it is below 0.05 if and only if the difference is significant."""
+    """Format p with enough digits that a significant p does not read 0.050."""
     if p < 0.001:
         return "p < 0.001"
     digits = next((n for n in (3, 4, 5) if (round(p, n) < LEVEL) == (p < LEVEL)), 6)
@@ -212,7 +212,7 @@ def _better_on_weak_classes(comparison: Comparison) -> list[str]:
 
 
 def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> list[str]:
-    """Name the classes that gain most and those that lose, as means over the seeds that both methods have."""
+    """Name the classes that gain most and the classes that lose, on average over the seeds that both methods have."""
     changes = best.class_changes(baseline)
     if not len(changes):
         return []

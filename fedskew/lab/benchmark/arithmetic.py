@@ -10,7 +10,7 @@ from fedskew.engine import arithmetic
 
 
 def fastest_arithmetic(precision: str) -> contextlib.AbstractContextManager[None]:
-    """Use the arithmetic of a run, but allow cuDNN's nondeterministic kernels. fedskew's runs avoid those."""
+    """Use the arithmetic of a run, but also allow cuDNN's nondeterministic kernels."""
     return arithmetic(precision, deterministic=False)
 
 

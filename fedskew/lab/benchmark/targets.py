@@ -51,7 +51,7 @@ class StepsRow:
 
 @dataclass(frozen=True)
 class RoundsRow:
-    """Whole rounds of one method, and what they are compared with: FedAvg, bare steps and the plain loop."""
+    """Whole rounds of one method, to be compared with FedAvg, bare steps and the plain loop."""
 
     ours: Measurement
     fedavg: Measurement | None

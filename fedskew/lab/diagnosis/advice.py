@@ -102,7 +102,7 @@ def fewest_settings(ranked: Sequence[Candidate]) -> int:
 
 @dataclass(frozen=True)
 class PrintedGain:
-    """A gain that a paper prints for a near setting, and what the rerun of that setting gave."""
+    """A gain that a paper prints for a near setting, and the gain in fedskew's rerun."""
 
     setting: KnownSetting
     score: Score

@@ -94,8 +94,8 @@ class Skew:
     def beta(self) -> float | None:
         """The β of the Dirichlet split that makes these counts most likely. None for a single client.
 
-        The counts of each class are modelled as a Dirichlet-multinomial draw over the clients with parameter β, as
-        the split `dirichlet` divides a class. That split's limits on client sizes bias the estimate a little.
+        As in the split `dirichlet`, the counts of a class are a Dirichlet-multinomial draw over the clients. The limits
+        of that split on client sizes bias the estimate a little.
         """
         if self.clients < 2:
             return None

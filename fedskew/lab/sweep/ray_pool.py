@@ -105,7 +105,7 @@ class _RayJobs:
         self._watcher.on_outcome(attempt.job, outcome)
 
     def _check_nodes(self) -> None:
-        """Show the progress of jobs, and move those whose node died."""
+        """Show the progress of jobs, and move the jobs of dead nodes."""
         try:
             reports = self._ray.get(self._board.read.remote(), timeout=_TIMEOUT)
         except Exception:  # too slow, so look again later
@@ -319,7 +319,7 @@ def _require_access(address: str) -> None:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Hide what Ray's native code prints, which bypasses `sys.stderr`."""
+    """Hide the output of Ray's native code. It bypasses `sys.stderr`."""
     sys.stderr.flush()
     stderr = os.dup(2)
     try:

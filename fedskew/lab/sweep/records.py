@@ -50,8 +50,8 @@ class Record:
     ) -> Record:
         """Summarise a run.
 
-        `experiment` is its identity. `circumstances` say where, when and how it ran. `scores` are those of the final
-        model, if the run is finished.
+        `experiment` is the identity of the run's experiment. `circumstances` say where, when and how it ran. `scores`
+        are the scores of the final model, if the run is finished.
         """
         evaluated = [row for row in rows if row.is_evaluated]
         if not evaluated:

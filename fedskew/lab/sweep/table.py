@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 FINISHED = "finished"
-"""The `status` of a run with all the requested rounds. Means over the seeds count only such runs."""
+"""The `status` of a run with all the requested rounds. Means over the seeds count only finished runs."""
 
 
 def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:

@@ -1,8 +1,8 @@
 """Colours that colour-blind readers can distinguish, on white and on black. Series also differ in dash and marker.
 
-The first four are Okabe and Ito's. A search found the others. Any two of the ten differ by at least 16 in CIELAB, for
-normal sight and for protanopia, deuteranopia and tritanopia (simulated as in Machado et al., 2009). Each has a contrast
-of at least 3 to both backgrounds.
+The first four are Okabe and Ito's. A search found the others. Any two of the ten differ by at least 16 in CIELAB. That
+also holds for protanopia, deuteranopia and tritanopia (simulated as in Machado et al., 2009). Each colour has a
+contrast of at least 3 to both backgrounds.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def _expert_name(expert: int, group: Sequence[int], comparison: Comparison) -> s
 
 
 def _missing(method: MethodRuns) -> Iterator[str]:
-    """Name what the runs did not record."""
+    """Name the results that the runs did not record."""
     unrecorded = {
         "the mutual probabilities": [run for run in method.runs if _notes(run).get("groups") and survey(run) is None],
         "how often each expert taught": [
