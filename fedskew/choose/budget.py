@@ -48,20 +48,22 @@ class Plan:
     """The numbers that decide how thorough a race is."""
 
     settings: int
-    """0: methods are tried only with their default settings. 1: other settings are tried with the configured learning
-    rate. 2: other settings are tried with every learning rate."""
+    """Which settings of a method are tried besides its defaults.
+
+    0: none. 1: others with the configured learning rate. 2: others with every learning rate.
+    """
     splits: int
-    """Splits in each rung before the final."""
+    """The number of splits in each rung."""
     finalists: int
-    """Methods besides FedAvg in the final."""
+    """The number of methods in the final, besides FedAvg."""
     final_splits: int
-    """Fresh splits in the final."""
+    """The number of fresh splits in the final."""
 
     def sizes(self, methods: int) -> tuple[int, int]:
         """Return the number of candidates in the second and in the third rung.
 
-        The first rung drops settings and learning rates, but no method, because the order of the methods says little
-        after so few rounds. The second one drops methods, and leaves twice as many candidates as the final takes.
+        The first rung drops settings and learning rates, but no method: after so few rounds, the order of the methods
+        says little. The second rung drops methods. It leaves twice as many candidates as the final takes.
         """
         return MAX_PER_METHOD * methods, 2 * (self.finalists + 1)
 
@@ -149,7 +151,7 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
 
 
 def shrink_final(plan: Plan, left: float, costs: Costs, rounds: int) -> Plan:
-    """Reduce the final to what is left of the budget, but keep at least one method besides FedAvg and three splits."""
+    """Reduce the final so that it fits into `left`, but keep at least one method besides FedAvg, and three splits."""
     smaller = [Plan(plan.settings, plan.splits, finalists, splits)
                for splits in range(plan.final_splits, 2, -1) for finalists in range(plan.finalists, 0, -1)]  # fmt: skip
     fitting = [small for small in smaller if costs.final_cost(small, rounds) <= left]

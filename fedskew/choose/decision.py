@@ -1,10 +1,13 @@
 """The decision after the final, its reasons, and the answer in words.
 
 The finalists are ordered by their means over all splits on which they were trained to the end. This includes the splits
-of the last rung, because there are few splits in all. The choice is the best finalist that beats tuned FedAvg by more
-than noise: its mean lead on the fresh splits must exceed one standard error of the paired differences. If there is
-none, the choice is FedAvg. A significance test at 5 % would be the wrong rule, because one method must be chosen in any
-case. With few splits, it would choose FedAvg where others are several points better. The answer also reports this test.
+of the last rung, because there are few splits in all.
+
+The choice is the best finalist that beats tuned FedAvg by more than noise. Its mean lead on the fresh splits must
+exceed one standard error of the paired differences. If no finalist does that, the choice is FedAvg.
+
+A significance test at 5 % would be the wrong rule, because one method must be chosen in any case. With few splits, the
+test would choose FedAvg where other methods are several points better. The answer reports the test beside the choice.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class FinalResult(NamedTuple):
     """The results of one finalist."""
 
     standing: Standing
-    """Its scores on the fresh splits of the final."""
+    """The finalist, with its scores on the fresh splits of the final."""
     earlier_scores: Sequence[float]
     """Its scores on the splits of the last rung."""
     trials: Sequence[TrialResult]
@@ -38,8 +41,8 @@ _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, the answer has a warning. With seven splits, a method that fails on one split in six succeeds on
-all of them in a quarter of the races."""
+"""With fewer splits, the answer has a warning. For example, a method that fails on one split in six succeeds on seven
+splits in a quarter of the races."""
 
 
 def decide(
@@ -47,7 +50,8 @@ def decide(
 ) -> dict[str, Any]:
     """Return the last fields of the race's record: the finalists, the choice and the answer.
 
-    `class_weights` is the setting of all runs. It can reveal label counts. `repeats` says what differs between trials.
+    `class_weights` is the setting of all runs, which can reveal label counts. `repeats` has the words for what differs
+    between trials: splits, or seeds if the split is fixed.
     """
     baseline, _, baseline_trials = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
@@ -185,8 +189,8 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
 def _significantly_worse(final: Sequence[Finalist], chosen: Finalist) -> set[str]:
     """Return the labels of the finalists that are significantly worse than the chosen one, corrected by Holm's method.
 
-    The answer also reports the test of the chosen method against FedAvg, so that test decides on FedAvg. A finalist
-    that is worse by the same amount on every split cannot be tested, and counts as worse.
+    FedAvg is judged by the test that the answer reports. A finalist that is worse by the same amount on every split
+    cannot be tested, and counts as worse.
     """
     others = [finalist for finalist in final if finalist is not chosen]
     leads = [paired(chosen.standing.scores, finalist.standing.scores) for finalist in others]

@@ -1,4 +1,4 @@
-"""The field of a race: all candidates, which are methods with settings and learning rates."""
+"""The field of a race: its candidates. A candidate is a method with settings and a learning rate."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ DEFAULT_FIELD: dict[str, Sequence[Settings]] = {
     "fedlmd-tf": ({"beta": 0.3},),
     "fedvls": ({"distill_weight": 0.0, "suppress_weight": 0.0}, {"distill_weight": 0.5}),
 }
-"""The methods that are raced by default. Each is tried with its default settings and with these.
+"""The methods that are raced by default. Each is tried with its default settings and with the settings listed here.
 
-They are the usual server rules, and the methods that were best, or within a point of the best, in some setting of
-RESULTS.md. Methods that train in stages cannot be raced, because their first rounds train other models.
+The list has the usual server rules, and the methods that were best, or within a point of the best, in some setting of
+RESULTS.md.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)

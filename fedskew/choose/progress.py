@@ -37,7 +37,7 @@ class RaceProgress(RaceWatcher):
         self._running: dict[str, int] = {}
         """The last round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
-        """One trial of each candidate, and its scores by seed. The keys are those of the candidates."""
+        """By the key of a candidate: one of its trials, and its scores by seed."""
 
     @property
     def seconds(self) -> float:

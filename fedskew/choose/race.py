@@ -1,12 +1,16 @@
 """The race: successive halving over rounds, then a final on fresh splits.
 
-Every candidate trains for a ninth of the rounds on the same splits. The two best of each method continue to a third of
-the rounds, and the best of these to the end. Each such step is a rung. The best methods and tuned FedAvg then meet in a
-final, on splits that no earlier decision has used. Runs continue from their checkpoints, so no round is trained twice.
+A race has rungs. In the first rung, all candidates train for a ninth of the rounds, on the same splits. The two best
+candidates of each method go on to the second rung, which ends after a third of the rounds. The best of these go on to
+the third rung, which ends after the last round. The best methods and tuned FedAvg then meet in a final, on splits that
+no rung has used. Runs continue from their checkpoints, so no round is trained twice.
 
-Optuna's pruner is not used, because it stops single trials. Here all candidates of a rung are compared on the same
+Each split belongs to a seed. If the federation's split is fixed, all seeds have the same split. Their trials then
+differ in validation samples, initial model, clients and batches. In this package, "split" stands for "seed" in that
+case.
+
+Optuna's pruner is not used, because it stops single trials. Here, all candidates of a rung are compared on the same
 splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from a budget.
-The race also runs where Optuna is not installed.
 """
 
 from __future__ import annotations
@@ -86,7 +90,10 @@ class Race:
         return plan
 
     def _measured_costs(self, rounds: int) -> Costs:
-        """Measure the seconds per round of each method and per start of a trial, on the first split."""
+        """Return the seconds per round of each method and per start of a trial, as measured on the first split.
+
+        Methods that failed are removed from the race.
+        """
         per_round, starts = {}, []
         for method in self.record.methods:
             found = [self.trials.get(c, self._seeds([0])[0], rounds)
@@ -139,7 +146,7 @@ class Race:
         return [candidate for candidate in field if candidate.method not in self.trials.failures]
 
     def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
-        """Train all candidates split by split, so that an interrupted race has complete splits."""
+        """Train all candidates on one split after another, so that an interrupted race has complete splits."""
         self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
         if {candidate.method for candidate in self._without_failed(field)} == {BASELINE}:
             reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())
@@ -173,15 +180,15 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """Return the number of rounds over which a score averages: the last third of `rounds`, but at most `mean_last`."""
+    """Return how many of the last rounds a score is averaged over: a third of `rounds`, but at most `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 
 def keep_best(ranking: Sequence[tuple[Candidate, object]], size: int) -> list[Candidate]:
     """Return the best `size` candidates, at most two per method. Two of FedAvg are always kept, even beyond `size`.
 
-    If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate,
-    because high rates lead after few rounds and often fall behind later.
+    If the best candidate of a method has the method's highest learning rate, the second one must have a lower rate.
+    High rates often lead after few rounds and fall behind later.
     """
     highest: dict[str, float] = {}
     for candidate, _ in ranking:

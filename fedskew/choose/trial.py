@@ -80,7 +80,7 @@ class TrialResult:
     seconds: float
     """Wall-clock time of this trial, without earlier trials of the same run."""
     round_seconds: float
-    """The median time of this trial's rounds after its first, or of all the run's rounds if there are none."""
+    """The median time of this trial's rounds without its first. If it has only one, that of all the run's rounds."""
     compute: float
     """Local computation per round, as a multiple of a FedAvg round's."""
     bytes: float
@@ -107,7 +107,7 @@ class Paused(Exception):
 
 
 class _PauseAt(Callback):
-    """Pauses a run after the round `until`, unless the run ends there, and reports every round."""
+    """Reports every round, and pauses the run after round `until`. A run that ends with that round is not paused."""
 
     def __init__(self, until: int, report: Report) -> None:
         self._until, self._report = until, report
@@ -128,7 +128,7 @@ class _PauseAt(Callback):
 
 
 def serve(request: Message, report: Report, split: Split = shared_federation) -> Message:
-    """Run a trial in this process. It uses only the training data of the federation that `split` makes."""
+    """Run a trial in this process. `split` makes its federation, of which only the training data are used."""
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))

@@ -31,7 +31,7 @@ class RaceWatcher:
         """Called before these trials begin."""
 
     def on_known_trial(self, trial: Trial, measured: TrialResult) -> None:
-        """Called after `on_trials` for a trial of the same rung that already has a result, so that it is not run."""
+        """Called after `on_trials`, for each trial of the rung that is not run because it already has a result."""
 
     def on_round(self, trial: Trial, round: int) -> None:
         """Called when a trial has finished a round."""
@@ -49,9 +49,9 @@ class Trials:
     def __init__(
         self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
     ) -> None:
-        """With one worker, trials run in this process, on the federations that `split` makes. Otherwise, they run in
-        worker processes.
+        """With one worker, trials run in this process, on the federations that `split` makes.
 
+        With more workers, trials run in worker processes, which make their federations from the configuration.
         `fraction` is the share of the training data that is held out for validation.
         """
         self._base, self._fraction, self._folder, self._watcher, self._split = base, fraction, folder, watcher, split
@@ -68,7 +68,7 @@ class Trials:
 
     @property
     def seconds(self) -> float:
-        """Wall-clock time of all trials so far, if all workers were always busy."""
+        """Estimated wall-clock time of all trials so far, as if all workers had always been busy."""
         return sum(measured.seconds for measured in self._measured.values()) / self._workers
 
     def get(self, candidate: Candidate, seed: int, until: int) -> TrialResult:

@@ -36,7 +36,7 @@ class Entry:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of its parts in words, or only `bound` for a reference bound."""
+        """The names of its parts' kinds, or only `bound` for a reference bound."""
         return ("bound",) if self.stands_alone else tuple(_kind(part) for part in self.parts)
 
     @property
@@ -57,7 +57,7 @@ class Entry:
 
     @property
     def revealed(self) -> str:
-        """What `reveals` says, in words for tables. Never just "nothing", because updates can reveal something."""
+        """What `reveals` says, for tables. It never says just "nothing", because updates can reveal something."""
         return "nothing besides updates" if self.reveals == "nothing" else self.reveals
 
     @property
@@ -93,7 +93,10 @@ class Entry:
 
     @property
     def _needs_another_gradient(self) -> bool:
-        """Whether the personal part costs a gradient that the solver does not compute. Only combinations have both."""
+        """Whether the personal layers cost a gradient that the solver does not compute.
+
+        Only a combination can have both a personal part and a solver.
+        """
         solvers = [part for part in self.parts if issubclass(part, Solver)]
         personal = [part() for part in self.parts if issubclass(part, Personal)]
         return any(
@@ -203,6 +206,7 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
     (Weighting, "weigh"),
     (ServerRule, "aggregate"),
 )
+"""The hook that a part of each kind must override."""
 
 
 def check_part(part: type[Part]) -> None:
@@ -233,6 +237,7 @@ KINDS: tuple[tuple[type[Part], str], ...] = (
     (Calibration, "calibration"),
     (ServerRule, "server rule"),
 )
+"""The kinds of parts and their names. `Calibration` comes before `ServerRule`, because it is a subclass."""
 
 
 def _kind(part: type[Part]) -> str:

@@ -4,9 +4,9 @@
 
     balanced   w_c = n/(C'·n_c), from the client's own label counts, which stay on the client. C' is the number of its
                classes. This is scikit-learn's "balanced"
-    counts     the same from the label counts of the whole federation. Clients send theirs, and the server adds up those
-               of the participants of all earlier rounds. In the first round all weights are 1. A class that has not
-               been seen yet has the largest weight
+    counts     the same, from the label counts of the whole federation. Clients send their counts, and the server adds
+               up those of all earlier rounds' participants. In the first round, all weights are 1. Later, a class that
+               no participant had so far gets the largest weight
     given      one weight per class, the same for all clients
 
 With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
@@ -34,7 +34,7 @@ from fedskew.methods.stages import Schedule
 
 @dataclass(frozen=True)
 class ClassWeights(Part):
-    """The source of the weights of the classes in the cross entropy."""
+    """Computes the weights of the classes in the cross entropy."""
 
     sample_by_sample: ClassVar[bool] = False
     """As in `Part`."""
@@ -132,7 +132,7 @@ FEDERATION_COUNTS = Entry(
 
 
 def entries_with_weights(method: str, class_weights: object) -> list[Entry]:
-    """Return the entries of the methods joined by + in `method`. With `counts`, add the entry of the class weights."""
+    """Return the entries of the methods joined by + in `method`. Add `FEDERATION_COUNTS` for the setting `counts`."""
     entries = [find(part.strip()) for part in method.split("+")]
     return [*entries, FEDERATION_COUNTS] if class_weights == "counts" else entries
 
@@ -170,10 +170,9 @@ def filled(values: tuple[float, ...], like: Tensor) -> Tensor:
 
 
 def takes_weights(part: Objective | Schedule) -> bool:
-    """Return whether a loss uses class weights.
+    """Return whether the part declares `takes_class_weights`.
 
-    A class that overrides the loss of another one must declare `takes_class_weights` again, because its loss may ignore
-    the weights.
+    A class that overrides an inherited loss must declare it again, because the new loss may ignore the weights.
     """
     hook = "stages" if isinstance(part, Schedule) else "loss"
     for kind in type(part).__mro__:

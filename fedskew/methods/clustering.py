@@ -66,8 +66,9 @@ def cluster_by_labels(
     """Cluster the clients by their label distributions and return the clients of each cluster.
 
     k-means runs from several k-means++ starts, and the best result is used. Clients without samples are in no cluster.
-    With `largest`, a cluster has at most `largest` times an even share of the clients, or an even share rounded up if
-    that is more. The clients farthest from the centre of a full cluster then go to the nearest cluster with room.
+
+    `largest` limits the size of a cluster, relative to an even share of the clients. The limit is at least an even
+    share, rounded up. The clients farthest from the centre of a full cluster go to the nearest cluster with room.
     """
     populated = np.flatnonzero(label_counts.sum(axis=1))
     points = label_counts[populated] / label_counts[populated].sum(axis=1, keepdims=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedskew.methods.composition import Method
 
 EXAMPLE_SENSITIVITY = 2.0
-"""How far the sum of the clipped gradients can move, in units of the clip, if a sample is replaced by any other."""
+"""How far the sum of the clipped gradients can move if one sample is replaced by another, in units of the clip."""
 
 
 def uncovered_use(part: type[Part]) -> str:
@@ -53,7 +53,7 @@ _LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
 
 
 def require_private_gradients(method: Method) -> None:
-    """Refuse a method that uses more of the clients' data than the gradients that `Solver.gradients` counts."""
+    """Refuse a method that uses the clients' data other than through the gradients that its solver counts."""
     for part in method.members:
         if use := uncovered_use(type(part)):
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
@@ -70,7 +70,7 @@ def require_private_gradients(method: Method) -> None:
 
 
 def _needs_another_gradient(method: Method) -> bool:
-    """Return whether a phase of the method has steps with a gradient that its solver does not count."""
+    """Return whether the personal layers of the method need a gradient that its solver does not count."""
     personal = method.personal
     if personal is None:
         return False

@@ -6,9 +6,11 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
     server   w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
              c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
-In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far. Clients drift
-farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning rate of 0.01),
-scaled to the round's steps and learning rate. With momentum, the plain SGD steps that go as far are counted instead.
+In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far.
+
+Clients drift farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning
+rate of 0.01), scaled to the round's steps and learning rate. With momentum, the number of steps is that of steps
+without momentum that would move as far.
 
 Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.
@@ -56,7 +58,7 @@ class PerturbedMean(ServerRule):
     global_rho: float = 0.1
     """ρ_g."""
     threshold: float | None = None
-    """T_D (c_o in the authors' script): a round with a larger mean drift counts for c. Default: 3.75 × lr × the mean
+    """T_D (c_o in the authors' script). Rounds with a larger mean drift increase c. Default: 3.75 × lr × the mean
     number of steps."""
     window: int = 30
     """W, in rounds."""

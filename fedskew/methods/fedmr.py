@@ -11,11 +11,12 @@ L_intra sums over the classes c with two or more samples in the batch. N is the 
 matrix X_c has one row per sample of class c and one column per feature, and its columns are standardised. i and j are
 features.
 
-f̄_c is the mean feature vector of class c in the batch. g_c is the global prototype of class c: the mean of the mean
-features of the last round's participants that have the class. If none has it, the previous prototype stays. A pair has
-a class c in the batch and another class c', and both must have a prototype. The base is cross entropy, or the loss of
-the objective that FedMR is combined with. The authors' code has only L_intra. L_inter, a margin between classes, is our
-reading of the paper's text (docs/fidelity.md).
+L_inter is a mean over pairs of a class c in the batch and another class c', if both have a global prototype. f̄_c is the
+mean feature vector of class c in the batch. g_c is the global prototype of class c. Each participant that has the class
+sends its mean feature, and g_c is the mean of these. If no participant of the last round has the class, g_c stays.
+
+The base is cross entropy, or the loss of the objective that FedMR is combined with. The authors' code has only L_intra.
+L_inter is our reading of the paper's text (docs/fidelity.md).
 
 Sent to the server: the model; with L_inter also the mean feature of each of the client's classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.

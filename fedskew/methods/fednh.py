@@ -45,7 +45,7 @@ from fedskew.methods.parts import (
 def _prototypes_name(params: Mapping[str, Tensor]) -> str | None:
     """Return the name of the tensor with the prototypes: the head's directions, or the weight of a linear head.
 
-    None if the head is not among these parameters, because it stays on the clients.
+    Return None if the head stays on the clients. Then it is not among these parameters.
     """
     return next((name for name in ("head.directions", "head.weight") if name in params), None)
 

@@ -64,7 +64,7 @@ def missing_variance(logits: Tensor, real: Tensor) -> Tensor:
 def closeness(features: Tensor, real: Tensor) -> Tensor:
     """Return the mean of exp(−d²/σ) over all pairs of rows. σ is the median d² of the pairs that differ.
 
-    Without such a pair, return 0.
+    Return 0 if no pair differs.
     """
     squares = features.square().sum(dim=-1)
     sums = squares.unsqueeze(-1) + squares

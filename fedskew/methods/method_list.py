@@ -81,7 +81,7 @@ class MethodList(Sequence[Entry]):
 
 
 def needs(entry: Entry) -> str:
-    """List what a method needs besides a model and a loss: stages, features, a teacher, server data, client state."""
+    """List what a method needs: stages, features, a teacher, server data, client state, or `nothing` of these."""
     found = [need for part in entry.parts for need in _part_needs(part)]
     return ", ".join(dict.fromkeys(found)) or "nothing"
 

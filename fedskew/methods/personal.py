@@ -1,8 +1,8 @@
 """Personal parts: which tensors of the model stay on the clients, how they are trained, and how they are tested.
 
-The engine splits the model. Personal tensors never leave a client: the server does not receive them, and it keeps their
-initial values, from which a new client starts. The other parts of a method see only the shared tensors. So a solver,
-a weighting or a server rule works as if the model had no others.
+The engine splits the model into personal and shared tensors. Personal tensors never leave a client. The server keeps
+their initial values, from which a new client starts. The other parts of a method see only the shared tensors. So a
+solver, a weighting or a server rule works as if the shared tensors were the whole model.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Personal(Part):
     def own_solver(self) -> Solver | None:
         """Return the solver of a second model, which each client trains beside the global one and never sends.
 
-        That model starts at the initial global model. `client.received` is the global model. Return None if there is
-        no second model.
+        The second model starts at the initial global model. For its solver, `client.received` is the global model that
+        the client received. Return None if there is no second model.
         """
         return None
 
@@ -71,14 +71,18 @@ class Personal(Part):
 
 
 def needs_another_gradient(part: Personal, phase: Phase, solver: Solver | type[Solver]) -> bool:
-    """Return whether personal layers step beside the shared ones, along a gradient that the solver does not compute."""
+    """Return whether a step of this phase needs one more gradient, for its personal layers.
+
+    Personal layers step along the plain gradient. They need one of their own if they train together with shared layers
+    whose solver does not compute it.
+    """
     return phase.trains == "all" and bool(part.keeps()) and not solver.plain_gradient
 
 
 def phase_gradients(part: Personal, solver: Solver, local_epochs: int) -> list[tuple[int, int]]:
-    """Return the epochs of each phase of a round, with its gradients per step. A second model counts as a phase.
+    """Return the epochs and the gradients per step of each phase of a round. A second model counts as a phase.
 
-    `solver` is the method's. It steps only in phases that train shared parameters.
+    `solver` is the method's solver. It is used only in phases that train shared parameters.
     """
 
     def gradients(phase: Phase) -> int:

@@ -9,10 +9,10 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
     3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
                    label and wrong prediction lie in one group
 
-Sent to the server: the model and, unless the groups are given, once the client's label counts and class-to-class mean
-probabilities: for each true class, the mean predicted probability of every class. A client that trains an expert
-reveals that it has a label of the expert's group. While it distils, it also sends how many samples each expert taught,
-unless the sites of a federation keep their losses (`share_loss`).
+Sent to the server: the model. Unless the groups are given, also the client's label counts and, for each true class, the
+mean predicted probability of every class, once. A client that trains an expert reveals that it has a label of the
+expert's group. While it distils, a client also sends how many samples each expert taught. The sites of a federation
+keep these numbers if they do not share their losses (`share_loss`).
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 

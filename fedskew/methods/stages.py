@@ -132,8 +132,8 @@ def stage_without_training(name: str, server: ServerRule | None = None) -> Stage
 class Calibration(ServerRule):
     """A server rule for the last round of a run. All clients send what its hooks compute, and nobody trains.
 
-    It combines with any objective, solver, weighting and server rule, which apply to the rounds before it. In the last
-    round, `updates.params` are copies of the trained global model.
+    It combines with any objective, solver, weighting and server rule. They apply to the rounds before the last one. In
+    the last round, `updates.params` are copies of the trained global model.
     """
 
 
@@ -157,9 +157,10 @@ def survey_stage(stage: Stage) -> Stage:
 
 
 def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
-    """Refuse a stage that reveals what no part of the method declares, or sends something if no part declares `sends`.
+    """Refuse a stage that reveals or sends what the method does not declare.
 
-    Sites decide by these declarations whether they take part, before the first stage begins.
+    A stage may reveal only what one of the parts in `declared` reveals. It may send something only if one of them
+    declares `sends`. Sites decide by these declarations whether they take part, before the first stage begins.
     """
     revealed = {item for part in declared for item in part.reveals.split(", ")}
     if (asks := _asks_for_counts(stage)) and "label counts" not in revealed:
@@ -178,7 +179,7 @@ def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
 
 
 def _asks_for_counts(stage: Stage) -> str:
-    """Say why clients report numbers of samples by label in a stage. Empty if they do not."""
+    """Say why a stage makes clients report label counts. Empty if it does not."""
     if isinstance(stage.survey, str):
         return f"has the survey {stage.survey!r}"
     return "trains on some labels only" if stage.labels is not None else ""

@@ -15,9 +15,9 @@ from fedskew.methods.regularisers import Regulariser
 
 @dataclass(frozen=True)
 class WrappedObjective(Objective):
-    """An objective around another one. The hooks below are those of the inner one.
+    """An objective around an inner one. The hooks defined here call those of the inner objective.
 
-    A subclass defines `loss` and `members`. Engines call the other hooks on each member.
+    A subclass defines `loss` and `members`. Engines call the hooks of `Part`, such as `uplink`, on each member.
     """
 
     objective: Objective
