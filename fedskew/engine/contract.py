@@ -204,8 +204,8 @@ class RoundWork:
         """Plan the batches of each client.
 
         A full batch has `batch_size` samples, or as many as the round's largest client has, if that is fewer. A last
-        batch of fewer than `smallest` samples is dropped. In a round without epochs, such a batch is kept, because only
-        passes in eval mode use it. Balanced batches need the training `data`, because they depend on the labels.
+        batch of fewer than `smallest` samples is dropped. A round without epochs keeps it, because only passes in eval
+        mode use the batches. Balanced batches need the training `data`, because they depend on the labels.
         """
         largest = max(len(a.samples) for a in self.assignments)
         width, epochs = min(self.local.batch_size, largest), self.local.epochs

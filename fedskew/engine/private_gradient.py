@@ -2,10 +2,10 @@
 
     g = (Σ_i clip(∇ℓ_i, C) + z·C·N(0, 1)) / B
 
-ℓ_i is the loss of sample i alone, and B is the size of the client's full batches, which is known in advance. If one
-sample is replaced, the sum moves by at most 2·C. At the same parameters, the sums of the epoch's other batches do not
-change. An epoch is therefore one Gaussian mechanism with μ = 2/z for each sample. If a solver computes several
-gradients per step, an epoch is one such mechanism for each of them.
+ℓ_i is the loss of sample i alone, C is the clip, and z is the noise multiplier. B is the size of the client's full
+batches, which is known in advance. If one sample is replaced, the sum moves by at most 2·C. At the same parameters, the
+sums of the epoch's other batches do not change. An epoch is therefore one Gaussian mechanism with μ = 2/z for each
+sample. If a solver computes several gradients per step, the epoch counts as that many mechanisms.
 
 Abadi et al., "Deep learning with differential privacy", CCS 2016. Their amplification by sampling is not used: batches
 are not drawn independently, but cut from a shuffled list.

@@ -134,8 +134,8 @@ def unbalanced_cross_entropy(
     With `gamma="paper"`, γ_c = n/n_c. With `gamma="normalised"`, as in the published code, γ_c = n_min/n_c, where n_min
     is the smallest count above 0.
 
-    By default, vacant classes are excluded from the softmax. With `vacant="code"`, as in the published code, they stay
-    in it, and their γ is that of a class with 4·n_max samples, where n_max is the largest count.
+    By default, vacant classes are excluded from the softmax. With `vacant="code"`, as in the published code, they are
+    included, as if they had 4·n_max samples. n_max is the largest count.
     """
     counts = label_counts.to(logits.dtype)
     present = counts > 0

@@ -104,7 +104,7 @@ def teacher_free_label_masking(
 MeanOver = Literal["batch", "active"]
 """Whether to average over the whole batch, or over the samples that an expert teaches."""
 TaughtSamples = Literal["confused", "all"]
-"""Which samples of a group its expert teaches: those mistaken for another class of the group, or all."""
+"""Which samples of a group its expert teaches: samples mistaken for another class of the group, or all."""
 
 
 def partial_distillation(

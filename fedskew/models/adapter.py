@@ -1,8 +1,9 @@
 """Adapt models of other libraries to fedskew's form: one tensor of samples in, logits out.
 
-Such a model may take several inputs by name (token ids and an attention mask), and may return a tuple, a dictionary or
-an object such as transformers' `ModelOutput`. fedskew stores the inputs of a sample side by side in one row, so that
-engines, checkpoints and sites handle a single tensor. The adapter splits the row into the named inputs.
+Other libraries' models may take several inputs by name, such as token ids and an attention mask. They may return a
+tuple, a dictionary or an object such as transformers' `ModelOutput`. fedskew stores the inputs of a sample side by side
+in one row, so that engines, checkpoints and sites handle a single tensor. The adapter splits the row into the named
+inputs.
 """
 
 from __future__ import annotations

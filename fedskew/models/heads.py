@@ -2,11 +2,11 @@
 
     cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
     etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
-    personal   z = G h + P h, with a generic head G and a personal head P, which starts at zero
-    retrained  z = R h, with a head R that the server trains; clients train another one, G
+    personal   z = G h + V h, with a generic head G and a personal head V, which starts at zero
+    retrained  z = R h, with a head R that the server trains; clients train a generic head G instead
 
-s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): any two of them have the same angle,
-the largest that C directions can have. No class can lose its direction to the others.
+s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): the angle between any two of them is
+the same, and as large as C directions allow. No class can lose its direction to the others.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def personal_logits(generic: Tensor, personal: Tensor) -> Tensor:
 
 
 class RetrainedHead(nn.Module):
-    """A head that clients train, and a second one that the server trains and that the model predicts with."""
+    """A generic head, which clients train, and a retrained head, which the server trains and predictions use."""
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()

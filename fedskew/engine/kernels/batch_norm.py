@@ -28,7 +28,7 @@ def stacked_batch_norm(
     """Normalise images [K, B, C, H, W] by each client's batch, apply weight and bias [K, C], and activate them.
 
     Also return the mean and biased variance [K, C] in float32, without gradient. Samples that are not `valid` [K, B]
-    are normalised, but they count neither in the statistics nor in the gradient's sums over a batch.
+    are normalised, too. They do not count in the statistics, nor in the gradient's sums over a batch.
     """
     y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
     return channels_first(y), mean.detach(), var.detach()

@@ -11,8 +11,8 @@ reverse order, because the last rows of the first time are still in the cache.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
 `groups` times ALIGNED, where ALIGNED is the number of values that one load may take. Channels at or after C are not
-`known`. `do_not_specialize` keeps Triton from compiling again for sizes that are 1 or multiples of 16, and
-`do_not_specialize_on_alignment` for weights that are not aligned to 16 bytes.
+`known`. Triton would compile again for sizes that are 1 or multiples of 16, and for weights that are not aligned to 16
+bytes. `do_not_specialize` and `do_not_specialize_on_alignment` prevent this.
 """
 
 import triton

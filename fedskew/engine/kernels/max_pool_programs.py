@@ -46,7 +46,7 @@ def gradient_program(
     x, grad, grad_x, images, h, w, ho, wo, C: tl.constexpr, SIDE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of the images in ROWS windows, including those that are cut off at the border."""
+    """Compute the gradient of the images in ROWS windows. Pixels at the border that belong to no whole window get 0."""
     high = (h + SIDE - 1) // SIDE
     wide = (w + SIDE - 1) // SIDE
     window = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)

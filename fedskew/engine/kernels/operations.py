@@ -1,7 +1,7 @@
 """Registers the kernels as PyTorch operations, so that autograd, `make_fx` and `torch.compile` can handle them.
 
-`torch.library.custom_op` does the same, but the first call of such an operation imports PyTorch's compiler, which takes
-three seconds.
+`torch.library.custom_op` does the same, but the first call of its operations imports PyTorch's compiler. The import
+takes three seconds.
 """
 
 from __future__ import annotations

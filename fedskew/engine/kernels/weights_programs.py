@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton programs that convert weights to another dtype, rearrange those of convolutions, and sum gradients.
+"""The Triton programs that convert weights to another dtype, rearrange weights of convolutions, and sum gradients.
 
 The weights of a stacked convolution are [K, O, C, taps]. The programs of a convolution read them as [K, O, taps, wide]:
 contiguous in the forward pass, and in any memory order for the input's gradient. They write partial gradients of the
@@ -49,8 +49,8 @@ def gradient_program(
 ):  # fmt: skip
     """Sum a block of one client's gradients over the splits, in order, and write it to `grad`, [K, O, C, taps].
 
-    The block has PLACES positions of the inner axes [C, taps] and OUTS output channels, so that it is read and written
-    in runs of memory.
+    The block has PLACES positions of the inner axes [C, taps] and OUTS output channels. It is read and written in runs
+    of memory.
     """
     client = tl.program_id(1).to(tl.int64)
     place_blocks: tl.constexpr = (C * TAPS + PLACES - 1) // PLACES

@@ -62,8 +62,8 @@ class KeyedDropout(nn.Module):
 class ValidBatchNorm:
     """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
 
-    It replaces the layer's `forward`, not the layer, so that a model can still find its BatchNorm layers by class, for
-    instance to freeze them.
+    It replaces the layer's `forward`, not the layer. A model can still find its BatchNorm layers by class, for instance
+    to freeze them.
     """
 
     def __init__(self, layer: _BatchNorm, context: LayerContext, name: str) -> None:

@@ -45,7 +45,7 @@ def work_tensors(work: RoundWork) -> Mapping[str, Tensor | Sequence[Tensor]]:
 
 
 def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> RoundWork:
-    """Return the round's work, with the assignments of only those clients that `facts["share"]` lists."""
+    """Return the round's work for one share: the assignments at the positions that `facts["share"]` lists."""
     objective, solver, server, *weighting = parts
     bounds = [0, *facts["ends"]]
     samples, counts = tensors["samples"].numpy(), tensors["label_counts"].numpy()

@@ -74,9 +74,9 @@ class Trial:
         """Return whether rows of padding have no effect.
 
         There are two tests. First, a whole step must give the same result with other samples in the rows of padding.
-        Then the loss and the sums of data passes must be the same with and without these rows. The second test uses the
-        same outputs of the network for both, because a network rounds differently for another batch shape, and a deep
-        one amplifies the difference.
+        Then the loss and the sums of data passes must be the same with and without these rows. The second test computes
+        the network's outputs only once. A network rounds differently for another batch shape, and a deep network
+        amplifies the difference.
         """
         samples = self._client.samples
         padded, otherwise_padded = (
