@@ -1,4 +1,4 @@
-"""The setting `class_weights`: read the weights from a file, and add the weights to a method."""
+"""The setting `class_weights`: read it, and add its weights to a method."""
 
 from __future__ import annotations
 

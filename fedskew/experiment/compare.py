@@ -1,7 +1,7 @@
-"""Run several methods. With equal settings and seeds, all get the same split.
+"""Run several methods under equal conditions.
 
-They also get the same initial model, clients and batches, unless a method needs another head, or trains in stages with
-other clients or samples.
+With equal settings and seeds, all methods get the same split. Most also get the same initial model, clients and
+batches. The exceptions are methods that need another head, and methods in stages that choose other clients or samples.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from fedskew.experiment.run import run_prepared
 def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
     """Prepare every method with every seed, so that errors show before any run starts.
 
-    The data and the split come from `base`. Everything else, such as the method and its settings, comes from
-    `methods`, which has one configuration per method. Each must name the same data and split as `base`.
+    The data and the split come from `base`. `methods` has one configuration per method, with everything else. Each must
+    name the same data and split as `base`.
     """
     runs = []
     for seed in seeds:

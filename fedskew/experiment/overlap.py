@@ -1,9 +1,9 @@
 """The rounds of a run on CUDA, arranged so that the device rarely waits for the host.
 
-A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
+A round's training, aggregation and evaluation are queued on the device at once. To wait until all updates are known to
 be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
 finite. If rounds are short, the host records the previous round and plans the next one while the device trains. Rows
-stay in order, and the numbers are those of `loop`, to the last bit.
+are recorded in order. Their numbers are those of `loop`, to the last bit.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT_ROUND_SECONDS = 1.0
-"""If the previous round took no longer, the next round is planned while the current one trains, and the current one is
-recorded while the next one trains. Otherwise the current round is recorded at once, and the user sees its row."""
+"""A round that takes no longer is short.
+
+After a short round, the host works ahead: it plans the next round while the current one trains, and records the current
+round while the next one trains. After a longer round, it records the current round at once, so that the user sees it.
+"""
 
 ReadEvaluation = Callable[[], RowFields]
 """Waits for an evaluation that may still be running on the device, and returns it."""
@@ -45,8 +48,10 @@ class OptimisticOutcome:
 
     model: ServerModel
     after: RunState | None
-    """The state after the round. None if it is known only after the training, because the round changes client states,
-    ends its stage, or evaluates clients' models."""
+    """The state after the round. None if it is known only after the training.
+
+    That is so if the round changes client states, ends its stage, or evaluates clients' models.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class LaunchedRound:
     result: RoundResult
     report: PendingReport
     optimistic: OptimisticOutcome | None
-    """None if the server rule raised an error. `_settle` calls it again."""
+    """None if the server rule raised an error. `_settle` then calls the rule again."""
     evaluation: ReadEvaluation | None
     """None if no evaluation is due, if it must wait for the training, or if it raised an error."""
     began: float
@@ -75,7 +80,10 @@ class SettledRound:
     seconds: float
 
     def complete_row(self, during_next_round: bool) -> RoundRow:
-        """Wait for the evaluation and return the row. Waiting during the next round counts as that round's time."""
+        """Wait for the evaluation and return the row.
+
+        The wait counts as time of this round, unless the next round trains meanwhile (`during_next_round`).
+        """
         began = time.perf_counter()
         evaluation = {} if self.evaluation is None else self.evaluation()
         waited = time.perf_counter() - began
@@ -108,7 +116,7 @@ class OverlappingRounds:
         return state
 
     def run_round(self, stage: Stage, state: RunState) -> RunState:
-        """Run a round until its outcome is known. Its row is recorded at once or during the next round."""
+        """Run a round until its outcome is known. Its row is recorded at once, or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
         self._record_settled(during_next_round=True)

@@ -86,7 +86,7 @@ def prepare(
 ) -> Prepared:
     """Resolve the choices that `config` leaves open, and check them.
 
-    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. Some
+    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. These
     values stay `auto`: the engine of a long run on a CPU (see `choose_engine`), a linear head, the single-label task,
     and `compile`.
     """
@@ -121,7 +121,7 @@ def prepare(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
         class_weights=class_weights,
-        # `auto` is left out of the hash, so that runs from before this key keep their folders
+        # `auto` is not part of the hash, so runs from before this key keep their folders
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
@@ -273,13 +273,16 @@ def _weigh_classes(method: Method, config: Config, dataset: Dataset) -> tuple[Me
 
 
 def _name_of_part(part: Part, method: Method) -> str:
-    """Return which of the combined methods has this part."""
+    """Return the name of the combined method that has this part."""
     names = [name for name in method.name.split("+") if name in METHODS and type(part) in METHODS[name].parts]
     return names[0] if names else method.name
 
 
 def _trained_part(config: Config, method: Method, module: nn.Module, sample: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return the part that clients train, as a model, and its input for this sample. Refuse what does not fit."""
+    """Return the part that clients train, as a model, and its input for this sample.
+
+    Refuse a model, a method or an augmentation that does not fit the setting `train`.
+    """
     if not has_features(module):
         raise UserError(
             f"train is {config.train!r}, but {type(module).__name__} has no separate encoder; expected 'all', or a "
@@ -342,12 +345,10 @@ def positive_class(config: Config, dataset: Dataset) -> int | None:
 
 
 def default_threads(config: Config) -> int | None:
-    """The number of CPU threads: 1 for the stacked engine on a CPU, unless OMP_NUM_THREADS is set.
-
-    Otherwise None, which means torch's default.
+    """Return 1 for the stacked engine on a CPU, unless OMP_NUM_THREADS is set. Otherwise None: torch's default.
 
     Stacked small networks gain nothing from a second thread, and lose much if the other cores are busy. The number is
-    fixed, not measured, because it decides the order of sums, and a resumed run must repeat them bit for bit.
+    fixed, not measured: it decides the order of sums, and a resumed run must repeat sums bit for bit.
     """
     single = config.engine == "stacked" and config.device == "cpu" and not os.environ.get("OMP_NUM_THREADS")
     return 1 if single else None
@@ -360,7 +361,7 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
 
 
 def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
-    """Describe the split as a configuration. Its seed is left out if it is the run's and `config` sets no other."""
+    """Describe the split as a configuration. Its seed is None if it is the run's seed and `config` does not set it."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}
     rule = str(fed.partition["name"])
     rule_sets_number = "clients" not in fed.partition and rule != "sites"  # for example a file of counts

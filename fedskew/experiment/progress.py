@@ -1,6 +1,6 @@
-"""The progress of runs that Python users start: bars and a live curve in a notebook, a bar in a terminal.
+"""The progress of runs that are started from Python: bars and a live curve in a notebook, a bar in a terminal.
 
-Anywhere else, such as in a log or a test, nothing is shown unless it is requested.
+Elsewhere, such as in a log, progress is shown only on request.
 """
 
 from __future__ import annotations

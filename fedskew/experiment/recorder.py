@@ -74,7 +74,7 @@ class Recorder:
     def finish(self, state: RunState) -> Result:
         """Write the final model, its predictions if requested, and the summary. Call the callbacks' `on_end`.
 
-        Scores such as AUROC are computed here and not in every round, because they need each sample's probabilities.
+        Scores such as AUROC are computed only here, because they need the probabilities of every sample.
         """
         module = self._server.module(state)
         scores = self._server.scores(state) if self.rows[-1].is_evaluated else None

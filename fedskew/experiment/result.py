@@ -66,12 +66,16 @@ class Result:
     scores: Scores | None = None
     """AUROC, calibration and other metrics of the final model's probabilities on the test set.
 
-    None if the run is unfinished, has no global model, or is from a version that did not compute them. Also None if
-    memory was too small, or if the sites that tested the model report totals only."""
+    None if there are none: the run is unfinished, has no global model, ran out of memory, or is from a version that did
+    not compute them. Also None if the sites that tested the model report totals only.
+    """
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
-    """Scores on each client's held-out samples (`client_test`): of the client's own model if the method has one, else
-    of the final model. In a federation whose sites report results by class: scores of the final model on each site's
-    test part. The keys are the clients' names, or their numbers."""
+    """Scores by client, with the clients' names or numbers as keys.
+
+    In a simulation, they are computed on each client's held-out samples (`client_test`). A client's own model is scored
+    if the method has one, else the final model. In a federation whose sites report results by class, the final model is
+    scored on each site's test part.
+    """
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
 
@@ -92,8 +96,10 @@ class Result:
 
     @cached_property
     def federation(self) -> Mapping[str, Any] | None:
-        """Classes, label counts and hash of the split. They are read from the record, or else computed from the data.
-        None if both are missing."""
+        """Classes, label counts and hash of the split, from the record of the run.
+
+        If the record does not have them, they are computed from the data. None if the data are missing, too.
+        """
         if "federation" in self.about:
             found: Mapping[str, Any] = self.about["federation"]
             return found
@@ -193,8 +199,11 @@ class Result:
 
     @property
     def auroc(self) -> float | None:
-        """AUROC of the final model on the test set: of the positive class, or the mean of each class against the rest.
-        None if it is unknown: see `scores`."""
+        """AUROC of the final model on the test set. None if it is unknown: see `scores`.
+
+        With two classes, it is that of the positive class. Otherwise, it is the mean over all classes, each against the
+        rest.
+        """
         return None if self.scores is None else self.scores.auroc
 
     # -- totals over all rounds --------------------------------------------------------------------------
@@ -252,9 +261,9 @@ class Result:
     def client_tests(self) -> dict[str, dict[str, float]]:
         """Accuracies on the test samples of each client or site, by its name, from the last evaluation on them.
 
-        `accuracy` is that of the new global model, or of the client's own model if there is no global one. `before` and
-        `after` are those of a participant's model before and after local training. `personal` is that of the client's
-        own model, if the method has a personal part.
+        accuracy        of the new global model, or of the client's own model if there is no global one
+        before, after   of a participant's model, before and after local training
+        personal        of the client's own model, if the method has a personal part
         """
         tested = [row.client_tests for row in self.evaluated if row.client_tests]
         found: dict[str, dict[str, float]] = {}
@@ -271,8 +280,8 @@ class Result:
     def model(self) -> nn.Module:
         """The final global model. It is loaded when it is first used.
 
-        If clients train alone, it is the model of the client with the most samples. With a personal part that has no
-        global model, the tensors that stay on the clients have their initial values.
+        If clients train alone, it is the model of the client with the most samples. If a personal part leaves no global
+        model, the tensors that stay on the clients have their initial values.
         """
         return self.model_or_loader if isinstance(self.model_or_loader, nn.Module) else self.model_or_loader()
 

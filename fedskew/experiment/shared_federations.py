@@ -1,7 +1,8 @@
 """Datasets and splits that the runs of one process share, so that each is loaded or drawn only once.
 
-A process keeps a few of them. Drawing a Dirichlet split of many clients can take half a minute, because thousands of
-draws are rejected. So a split that took long is also saved in the user's cache, for all processes.
+A process keeps the last few datasets and splits. A split that took long to draw is also saved in the user's cache, for
+all processes. For example, a Dirichlet split of many clients can take half a minute, because thousands of draws are
+rejected.
 """
 
 from __future__ import annotations

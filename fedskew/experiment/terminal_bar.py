@@ -1,4 +1,4 @@
-"""A progress bar in the terminal for runs that Python users start. The command line has another, with more numbers."""
+"""A progress bar in the terminal, for runs that are started from Python. The command line has its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Train only a part of the model: the head (`train: head`) or low-rank adapters (`train: lora`).
 
-Server and clients work with the part as if it were the whole model, so only the part travels. With `train: lora`, the
-part has the adapters, the normalisation layers and the head. The final model is the whole model, with the adapters
-added to its weights.
+Server and clients work with the part as if it were the whole model, so only the part is sent. With `train: lora`, the
+part has the adapters, the normalisation layers and the head. The final model is the whole model with the trained part.
+The adapters are added to its weights.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys that are not among the `**settings`, because the functions have other parameters for them, such as
-`federation`."""
+"""Keys for which the functions have parameters of their own, such as `federation`. They are not `**settings`."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:

@@ -283,7 +283,7 @@ KEYS: dict[str, Field[Any]] = {
 """The keys of a configuration file. All have a default, and all but `partition` have `help` in their metadata."""
 
 _CHANGEABLE = ("data_dir", "init", "checkpoint_every", "save_predictions")
-"""Keys that may change when a run is resumed. All others identify the run. `init` is identified by its digest."""
+"""Keys that may change when a run is resumed. All others identify the run. `init_sha256` identifies the file `init`."""
 
 _LATER_KEYS: dict[str, Any] = {
     "optimizer": "sgd", "positive": None, "specificity": 0.95, "task": "auto", "client_test": 0.0, "init_sha256": None,
@@ -330,9 +330,9 @@ def parse_method(text: str) -> dict[str, Any]:
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
     """Return a copy of a configuration with new values for some keys, such as `{"partition.beta": 0.05}`.
 
-    A new dataset, partition rule or method starts with its defaults, without the parameters of the previous one. A new
-    rule keeps `clients` and `seed`. Whole sections are set before their parts, so the order of the values does not
-    matter. If `partition.column` is set without a rule, the rule is `column`.
+    The order of the values does not matter, because whole sections are set before their parts. A new dataset, partition
+    rule or method starts with its defaults, not with the parameters of the previous one. Only `clients` and `seed` stay
+    when the rule changes. If `partition.column` is set without a rule, the rule is `column`.
     """
     if "partition.column" in values and not {"partition", "partition.rule"} & values.keys():
         values = {"partition.rule": "column", **values}
@@ -349,8 +349,8 @@ _CHOICES = ("data.name", "partition.rule", "method.name")
 def config_hash(config: Config) -> str:
     """Twelve hex digits that identify a run: a hash of all keys that may not change when it is resumed.
 
-    The engine and the device are among these keys: results of two engines or devices agree only to float tolerance, and
-    a resumed run must end with the same bits as an uninterrupted one.
+    The engine and the device are among these keys. A resumed run must end with the same bits as an uninterrupted one,
+    and two engines or devices agree only to float tolerance.
     """
     text = json.dumps(_identity(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
@@ -380,7 +380,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     """The folder of a run, such as `digits-dirichlet0.1-fedvls_distill_weight0.5-s0-1a2b3c`.
 
     Settings of the method that are not its defaults are in the name, so that runs of one method can be told apart.
-    Folders of older versions have no settings in their names, and stay in use.
+    A folder of an older version, whose name has no settings, stays in use.
     """
     older = Path(parent) / run_name(config)
     settings = "_".join(f"{name}{value}" for name, value in changed_method_params(config).items())

@@ -44,8 +44,10 @@ class PendingReport:
     """A report on its way to the host. It takes one transfer from the device, unless something is not finite."""
 
     def __init__(self, result: RoundResult, sent: ModelState, server_update: Sequence[torch.Tensor] = ()) -> None:
-        """`sent` is the model that the clients received. `server_update` is what the server computed optimistically,
-        before it had this report."""
+        """`sent` is the model that the clients received.
+
+        `server_update` has the tensors that the server computed optimistically, before it had this report.
+        """
         self._result, self._sent, self._server_update = result, sent, server_update
         updates = [*result.trained.params.values(), *result.trained.buffers.values(), *result.uplink.values()]
         device = result.loss.device

@@ -160,9 +160,9 @@ class TestSet:
     ) -> RowFields:
         """Evaluate every client's own model on the whole test set, for methods without a global model.
 
-        `restore` turns a client's state into its model. The confusion matrices are summed, so every accuracy is the
-        mean over clients. Only models that have changed are evaluated again. Models that were never trained (version 0)
-        are equal, so only one of them is evaluated.
+        `restore` turns a client's state into its model. The clients' confusion matrices are added up, so every accuracy
+        is the mean over clients. Only models that have changed are evaluated again. Models that were never trained
+        (version 0) are equal, so only one of them is evaluated.
         """
         versions = states.versions.get(model, {})
         for client in clients:

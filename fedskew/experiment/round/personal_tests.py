@@ -1,8 +1,8 @@
 """Evaluate methods with a personal part: the clients' own models, and the global model if there is one.
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
-out samples (`client_test`), each client's own model is also tested on them. If a method with a global model fine-tunes
-the clients' models, it does so only at the end of a stage, because that takes long.
+out samples (`client_test`), each client's own model is also tested on these. Fine-tuning every client's model takes
+long, so methods with a global model do it only at the end of a stage.
 """
 
 from __future__ import annotations

@@ -43,8 +43,7 @@ class RoundRow:
     clients: list[int] = field(default_factory=list)
     lr: float | None = None
     loss: float | None = None
-    """Mean local loss. None if no client's update was finite, if clients trained for no epochs, or if the sites do not
-    share their losses."""
+    """Mean local loss. None if no update was finite, if nobody trained, or if the sites do not share their losses."""
     diverged: list[int] = field(default_factory=list)
     """Clients with updates that were discarded because they were not finite."""
     visits: int = 0
@@ -73,10 +72,10 @@ class RoundRow:
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     client_tests: dict[str, list[float | None]] | None = None
-    """With `client_test`, or `local_tests` on Flower: accuracies on each client's held-out samples. `accuracy` is that
-    of the new global model, or of the client's own model if there is no global one. `before` and `after` are those of
-    the participants' models before and after local training. With a personal part, `personal` is that of each client's
-    own model. The value is None for a client that was not evaluated."""
+    """With `client_test`, or `local_tests` on Flower: accuracies on each client's held-out samples.
+
+    `Result.client_tests` explains the keys. A value is None if the client was not evaluated.
+    """
     sites: dict[str, dict[str, Any]] | None = None
     """On Flower: the evaluation at each site that reports one."""
     time: dict[str, float] = field(default_factory=dict)
@@ -86,8 +85,10 @@ class RoundRow:
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None
-    """With noise: kind, ε and δ of the differential privacy so far. On Flower, the kinds `central` and `local` protect
-    a whole site. The kind `example` protects one training sample."""
+    """With noise: kind, ε and δ of the differential privacy so far.
+
+    The kind `example` protects one training sample. The kinds `central` and `local`, on Flower, protect a whole site.
+    """
     seconds: float = 0.0
     """Duration of the round."""
 
@@ -204,7 +205,7 @@ def traffic(work: RoundWork, result: RoundResult, frozen: Sequence[str] = ()) ->
     """Count the bytes that all participants receive (`down`) and send (`up`), from the sizes of the tensors.
 
     `frozen` names the models that this stage concatenates. Models of earlier stages (PKD's experts, FedConcat's frozen
-    encoders) are sent again in every round, because the server cannot know what a client has kept. The few bytes of
+    encoders) count in every round, because the server cannot know whether a client still has them. The few bytes of
     label counts and numbers of samples are not counted.
     """
     used = [name for name in work.objective.companions() if name in work.companions]

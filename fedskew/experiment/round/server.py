@@ -43,7 +43,7 @@ class Server:
     """The server of one run. It plans rounds, passes them to an engine, aggregates, evaluates and records."""
 
     how_to_repeat = "fedskew run -c config.yaml"
-    """A comment in the run's config.yaml shows it."""
+    """How to repeat the run, for a comment in its config.yaml."""
     saves_whole_model: bool = False
     """Whether the saved model also has the tensors that the run does not train."""
 
@@ -68,7 +68,7 @@ class Server:
         self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
 
     def close(self) -> None:
-        """Wait for the device, whose memory the next run will use, and then end the engines' processes and threads."""
+        """End the engines' processes and threads. Before that, wait for the device: the next run uses its memory."""
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
@@ -93,7 +93,7 @@ class Server:
         return self._runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
-        """If the engine is `auto`, use the one that the run started with. `auto` might choose another one now."""
+        """Use the engine that the run started with, if the setting is `auto`. `auto` might choose another one now."""
         if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
             return
         self._runtime.engine.close()

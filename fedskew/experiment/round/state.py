@@ -88,7 +88,7 @@ class RunState:
     notes: Notes = field(default_factory=dict)
     """Decisions of the method between stages, such as PKD's groups."""
     survey: Survey | None = None
-    """What clients reported at the end of this round, if a stage surveyed them. The next state drops it."""
+    """What clients reported at the end of this round, if a stage surveyed them. The next round's state drops it."""
     clients: ClientStates = field(default_factory=StatesInMemory)
 
     @property

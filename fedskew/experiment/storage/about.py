@@ -1,7 +1,7 @@
 """The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-It is for readers who do not have the data, and for the export of the model. Repeating or resuming the run does not need
-it.
+Readers who do not have the data use this file, and so does the export of the model. A run is repeated or resumed
+without it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Save and load a run's checkpoints and the states of its clients, so that an interrupted run can continue.
 
-`checkpoint/` has one safetensors file per checkpoint. It holds the tensors of a `RunState`. It also holds, as JSON, the
-format version, the hash of the run's configuration, the round, the state's `meta`, and the names of the client states
-that belong to the checkpoint. The two newest checkpoints are kept.
+`checkpoint/` has one safetensors file per checkpoint, with the tensors of a `RunState`. Its JSON part has the format
+version, the hash of the run's configuration, the round, the state's `meta`, and the names of the client states that
+belong to the checkpoint. The two newest checkpoints are kept.
 
-`clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. A file is never changed. A round
-writes new files. A checkpoint is written after the files of its round, and names the states that belong to it. A state
-that a newer one has replaced is removed once no checkpoint names it. So if the process is killed at any moment, every
-checkpoint still finds the client states that were current at its round.
+`clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. Every round writes new files,
+and no file is ever changed. A checkpoint is written after the client states of its round. A replaced state is removed
+once no checkpoint names it. So if the process is killed at any moment, every checkpoint still finds its client states.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class ClientFiles:
         return next((file.name for file in needed if file not in found), None)
 
     def resume(self, versions: Versions, run: str) -> StatesOnDisk:
-        """Return the states in `versions`, and remove later ones, which an interrupted run left behind."""
+        """Return the states in `versions`. Remove the files of later states, which an interrupted run left behind."""
         self._run, self._replaced = run, []
         for file in self._list_files():
             current = versions.get(file.model, {}).get(file.client, -1)

@@ -50,9 +50,11 @@ from fedskew.experiment.storage.files import (
 )
 
 FORMAT = 1
-"""The version of the folder's format, in about.json. It stays the same for new keys and files, and grows if an older
-fedskew would misread the folder. Folders of fedskew 0.1.0 have format 1 and do not record it. Checkpoints have their
-own format."""
+"""The version of the folder's format, in about.json. Checkpoints have their own.
+
+New keys and files do not change it. It grows if an older fedskew would misread the folder. Folders of fedskew 0.1.0
+have format 1 and do not record it.
+"""
 
 _SYNC_SECONDS = 1.0
 """Rows are forced to disk at most this often, because that takes longer than a short round."""
@@ -61,11 +63,9 @@ _SYNC_SECONDS = 1.0
 class RoundsFile:
     """The history of a run, with one JSON row per round.
 
-    A row is written when its round is recorded, so it survives if the process is killed. If the power fails, the last
-    rows can be lost. A run then resumes from the newest checkpoint whose row exists.
-
-    The `round` of each row is larger than that of the previous row. If the process is killed, only the last row can be
-    damaged. All rows before it are read.
+    A row is written when its round is recorded, so it survives if the process is killed. Only the last row can be
+    incomplete then. If the power fails, the last rows can be lost. The run then resumes from the newest checkpoint
+    whose row exists. The `round` of each row is larger than that of the previous row.
     """
 
     def __init__(self, path: Path) -> None:
@@ -347,7 +347,7 @@ class RunFolder:
             )
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without config.yaml. Files that precede config.yaml in a run are allowed."""
+        """Refuse a folder with files but without config.yaml. Files that a run writes before it are allowed."""
         with reporting_os_errors("read", self.path):
             if not self.path.exists():
                 return
