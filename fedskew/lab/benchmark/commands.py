@@ -105,9 +105,9 @@ def time_commands(
 
 
 def _environment() -> dict[str, str]:
-    """The environment of the commands: this copy of fedskew, and bytecode that one command leaves for the next.
+    """The environment of the commands.
 
-    Without bytecode, every command would compile all modules of PyTorch again.
+    They import this copy of fedskew. They may write bytecode, so that only the first of them compiles PyTorch's modules.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     paths = str(Path(fedskew.__file__).parents[1]), inherited.get("PYTHONPATH")

@@ -37,7 +37,7 @@ class Plan:
     workload: Workload
     length: TimingLength
     budget: float
-    """Seconds after which no new group or contender starts. `SCALE`, which is last, runs in any case."""
+    """Seconds after which no new group or contender starts. `SCALE` runs last, whatever the time."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
@@ -108,11 +108,11 @@ class Group:
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
     fill_caches: tuple[Command, ...] = ()
-    """Commands that run first, to fill caches. If there are any, each of `commands` is timed once, because they take
+    """Commands that run first, untimed, to fill caches. Each of `commands` is then timed only once, because it takes
     long."""
     interleaved: bool = True
-    """Whether contenders are timed alternately. Large ones are timed one after another, because together they would not
-    fit on the device."""
+    """Whether contenders are timed alternately. Large contenders are timed one after another, because they would not fit
+    on the device together."""
 
 
 def groups(plan: Plan) -> list[Group]:

@@ -48,8 +48,10 @@ MAX_FIRST_SECONDS = 8.0
 """The most seconds that a run of one round may take after the imports, if no compiled kernel is in the caches."""
 MAX_SECOND_SECONDS = 3.0
 """The most seconds that a run of one round may take after the imports, if the same command has run before."""
-MAX_RUN_SECONDS, MAX_SEVERAL_SECONDS = 9.0, 60.0
-"""The most seconds that a run in bf16 may take, and those that a comparison or a sweep may take."""
+MAX_RUN_SECONDS = 9.0
+"""The most seconds that a run in bf16 may take."""
+MAX_SEVERAL_SECONDS = 60.0
+"""The most seconds that a comparison or a sweep may take."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def whole_runs(device: str) -> WholeRuns:
 
 
 def _mnist_files() -> tuple[tuple[str, bytes], ...]:
-    """Make random images in the form of MNIST's files, brighter for higher classes, so that a model can learn."""
+    """Make random images in the form of MNIST's files. Images of higher classes are brighter, so a model can learn."""
     rng = np.random.default_rng(0)
     contents = []
     for count in _IMAGES:
