@@ -33,7 +33,7 @@ def model_card(
         f"## Use\n\n{describe_use(run, onnx_difference is not None, with_words)}",
         f"## Inputs and outputs\n\n{describe_inputs(run, onnx_difference is not None, with_words)}",
         f"## Accuracy\n\n{_accuracy(run) if site is None else _site_accuracy(run, site)}",
-        f"## Label distribution\n\n{_coverage(run)}",
+        f"## Label distribution\n\n{_label_distribution(run)}",
         f"## Training\n\n{_training(run)}",
         f"## What clients reveal\n\n{describe_disclosures(run)}",
         f"## Checks\n\n{_checks(onnx_difference, site)}",
@@ -49,7 +49,7 @@ def _title(run: Result, site: str | None) -> str:
 
 def _site_lead(run: Result, site: str) -> str:
     return (
-        f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_how(run)} "
+        f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_trained(run)} "
         f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}. Its personal tensors never left that "
         "site. It fits the data of that site, and may be worse elsewhere."
     )
@@ -74,15 +74,15 @@ def _lead(run: Result) -> str:
     in_encoders = f" in {encoders} concatenated encoders" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{in_encoders}"
     lead = (
-        f"A classifier for {len(run.classes)} classes ({size}), {_how(run)} on {_data(run)}: "
+        f"A classifier for {len(run.classes)} classes ({size}), {_trained(run)} on {_data(run)}: "
         f"{_rounds(run)}, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
     return lead + (f" **It hardly recognises {', '.join(map(escape, lost))}.**" if lost else "")
 
 
-def _how(run: Result) -> str:
-    """Say how the model was trained. Reference bounds are not federated methods."""
+def _trained(run: Result) -> str:
+    """Say whether the model was trained by federated learning or as a reference bound."""
     if is_reference_bound(run.method):
         return f"trained without federated learning, as the reference bound {run.method},"
     return "trained by federated learning"
@@ -105,14 +105,14 @@ def _accuracy(run: Result) -> str:
         ("worst class", percent(evaluation.worst_class)),
         ("best class", percent(evaluation.best_class)),
         ("macro F1", "–" if math.isnan(evaluation.macro_f1) else f"{evaluation.macro_f1:.3f}"),
-        *_scores(run),
+        *_score_rows(run),
     ]
     measures = table(("measure", "value"), rows)
     return f"On {evaluation.samples:,} test samples, after the last round:\n\n{measures}\n\n{_by_class(run)}"
 
 
-def _scores(run: Result) -> list[tuple[str, str]]:
-    """List the metrics of the model's probabilities. Unknown ones are left out."""
+def _score_rows(run: Result) -> list[tuple[str, str]]:
+    """List the known metrics of the model's probabilities."""
     scores = run.scores
     if scores is None:
         return []
@@ -143,14 +143,14 @@ def _by_class(run: Result) -> str:
 
 
 def _training_cells(run: Result, label: int) -> tuple[str, ...]:
-    """Return how many clients hold a class, and its number of training samples. Empty if they are unknown."""
+    """Return how many clients hold a class, and its number of training samples. Empty if label counts are unknown."""
     if run.label_counts is None:
         return ()
     counts = run.label_counts[:, label]
     return f"{(counts > 0).sum()} of {len(counts)}", f"{counts.sum():,}"
 
 
-def _coverage(run: Result) -> str:
+def _label_distribution(run: Result) -> str:
     counts = run.label_counts
     if counts is None:
         return f"{describe_learned_labels(run)} {_participation(run)}".rstrip()

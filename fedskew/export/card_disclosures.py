@@ -15,7 +15,7 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The entries of the run's methods and class weights. Empty if a method, such as a user's object, is not found."""
+    """The entries of the run's methods and class weights. Empty if a method is not in the catalogue."""
     try:
         return entries_with_weights(run.config.method, run.config.class_weights)
     except UserError:
@@ -58,7 +58,7 @@ def _reported_losses(run: Result) -> bool:
 
 
 def _reported_sums(run: Result) -> str:
-    """Say which sites sent sums for the encoding. Empty if the encoding was agreed, and for a simulation."""
+    """Say which sites sent column sums. Empty if none did."""
     senders = (run.federation or {}).get("column_sums", ())
     if not senders:
         return ""
@@ -128,7 +128,7 @@ def _private(run: Result) -> str:
 
 
 def _private_examples(run: Result, epsilon: float, delta: float) -> str:
-    """Describe example-level privacy. In a simulation, everyone who knows the seed can compute the noise."""
+    """Describe example-level privacy. In a simulation, anyone who knows the seed can compute the noise."""
     simulated = "" if run.sites else "The noise of this simulation follows from its seed, so it protects nobody. "
     would = "was" if run.sites else "would be"
     return (

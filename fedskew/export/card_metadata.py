@@ -1,6 +1,6 @@
 """The header of a model card: metadata in the form of the Hugging Face Hub, as YAML.
 
-The Hub reads from it what the model does, what it was trained on, and its measured results (`model-index`).
+The header has the model's task, its training data and its measured results (`model-index`).
 https://huggingface.co/docs/hub/model-cards describes the keys.
 """
 
@@ -86,7 +86,7 @@ def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:
 
 
 def _hub_dataset(run: Result) -> str | None:
-    """Return the name of the training data on the Hub, if they are there."""
+    """Return the name of the training data on the Hub. None if they are not there."""
     if run.sites:
         return None
     name = run.config.data
@@ -94,7 +94,7 @@ def _hub_dataset(run: Result) -> str | None:
 
 
 def _dataset(run: Result, site: str | None) -> dict[str, str]:
-    """Describe the data that the model was tested on. A path is not a name that the Hub knows."""
+    """Describe the data that the model was tested on. The path of a user's own data is left out."""
     if site is not None:
         return {"type": "private", "name": f"held-out samples of {site}", "split": "test"}
     if run.sites:

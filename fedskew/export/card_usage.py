@@ -21,7 +21,7 @@ def describe_use(run: Result, onnx: bool, with_words: bool) -> str:
         blocks.append(
             "With ONNX Runtime:\n\n```python\nimport onnxruntime\n\n"
             'session = onnxruntime.InferenceSession("model.onnx")\n'
-            f'(logits,) = session.run(None, {{"{name}": {argument}}})  # {_array(run)}\n```'
+            f'(logits,) = session.run(None, {{"{name}": {argument}}})  # {_array_type(run)}\n```'
         )
     return "\n\n".join(blocks)
 
@@ -35,16 +35,16 @@ def _python_use(run: Result, with_words: bool) -> str:
             "The model expects normalised inputs, as described below."
         )
     name = INPUT_NAMES[run.inputs["kind"]]
-    prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array(run)}"
+    prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array_type(run)}"
     imported = "classes, load, words" if with_words else "classes, load"
     if has_named_columns(run):
         name, imported = "inputs", "classes, load, rows"
-        example = ", ".join(f"{json.dumps(c['name'])}: {_example(c)}" for c in _columns(run))
+        example = ", ".join(f"{json.dumps(c['name'])}: {_example_value(c)}" for c in _columns(run))
         prepared = f"inputs = rows()([{{{example}}}])  # one dictionary per row; None is a gap"
     return (
         "`model.py` in this folder needs only PyTorch and safetensors:\n\n```python\n"
         f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
-        f"logits = model({name})\n{_names(run)}\n```"
+        f"logits = model({name})\n{_naming_code(run)}\n```"
     )
 
 
@@ -54,7 +54,7 @@ def has_named_columns(run: Result) -> bool:
 
 
 def _columns(run: Result) -> list[dict[str, Any]]:
-    """Describe the columns of the table that the inputs are made of."""
+    """Describe the table's columns, from which the inputs are made."""
     encoding: list[dict[str, Any]] | None = run.inputs.get("encoding")
     if encoding is not None:
         return encoding
@@ -62,8 +62,8 @@ def _columns(run: Result) -> list[dict[str, Any]]:
     return [{"name": name, "mean": mean, "std": std} for name, (mean, std) in plain]
 
 
-def _example(column: Mapping[str, Any]) -> str:
-    """Write a value that the column may have."""
+def _example_value(column: Mapping[str, Any]) -> str:
+    """Write an example of a value of the column."""
     categories = column.get("categories")
     if categories is None:
         return f"{column['mean']:.4g}"
@@ -84,13 +84,13 @@ def _column_table(run: Result) -> str:
     return table(("column", "values", "gaps"), rows)
 
 
-def _names(run: Result) -> str:
+def _naming_code(run: Result) -> str:
     if run.config.task == "multi-label":
         return "names = [[n for n, z in zip(classes(), row) if z > 0] for row in logits]"
     return "names = [classes()[c] for c in logits.argmax(1)]"
 
 
-def _array(run: Result) -> str:
+def _array_type(run: Result) -> str:
     number = {"image": "uint8", "table": "float64", "text": "int64"}[run.inputs["kind"]]
     return f"{number}, [n, {', '.join(map(str, run.inputs['shape']))}]"
 
@@ -110,7 +110,7 @@ def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
             else f"Scale them to [0, 1] and normalise them{by_caller}"
         )
         described = (
-            f"Images as bytes, {_array(run)}: channels, height, width. {scaling} Mean and standard deviation per "
+            f"Images as bytes, {_array_type(run)}: channels, height, width. {scaling} Mean and standard deviation per "
             f"channel: {', '.join(f'({mean:.6g}, {std:.6g})' for mean, std in pairs)}."
         )
     elif inputs["kind"] == "table":
@@ -122,7 +122,7 @@ def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
         as_given = "fedskew did not standardise them: scale them as in training."
         columns = f": {', '.join(map(escape, inputs['columns']))}" if inputs.get("columns") else ""
         scaling = standardised if inputs.get("scaling") else as_given
-        described = f"Rows of {inputs['shape'][0]} numbers, {_array(run)}{columns}. {scaling}"
+        described = f"Rows of {inputs['shape'][0]} numbers, {_array_type(run)}{columns}. {scaling}"
         if inputs.get("encoding"):
             made_by = "`rows()` makes the inputs" if is_built_in else "The inputs are made"
             encoded = (
@@ -133,7 +133,7 @@ def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
     else:
         known = "`words.txt` lists the words, starting at index 2." if with_words else "The vocabulary is not included."
         described = (
-            f"Word indices, {_array(run)}: 0 is padding, and 1 is any word outside the vocabulary of "
+            f"Word indices, {_array_type(run)}: 0 is padding, and 1 is any word outside the vocabulary of "
             f"{inputs['vocabulary'] - 2:,} words. {known}"
         )
     several = run.config.task == "multi-label"

@@ -59,8 +59,8 @@ def export_run(
 ) -> Exported:
     """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`.
 
-    With `site`, export the model of that client or site, if the method gives each of them its own model. `kept` is the
-    site's state in a federation across machines. `licence` is the model's, such as `cc-by-4.0`, for its card.
+    With `site`, export the own model of that client or site. The method must have such models. In a federation across
+    machines, `kept` is the site's state. `licence` is the model's licence for its card, such as `cc-by-4.0`.
     """
     for name in formats:
         if name not in FORMATS:
@@ -98,7 +98,7 @@ def export_run(
 
 
 def _require_exportable(run: Result, with_global_model: bool) -> None:
-    """Refuse a run that is not finished, or that has no global model although it is needed."""
+    """Refuse a run that is not finished. Also refuse a run without a global model, if that is to be exported."""
     if not run.finished:
         raise UserError(f"{run.folder} is not finished; run its command again, then export it")
     _ = run.inputs  # raises a UserError if an earlier version wrote the folder
@@ -122,7 +122,7 @@ def _require_exportable(run: Result, with_global_model: bool) -> None:
 
 
 def _create_folder(folder: Path) -> None:
-    """Create the folder. Refuse one with files but without `model.json`, because it is not an exported model."""
+    """Create the folder. Refuse a folder that has files but is not that of an exported model."""
     with reporting_os_errors("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in folder.iterdir()}
@@ -131,7 +131,7 @@ def _create_folder(folder: Path) -> None:
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
-    """Read a text model's vocabulary from the data, because the run does not store it. Also return notices."""
+    """Read a text model's vocabulary from the data. If that is not possible, return a notice instead."""
     if run.inputs["kind"] != "text" or run.inputs.get("fields"):
         return (), []
     if run.sites:

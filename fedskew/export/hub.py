@@ -33,8 +33,8 @@ def check_upload(name: str) -> None:
 def upload(exported: Exported, name: str, private: bool = False) -> str:
     """Upload the files of an exported model as one commit to the repository OWNER/NAME. Return the repository's URL.
 
-    The repository is created if it does not exist. It is then public, unless `private` is set or the organisation's
-    default is private. With `private`, an existing public repository is refused.
+    The repository is created if it does not exist. A new repository is public, unless `private` is set or the
+    organisation's default is private. With `private`, an existing public repository is refused.
     """
     check_upload(name)
     from huggingface_hub import CommitOperationAdd, HfApi
@@ -51,7 +51,7 @@ def upload(exported: Exported, name: str, private: bool = False) -> str:
 
 @contextmanager
 def _hub_errors(name: str, endpoint: str) -> Iterator[None]:
-    """Report what can go wrong between here and the Hub in one line."""
+    """Report errors of the Hub and of the connection to it in one line."""
     from huggingface_hub.errors import HfHubHTTPError
 
     transport_error: type[Exception] = HfHubHTTPError.__mro__[1]  # HTTPError of httpx or, in newer versions, of httpx2

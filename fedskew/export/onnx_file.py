@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 """The largest allowed difference of a logit, relative to max(1, largest logit)."""
 INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
 _TRACED, _CHECKED = 2, (1, 2, 7)
-"""Batch sizes for tracing and for checking. The file accepts any size."""
+"""Batch sizes for tracing and for checking. The exported model accepts any size."""
 
 
 def require_onnx() -> None:
@@ -32,7 +32,7 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: Result, path: Path) -> float:
-    """Write and check the file. Return the largest difference of a logit, relative as in `TOLERANCE`."""
+    """Write and check the file. Return the largest difference of a logit, relative to max(1, largest logit)."""
     if run.inputs.get("fields"):
         named = " and ".join(name for name, _, _ in run.inputs["fields"])
         raise UserError(f"{run.folder}: the model takes {named}; the ONNX format needs a model with a single input")

@@ -1,4 +1,4 @@
-"""The model of one client or site: the final shared tensors, and those that the site keeps to itself."""
+"""The model of one client or site: the final shared tensors, and the tensors that only the site has."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from fedskew.results import Result
 def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None) -> Result:
     """Return the run's result with this site's own model in place of the global one.
 
-    `kept` is the site's state, for a site of a federation across machines. The states of simulated clients are in the
-    run's folder.
+    In a federation across machines, `kept` is the site's state. States of simulated clients are in the run's folder.
     """
     method = make_method(run.config.method, run.config.method_params)
     _require_own_models(run, method)

@@ -67,8 +67,8 @@ def model_source(
 ) -> str:
     """Return the text of the file for model `name`.
 
-    `with_words` and `with_rows` add code that encodes texts or rows of a table. `encoders` is the number of encoders
-    that the model concatenates, or 0. `head` is the run's setting.
+    `with_words` adds code that encodes texts, and `with_rows` adds code that encodes rows of a table. `encoders` is the
+    number of encoders that the model concatenates, or 0. `head` is the run's setting.
     """
     factory = MODELS[name].factory
     replaces_head = head in heads.HEADS
@@ -98,7 +98,7 @@ def model_source(
 
 
 def _side_by_side() -> _Source:
-    """Return the source of FedConcat's model, without the code that builds it during a run."""
+    """Return the source of concatenated encoders, without the code that builds them during a run."""
     title = (sys.modules[ConcatenatedEncoders.__module__].__doc__ or "").strip()
     texts = (f'"""{title}"""', _IMPORTS_SIDE_BY_SIDE, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
     return _Source("\n".join(texts))

@@ -25,7 +25,8 @@ _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
     "client_test", "server_data",
 )  # fmt: skip
-"""Configuration keys that a federation does not use, and `method`, which has its own table."""
+"""Keys that are left out of the table of training settings. `method` has its own table. A federation does not use the
+others."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -91,7 +92,7 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
     head = _PROJECT.format(
         name=name, sites=len(settings.sites), method=config.method, package=PACKAGE, version=__version__
     )
-    training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training(config).items()}
+    training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training_values(config).items()}
     federation = {spec.name: (getattr(settings, spec.name), spec.metadata["help"]) for spec in fields(settings)}
     federation["sites"] = (", ".join(settings.sites), federation["sites"][1])
     return "\n".join(
@@ -105,7 +106,7 @@ def _pyproject(name: str, settings: FederationSettings, contract: Contract, conf
     )
 
 
-def _training(config: Config) -> dict[str, Any]:
+def _training_values(config: Config) -> dict[str, Any]:
     return {key: value for key, value in config.to_mapping().items() if key not in _OMITTED_KEYS}
 
 

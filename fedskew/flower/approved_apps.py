@@ -1,11 +1,12 @@
 """The apps that a site has approved.
 
-`approvals.json` beside a site's `site.yaml` lists them: the hashes of each app's files, its settings, who approved it,
-and when. A site with this file runs no other app, and trains with no other settings. `fedskew federate approve` writes
-the file. Code that is installed at the site reads it, before any code of an app is executed.
+`approvals.json` beside a site's `site.yaml` lists the approved apps. For each app, it has the hashes of the files, the
+settings, the name of the person who approved it, and the date. A site with this file runs no other app, and trains with
+no other settings. `fedskew federate approve` writes the file. Code that is installed at the site reads it before any
+code of an app is executed.
 
-An app is identified by the names and contents of its files, not by the bytes of Flower's archive, which depend on the
-version of the compression library.
+An app is identified by the names and contents of its files. The bytes of Flower's archive do not identify it, because
+they depend on the version of the compression library.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Approval:
 
 
 def read_approvals(folder: Path) -> list[Approval] | None:
-    """Read the approvals of the site in this folder. None if it has no list of approvals."""
+    """Read the approvals of the site in this folder. None if the folder has no list of approvals."""
     path = folder / NAME
     if not path.exists():
         return None
@@ -70,7 +71,7 @@ def file_hashes(archive: bytes) -> dict[str, str]:
 
 
 def installed_file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of an app that Flower has installed, without what Python has compiled since."""
+    """SHA-256 of each file of an app that Flower has installed. Files that Python compiled are left out."""
     files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
@@ -81,9 +82,9 @@ def app_hash(files: Mapping[str, str]) -> str:
 
 
 def refusal(folder: Path, archive: bytes) -> str | None:
-    """Return the reason why the site in this folder does not run an app. None if it does.
+    """Return the reason why the site in this folder refuses an app. None if it accepts the app.
 
-    Raises `UserError` if the approvals cannot be read. Its text names the file, so it must not leave the site.
+    Raise `UserError` if the approvals cannot be read. The error's text names the file, so it must not leave the site.
     """
     approvals = read_approvals(folder)
     if approvals is None:

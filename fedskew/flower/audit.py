@@ -1,10 +1,11 @@
 """The audit logs of a federation: what was requested, which app requested it, what left a site, and what was refused.
 
-Every site has one in its state folder, and the server has one in the run's folder. Both are chained logs. A site
-writes an entry before its reply leaves. If it cannot, it sends a refusal instead of the reply.
+Every site has a log in its state folder, and the server has a log in the run's folder. Both are chained logs. A site
+writes an entry before its reply leaves. If the entry cannot be written, the site sends a refusal instead of the reply.
 
-    event      reply, refused, failed, repaired; at the server also request, start, end, discarded (a reply that is not
-               used), late and absent (no reply), disconnected
+    event      at sites and server: reply, refused, failed, repaired
+               at the server only: request, start, end, disconnected, discarded (the reply is not used), late and
+               absent (there is no reply)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
     app        hash of the app that passed the request on, as `fedskew federate approve` shows it
@@ -40,8 +41,8 @@ def site_log(site: Path) -> ChainedLog:
 
 
 def read_site_values(site: Path) -> dict[str, Any]:
-    """Read a site.yaml without checking it, for processes that must not import torch."""
-    import yaml  # imported late, because most ClientApps do not need it
+    """Read a site.yaml without checking its values, because the checks import torch."""
+    import yaml  # most ClientApps do not need it
 
     try:
         values = yaml.safe_load(site.read_text(encoding="utf-8"))
@@ -63,7 +64,7 @@ def find_log(path: Path) -> Path:
 
 
 def describe_request(facts: Facts) -> Entry:
-    """Describe a request. Its values come from the server, so they may have any form."""
+    """Describe a request. The server may send values of any form."""
     entry: Entry = {"kind": one_line(str(facts.get("kind")))}
     if isinstance(facts.get("run"), str):
         entry["run"] = one_line(facts["run"])
@@ -87,7 +88,7 @@ def describe_reply(facts: Facts, payload: bytes) -> Entry:
 
 
 def describe_tensors(payload: bytes) -> Entry:
-    """Describe the tensors of a message. Without tensors, there is nothing to describe."""
+    """Describe the tensors of a message. Empty if it has none."""
     if not payload:
         return {}
     return {"tensors": {"shapes": _shapes(payload), "bytes": len(payload), "digest": digest(payload)}}

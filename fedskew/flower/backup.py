@@ -1,9 +1,8 @@
 """A backup of a federation's server, taken while it works.
 
-A plain copy of the server's files can be unusable. SQLite's newest pages are in a second file, a checkpoint may be
-replaced while it is read, and an audit log may grow between the copies of its two files. So SQLite copies the database.
-The audit log is copied while nobody can write to it. The run's other files are copied in an order in which every copy
-can be resumed.
+A plain copy of the server's files can be unusable, because they change meanwhile. Here, SQLite itself copies its
+database. The audit log and its head are copied while nobody can write to them. The other files of the run are copied in
+an order in which every copy can be resumed.
 
     superlink.db    the SuperLink's database, with the registered keys
     run/            the run folder
@@ -26,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""How many times the checkpoints are listed at most. A run may remove all that are listed before they are copied."""
+"""The most attempts to copy checkpoints. An attempt fails if the run removes all listed checkpoints before the copy."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Backup:
 
 
 def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | None = None) -> Backup:
-    """Write a backup into a new or empty folder, which only its owner can then enter, and check the backup."""
+    """Write and check a backup. The folder must be new or empty. Afterwards, only its owner can enter it."""
     if not RunFolder(run).config_path.exists():
         raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, once a run has begun")
     with reporting_os_errors("write", folder):
@@ -53,7 +52,7 @@ def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | Non
             shutil.copytree(keys, folder / "keys")
         copy_run(run, folder / "run")
     copy_database(database, folder / "superlink.db")
-    return _checked(folder)
+    return _check_backup(folder)
 
 
 def copy_database(source: Path, target: Path) -> None:
@@ -74,8 +73,8 @@ def copy_database(source: Path, target: Path) -> None:
 def copy_run(source: Path, target: Path) -> None:
     """Copy a run folder that may be in use, so that the copy can be resumed.
 
-    The summary comes first: if it exists, the run is finished and nothing else changes. The checkpoints come before
-    the rows, because a run writes the rows of a checkpoint's rounds before the checkpoint.
+    The summary is copied first. If it exists, the run is finished, and nothing else changes. The checkpoints are copied
+    before the rows. A run writes a checkpoint after the rows of its rounds, so the copy has all of these rows.
     """
     run, target_run = RunFolder(source), RunFolder(target)
     target.mkdir(mode=0o700)
@@ -86,7 +85,7 @@ def copy_run(source: Path, target: Path) -> None:
         with ChainedLog(run.audit_path).locked():
             shutil.copy2(run.audit_path, target_run.audit_path)
             head = head_path(run.audit_path)
-            with suppress(FileNotFoundError):  # a server that was killed in between has a first line, but no head yet
+            with suppress(FileNotFoundError):  # not written yet, if the server was killed after the first line
                 shutil.copy2(head, target / head.name)
     for path in _visible_files(source):
         copy = target / path.relative_to(source)
@@ -120,7 +119,7 @@ def _visible_files(source: Path) -> Iterator[Path]:
     )
 
 
-def _checked(folder: Path) -> Backup:
+def _check_backup(folder: Path) -> Backup:
     """Read the backup as a resumed run would, and check its audit log."""
     run = RunFolder(folder / "run")
     if run.audit_path.exists() and (problem := read_chain(run.audit_path).problem):

@@ -1,7 +1,7 @@
 """X.509 certificates and node keys, in the forms that Flower 1.41 and strict TLS clients accept.
 
-Python 3.13 refuses certificates without the extensions for key identifiers and key usage, so all certificates here
-have both. Flower accepts node keys in OpenSSH's format, on a NIST curve.
+All certificates have extensions for key identifiers and key usage, because Python 3.13 refuses certificates without
+them. Flower accepts node keys in OpenSSH's format, on a NIST curve.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def node_key_pair(comment: str) -> tuple[bytes, bytes]:
 def new_authority() -> tuple[x509.Certificate, Key]:
     """Make a certificate authority that can sign server certificates, but no other authorities."""
     key = new_key()
-    name = _name("fedskew test authority")
+    name = _common_name("fedskew test authority")
     builder = _builder(name, name, key.public_key(), _AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(_key_usage(signs_certificates=True), critical=True)
     return builder.sign(key, hashes.SHA384()), key
 
 
@@ -75,13 +75,13 @@ def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Ke
 def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str], days: int) -> tuple[bytes, bytes]:
     """Issue a server's certificate for these names and addresses. Return it and its private key as PEM."""
     key = new_key()
-    builder = _builder(_name("fedskew test server"), authority.subject, key.public_key(), days)
+    builder = _builder(_common_name("fedskew test server"), authority.subject, key.public_key(), days)
     signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     builder = (
         builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative_name(host) for host in hosts]), critical=False)
         .add_extension(signer, critical=False)
     )
     return certificate_pem(builder.sign(authority_key, hashes.SHA384())), key_pem(key)
@@ -145,7 +145,7 @@ def _builder(
     )
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -159,9 +159,9 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _alternative(host: str) -> x509.GeneralName:
+def _alternative_name(host: str) -> x509.GeneralName:
     return x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host)
 
 
-def _name(common: str) -> x509.Name:
+def _common_name(common: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])

@@ -1,15 +1,15 @@
 """An append-only log of JSON lines in which every line has the hash of the line before it.
 
-A line that was changed, removed or moved breaks the chain, and `read_chain` names it. The log has a head beside it:
-that of `audit.jsonl` is `audit.head`. It has the number and the hash of the last line, so that missing lines at the end
-are also found. Whoever may write both files can write a whole new chain, so note the last hash elsewhere from time to
-time.
+A line that was changed, removed or moved breaks the chain, and `read_chain` names this line. Beside the log is its
+head, a file with the number and the hash of the last line. The head shows if lines at the end are missing. The head of
+`audit.jsonl` is `audit.head`. Whoever may write both files can write a whole new chain. Therefore, note the last hash
+elsewhere from time to time.
 
 `append` forces its line to disk before it returns. A process that is killed while it writes may leave an incomplete
-line. The next `append` ends that line and adds a line with the event `repaired`, which has the hash of the incomplete
-one. No byte of the log is ever changed or removed.
+line. The next `append` ends this line, and adds a line with the event `repaired` and the hash of the incomplete line.
+No byte of the log is ever changed or removed.
 
-Nothing here imports torch, because a ClientApp also writes to the log, and must start quickly.
+A ClientApp also writes to the log and must start quickly, so this module does not import torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIRST = "0" * 64
 _TAIL_BYTES = 65536
 """Bytes that are first read from the end of a log, to find its last line."""
 _LINES_PER_APPEND = 2
-"""The most lines that `append` writes: the repair and the entry. So the head may be this many lines behind."""
+"""The most lines that `append` writes: the repair and the entry. The head may be this many lines behind the log."""
 
 
 class LogDamaged(UserError):
@@ -116,10 +116,11 @@ class ChainedLog:
                 break
             length *= 4
         self._require_head(known)
-        good = max((number for number, entry in enumerate(entries) if entry is not None), default=-1)
-        return (known[-1] if known else None), lines[good + 1 :], is_open
+        last = max((index for index, entry in enumerate(entries) if entry is not None), default=-1)
+        return (known[-1] if known else None), lines[last + 1 :], is_open
 
     def _require_head(self, known: Sequence[Entry]) -> None:
+        """Refuse a log whose head names none of the last entries. `known` are the entries at the log's end."""
         head = read_head(self.path)
         recent = known[-_LINES_PER_APPEND - 1 :]
         is_new = head is None and len(known) <= _LINES_PER_APPEND
@@ -143,7 +144,7 @@ class ChainedLog:
 
 
 def _sync_folder(path: Path) -> None:
-    """Force the names of the log and of its head to disk. Windows does that by itself, and cannot open a folder."""
+    """Force the names of the log and of its head to disk. Windows needs no such call, and cannot open a folder."""
     if os.name == "nt":
         return
     folder = os.open(path, os.O_RDONLY)
@@ -201,13 +202,13 @@ def read_chain(path: Path) -> Chain:
 
 
 class NewEntries:
-    """Reads what was added to a log since the last call. It does not check the chain, so that each call is cheap."""
+    """Reads the entries that were added to a log since the last call. To be fast, it does not check the chain."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._position, self._inode = path, 0, 0
 
     def read(self) -> list[Entry]:
-        """Return the new entries. If the log was moved away and a new one began, return those of the new one."""
+        """Return the new entries. If the log was replaced by a new one, return all entries of the new log."""
         try:
             with self._path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -225,7 +226,7 @@ class NewEntries:
 
 
 def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequence[bytes]) -> str | None:
-    """Say why an entry cannot follow those before it. None if it can."""
+    """Say why an entry cannot follow the entries before it. None if it can."""
     last = before[-1] if before else None
     expected = 1 if last is None else last["number"] + 1
     if entry["hash"] != _hash(entry):
@@ -243,6 +244,7 @@ def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequ
 
 
 def _missing_end(path: Path, entries: Sequence[Entry]) -> str | None:
+    """Say how the end of a log and its head disagree. None if they agree."""
     head = read_head(path)
     if head is None:
         return f"{head_path(path).name} is missing" if len(entries) > _LINES_PER_APPEND else None
@@ -284,7 +286,7 @@ def _digest(content: bytes) -> str:
 
 
 def _parse(line: bytes) -> Entry | None:
-    """Read a line that has the form of an entry. None if it does not, even if only a space differs."""
+    """Read a line. None if it is not exactly as `_line` writes an entry, even if only a space differs."""
     try:
         entry = json.loads(line)
         is_entry = isinstance(entry, dict) and isinstance(entry.get("number"), int) and _text(entry) == line

@@ -1,6 +1,6 @@
-"""The ClientApp. It passes messages to the site's worker, and the worker's replies back, without reading the tensors.
+"""The ClientApp. It passes messages to the site's worker, and passes the worker's replies back.
 
-Flower starts a new process for every message, so this module neither imports torch nor loads data.
+Flower starts a new process for every message, so this module neither imports torch nor reads tensors or data.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ app.evaluate()(answer)
 
 
 def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
-    """Return the worker's reply. If the worker crashes, or ends because the app's code changed, start another once.
+    """Return the worker's reply. Try a second time if the worker crashes, or ends because the app's code changed.
 
-    Flower sends the text of an error to the server, so it must not name the site's files.
+    Flower sends the text of an error to the server, so the text must not name the site's files.
     """
     for _ in range(2):
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
@@ -82,7 +82,7 @@ def _connect_to_worker(site: Path) -> socket.socket:
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
-    """Let the fork server start the site's worker and return None, or start the worker as a program and return that."""
+    """Let the fork server start the site's worker, and return None. Without one, start a process and return it."""
     with contextlib.suppress(KeyError, OSError):
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None

@@ -1,9 +1,9 @@
 """The contract of a federation: the class names, the form of an input, and the normalisation at all sites.
 
-With `column_sums`, the contract of the app is a draft: it has the columns of a table and their kinds. Before the first
-round, the sites send sums, from which the server makes the complete contract.
+With `column_sums`, the app's contract is a draft, which has only the names and kinds of a table's columns. Before the
+first round, the sites send sums. The server makes the complete contract from these sums.
 
-Classes are numbered in the order of the contract. A site may list them in another order, and its labels are renumbered
+Classes are numbered in the order of the contract. A site may list them in another order. Its labels are then renumbered
 by name. With one label per sample, a site may also lack some classes.
 """
 
@@ -36,10 +36,7 @@ Scaling = tuple[tuple[float, float], ...]
 
 
 class ContractMismatch(UserError):
-    """A site's data do not meet the contract. The message names the site's classes and columns.
-
-    It must not leave the site.
-    """
+    """A site's data do not meet the contract. The message has the site's names, so it stays at the site."""
 
 
 @dataclass(frozen=True)
@@ -51,28 +48,28 @@ class Contract:
     shape: tuple[int, ...]
     """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
     mean: tuple[float, ...] = ()
-    """Mean per channel of images scaled to [0, 1], or per input of a table. If it is empty for a table, each site uses
-    its own."""
+    """Mean per channel of images scaled to [0, 1], or per input of a table. A table's may be empty. Then each site uses
+    its own means and standard deviations."""
     std: tuple[float, ...] = ()
     """Standard deviation per channel or input."""
     vocabulary: int = 0
     """Number of words or tokens, for text."""
     columns: tuple[str, ...] = ()
-    """Names of a table's inputs, in order: of its columns, or of what `encoding` makes of them. If it is empty, nothing
-    checks that sites use the same columns."""
+    """Names of a table's inputs, in order. With `encoding`, a column may have several inputs. If there are no names,
+    nothing checks that sites use the same columns."""
     words: str = ""
     """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
     words_hash: str = ""
-    """For text: SHA-256 of the words in the order of their numbers, because files of the same name may differ."""
+    """For text: SHA-256 of the words in the order of their numbers. Datasets of the same name may have other words."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
-    """How a table's columns become inputs, if some hold categories or gaps. Otherwise `columns`, `mean` and `std` are
-    enough."""
+    """How a table's columns become inputs, if some have categories or gaps. Otherwise, `columns`, `mean` and `std` say
+    it."""
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
     column_sums: bool = False
-    """Whether this is a draft, whose categories and moments come from sums that the sites send."""
+    """Whether this is a draft, without categories, means and standard deviations."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -97,12 +94,12 @@ class Contract:
 
     @property
     def scaling(self) -> Scaling:
-        """Mean and standard deviation of each of a table's inputs. Empty if each site uses its own."""
+        """Mean and standard deviation of each input of a table. Empty for other data, and if each site uses its own."""
         return tuple(zip(self.mean, self.std, strict=True)) if self.kind == "table" else ()
 
     @property
     def table_encoding(self) -> TableEncoding | None:
-        """The encoding of a table whose columns have names, means and deviations here. None for other data."""
+        """The encoding of a table. None for other data, and if the contract has no names or no means of columns."""
         if self.encoding is not None or self.kind != "table" or not self.columns or not self.scaling:
             return self.encoding
         return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
@@ -118,7 +115,7 @@ class Contract:
         return {**known, **given}
 
     def draft(self) -> Contract:
-        """Keep the columns and their kinds, and leave categories and moments to the sites' sums."""
+        """Return the draft of this contract: the columns and their kinds, without categories, means and deviations."""
         if self.table_encoding is None:
             raise UserError("column sums need a table with named columns; expected CSV or Parquet data, or --encoding")
         columns = (
@@ -129,7 +126,7 @@ class Contract:
         return replace(draft, task=self.task, column_sums=True)
 
     def without_encoding(self) -> Contract:
-        """Return the draft of a table with named columns, and any other contract as it is."""
+        """Return the draft, if the data are a table with named columns. Return any other contract unchanged."""
         return self if self.column_sums or self.table_encoding is None else self.draft()
 
     def complete(self, encoding: TableEncoding) -> Contract:
@@ -137,7 +134,7 @@ class Contract:
         return replace(Contract.from_encoding(self.classes, encoding), task=self.task)
 
     def completes(self, draft: Contract) -> bool:
-        """Whether this contract is that draft with an encoding."""
+        """Whether this contract could result from that draft."""
         is_complete = draft.column_sums and not self.column_sums and self.table_encoding is not None
         return is_complete and self.draft() == draft
 
@@ -228,7 +225,7 @@ class Contract:
         )
 
     def warnings(self, dataset: Dataset) -> list[str]:
-        """Warn about columns whose mean is so far from the contract's that they may be in other units."""
+        """Warn about columns that may be in other units, because their mean is far from the contract's."""
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling) or self.column_sums:
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
@@ -243,7 +240,7 @@ class Contract:
         ]
 
     def _reorder(self, dataset: Dataset) -> Dataset:
-        """Put the dataset's columns, or its several inputs, into the contract's order."""
+        """Put the dataset's columns, or its named inputs, into the contract's order."""
         if dataset.fields != self.fields:
             return self._reorder_fields(dataset)
         if not self.columns or dataset.columns in ((), self.columns):
@@ -264,7 +261,7 @@ class Contract:
         return replace(dataset, train=train, test=test, fields=self.fields)
 
     def _rescale(self, x: Array, scaling: Scaling) -> Array:
-        """Scale a table's columns with the federation's means and deviations instead of the site's, `scaling`."""
+        """Scale a table's columns with the contract's means and deviations. They are scaled with `scaling` before."""
         if not self.scaling or scaling == self.scaling:
             return x
         mean, std = np.array(scaling or ((0.0, 1.0),)).T
@@ -273,7 +270,7 @@ class Contract:
         return scaled
 
     def blank(self) -> Dataset:
-        """Make a dataset of this form with one empty input per class, for the server, which has no data."""
+        """Make a dataset of this form with one blank sample per class. The server uses it, because it has no data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(
             np.zeros((len(self.classes), *self.shape), numbers), TASKS[self.task].example_labels(len(self.classes))

@@ -82,8 +82,9 @@ def make_credentials(
 ) -> Credentials:
     """Make the missing files for these sites and for a server with these host names.
 
-    Existing files stay, so a site can be added to a running federation. The server's certificate is valid for `days`.
-    It is replaced if it lacks a host name or expires within a month. The new one keeps the old host names.
+    Existing files stay, so a site can be added to a running federation. The server's certificate is an exception: it is
+    replaced if it lacks a host name or expires within a month. The new certificate is valid for `days`, and keeps the
+    old host names.
     """
     _check_sites(sites)
     if days < 1:
@@ -91,14 +92,14 @@ def make_credentials(
     names = [_checked_host(host) for host in (*LOCAL, *hosts)]
     credentials = Credentials(Path(folder))
     _make_folder(credentials.folder)
-    _make_server(credentials, names, days)
+    _make_server_certificate(credentials, names, days)
     for site in sites:
         _make_node(credentials, site)
     return credentials
 
 
 def is_site_name(name: str) -> bool:
-    """Whether a site's files can be in a folder of this name."""
+    """Whether a site may have this name, which is also the name of a folder."""
     return _SITE.fullmatch(name) is not None
 
 
@@ -124,7 +125,7 @@ def _checked_host(host: str) -> str:
     return host.lower()
 
 
-def _make_server(credentials: Credentials, hosts: list[str], days: int) -> None:
+def _make_server_certificate(credentials: Credentials, hosts: list[str], days: int) -> None:
     authority, authority_key = _authority(credentials)
     known: tuple[str, ...] = ()
     needs_renewal = True

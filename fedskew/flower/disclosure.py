@@ -28,7 +28,7 @@ TESTS = {
 
 
 def learned_labels(settings: FederationSettings, config: Config) -> str:
-    """Name what the server learns about a site's labels, from the method and from the reported tests."""
+    """List what the server learns about a site's labels from the method and from the reported tests."""
     learned = revealed_labels(entries_with_weights(config.method, config.class_weights))
     if settings.site_metrics != "class":
         return learned
@@ -96,7 +96,7 @@ def _secure_disclosures(settings: FederationSettings, config: Config, method: st
 
 
 def describe_privacy(settings: FederationSettings, config: Config) -> str:
-    """Describe the privacy of a run: its kind and ε."""
+    """Describe the kind of privacy of a run, and its ε."""
     if settings.privacy == "none":
         return "no noise is added; model updates can reveal something about the training data"
     spent, neighbours = run_epsilon(settings, config, config.rounds), NEIGHBOURS[settings.privacy]

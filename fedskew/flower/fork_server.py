@@ -2,9 +2,9 @@
 
     python -m fedskew.flower.fork_server SITE.yaml
 
-A worker that is started as a separate program takes some seconds of CPU time and 260 MB. A fork takes milliseconds, and
-shares the memory of the imported modules. The data of SITE.yaml are read once, only to import the modules that read
-them.
+A worker that starts as a separate program takes some seconds of CPU time and 260 MB. A fork takes milliseconds, and
+shares the memory of the imported modules. The data of SITE.yaml are read once, only to import the modules that this
+needs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 _LENGTH = struct.Struct(">Q")
 _PIECE = 2**20
-"""Bytes per read. Memory is allocated as bytes arrive, because the sender's length may be wrong."""
+"""The most bytes per read. Memory is allocated as bytes arrive, because the sender may state a wrong length."""
 _LARGEST_FACTS = 2**30
 """The most bytes of JSON that are accepted."""
 
@@ -17,7 +17,7 @@ _LARGEST_FACTS = 2**30
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
     body = json.dumps(facts).encode()
     to.sendall(_LENGTH.pack(len(body)) + _LENGTH.pack(len(payload)) + body)
-    if payload:  # otherwise the frame is complete, and the receiver may have closed: even an empty send would fail
+    if payload:  # even an empty send would fail if the receiver has the whole frame and closed the connection
         to.sendall(payload)
 
 

@@ -19,17 +19,17 @@ from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Sites
 
 MakeSites = Callable[[Contract, Config], Sites]
-"""Makes the sites, which receive this contract and this configuration with every request."""
+"""Connects to the sites. Every request to them has this contract and this configuration."""
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
-    """The folder of an inquiry's answers, beside `folder`, which is that of the training run."""
+    """The folder of an inquiry's answers. `folder` is the training run's."""
     run = Path(folder).expanduser()
     return run.with_name(f"{run.name}-{purpose}")
 
 
 def require_declared_purpose(settings: FederationSettings, purpose: str) -> None:
-    """Refuse an inquiry that the app does not declare, because sites would refuse it, too."""
+    """Refuse an inquiry that the app does not declare. The sites would refuse it, too."""
     key = {"survey": "survey", "evaluate": "evaluate_only"}[purpose]
     if not getattr(settings, key):
         raise UserError(f"federation.{key} is false in the app; expected true, in an app that the sites approve")

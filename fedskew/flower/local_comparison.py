@@ -2,9 +2,11 @@
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
 architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
-round. If the app has `init`, only the server has that file, so the local model starts from random weights unless the
-site is given the file, too. Neither model has seen the samples on which both are tested. The interval of the difference
-is that of paired results: with one label per sample, each sample counts +1, 0 or −1.
+round. If the app has `init`, the federation's model started from a file of weights. The local model starts from the
+same weights only if the site has this file, too. Otherwise, it starts from random weights.
+
+Both models are tested on the same samples, which neither has seen. The interval of the difference is for paired
+results: with one label per sample, each sample counts +1, 0 or −1.
 """
 
 from __future__ import annotations
@@ -51,9 +53,9 @@ class LocalComparison:
     """Accuracy of the finished model minus that of the local one."""
     low: float
     high: float
-    """The ends of the 95 % interval of the difference."""
+    """`low` and `high` are the ends of the 95 % interval of the difference."""
     classes: tuple[tuple[str, int, float | None, float | None], ...]
-    """Name, number of held-out samples, and accuracy of both models, by class. Empty with several labels per sample."""
+    """For each class: name, number of held-out samples, and accuracy of both models. Empty for multi-label data."""
     is_federation_pretrained: bool = False
     """Whether the app has `init`."""
     is_local_pretrained: bool = False
@@ -71,7 +73,7 @@ class LocalComparison:
 
     @property
     def caveat(self) -> str | None:
-        """Say in what way the comparison is unequal. None if it is not."""
+        """Say why the comparison favours one of the models. None if it is fair."""
         if self.is_local_pretrained or not self.is_federation_pretrained:
             return None
         return (
@@ -105,7 +107,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     local_probabilities, _ = test_set.predict(_on_device(run, local))
     paired = correct_shares(probabilities, true) - correct_shares(local_probabilities, true)
     difference = float(paired.mean())
-    half = _QUANTILE * float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 1.0
+    half_width = _QUANTILE * float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 1.0
     return LocalComparison(
         site=site.name,
         model=str(file),
@@ -115,8 +117,8 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
         finished=score_site(probabilities, true, positive),
         local=score_site(local_probabilities, true, positive),
         difference=difference,
-        low=difference - half,
-        high=difference + half,
+        low=difference - half_width,
+        high=difference + half_width,
         classes=tuple(_by_class(contract.classes, probabilities, local_probabilities, true)),
         is_federation_pretrained=config.init is not None,
         is_local_pretrained=init is not None,
@@ -135,7 +137,7 @@ def _complete(contract: Contract, weights: Path) -> Contract:
 
 
 def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
-    """Train the app's model on the site's training part only. It needs no noise, because it does not leave the site."""
+    """Train the app's model on the site's training part only. It stays at the site, so it needs no noise."""
     values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
     values |= {"example_clip": None, "example_noise": None}
     alone = with_values(config, {**values, "eval_every": config.rounds})

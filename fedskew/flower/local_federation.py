@@ -47,16 +47,16 @@ class LocalFederation:
     def __init__(
         self, folder: Path, app: Path, keys: Credentials, sites: Sequence[str], forks_workers: bool = False
     ) -> None:
-        """With `forks_workers`, the sites' workers are forks, which share the memory of imported modules."""
+        """With `forks_workers`, the sites' workers are forks of one process, so imported modules are in memory once."""
         self.folder, self.app, self.keys, self.sites = folder.resolve(), app.resolve(), keys, tuple(sites)
         self.port, *self._runtime_ports = free_ports(1 + len(sites))
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
         self.addresses: dict[str, str] = {}
-        """The address at which a site reaches the SuperLink, if that is not the SuperLink's own."""
+        """The address to which a site connects, for sites that do not connect to the SuperLink directly."""
         self._started_at: dict[str, float] = {}
         self._ended: set[str] = set()
-        """Sites that have ended and are not connected again yet."""
+        """Sites that have ended, until they are connected again."""
         self._others: list[Process] = []
         self._runs: list[FlowerRun] = []
         self._forks_workers = forks_workers
@@ -84,7 +84,7 @@ class LocalFederation:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of all processes: Flower's own folder, the guardian's mark, and the fork server's socket if any."""
+        """The variables that all processes have in addition to those of this process."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
         return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
 
@@ -153,8 +153,8 @@ class LocalFederation:
     def restart_ended(self, log: Callable[[str], None]) -> None:
         """Restart the SuperLink and the sites that have ended, as a service manager does.
 
-        For about a minute, Flower refuses a site that was killed. So a site may need several attempts, and only the
-        first is logged.
+        For about a minute, Flower refuses a site that was killed. A site may therefore need several attempts. Only the
+        first one is logged.
         """
         if self.superlink is not None and not self.superlink.running:
             log(f"warning: the SuperLink ended; starting it again. Its log is {self.superlink.log}")

@@ -1,4 +1,4 @@
-"""A round's models, and what a site sends back, as the named tensors of messages."""
+"""The named tensors of messages: the models that a site receives, and the update that it sends back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def single_model(stacked: ModelState) -> ModelState:
 
 
 def needed_companions(work: RoundWork) -> list[str]:
-    """Name the models of earlier stages that the objective uses."""
+    """List the names of the models of earlier stages that the objective uses."""
     return [name for name in work.objective.companions() if name in work.companions]
 
 
@@ -39,13 +39,16 @@ def companion_tensors(models: Mapping[str, ModelState]) -> Tensors:
 
 
 def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
-    """Return the tensors that every site receives for a round. `frozen` names the models whose encoders are used."""
+    """Return the tensors that every site receives for a round.
+
+    `frozen` names the models whose encoders are parts of the trained model.
+    """
     others = {name: work.companions[name] for name in (*needed_companions(work), *frozen)}
     return model_tensors("sent", work.exchanged) | pack("downlink", work.downlink) | companion_tensors(others)
 
 
 def result_tensors(result: RoundResult, received: ModelState, shares_tally: bool) -> Tensors:
-    """Return the tensors of a site's reply. It never has the site's state, nor buffers that did not change."""
+    """Return the tensors of a site's reply. The site's state and buffers that did not change are left out."""
     buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], received.buffers[name])}
     tensors = {
         **pack("trained:params", result.trained.params),

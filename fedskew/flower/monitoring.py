@@ -3,8 +3,7 @@
     /healthz    200 and `ok`, or 503 and the reason
     /metrics    Prometheus' text format
 
-At each request, the numbers are brought up to date from the files of the run or of the site, so a restarted command
-shows the same ones.
+Each request reads the numbers from the files of the run or of the site, so a restarted command shows the same numbers.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric with its value, or with a value for each value of a label."""
+    """A metric with one value, or with one value for each value of a label."""
 
     name: str
     kind: str
@@ -42,7 +41,7 @@ class Monitored(Protocol):
     """A component that can be monitored."""
 
     def problem(self) -> str | None:
-        """Say why the component is not well. None if it is."""
+        """Describe the component's problem. None if it has none."""
 
     def metrics(self) -> Iterable[Metric]:
         """Read the current metrics."""
@@ -99,7 +98,7 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     lock = threading.Lock()  # the component's files are read by one request at a time
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests whose `Host` is this machine. Web pages from elsewhere, which have another, cannot."""
+        """Answers GET requests whose `Host` is this machine. Web pages from elsewhere have another `Host`."""
 
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):

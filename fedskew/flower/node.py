@@ -2,12 +2,12 @@
 
     python -m fedskew.flower.node --superlink HOST:PORT --port PORT ...      # the options of flower-supernode
 
-Flower's SuperNode starts a second program, the SuperExec, which starts a new Python process for every message. Each of
-them imports Flower again, which takes more than a second of CPU time and 90 MB. Here Flower is imported once. The
-SuperExec and the ClientApps are forks of that process, which start within milliseconds and share its memory.
+Flower's SuperNode starts a second program, the SuperExec, which starts a new Python process for every message. Each
+process imports Flower again, which takes more than a second of CPU time and 90 MB. Here, one process imports Flower.
+The SuperExec and the ClientApps are forks of this process, so they start within milliseconds and share its memory.
 
-Flower gives up on a server for good if a connection ends during the TLS handshake, as happens when a SuperLink or
-a proxy restarts. Here the SuperNode tries again, unless the certificate was refused.
+If a SuperLink or a proxy restarts, a connection may end during the TLS handshake. Flower then gives up on the server.
+Here, the SuperNode tries again, unless the certificate was refused.
 
 Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
 approved does not run. Instead, a ClientApp of this module replies with the refusal.
@@ -64,7 +64,7 @@ class ForkingExecutor(SubprocessExecutor):
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"this site runs ClientApps only, no {spec.task_type}")
-        if fork() == 0:  # the only other thread waits for the SuperNode's end and holds no lock
+        if fork() == 0:  # safe: the only other thread waits for the SuperNode's end and holds no lock
             _run_client_app(spec, self._site)
         return LaunchResult.accepted()
 
@@ -95,7 +95,7 @@ def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
 
 
 def _allow_only_approved_app(site: Path) -> None:
-    """Change Flower's runtime in this process, so that it installs and loads only an app that the site approved."""
+    """Patch Flower's runtime in this process, so that it installs and loads only an app that the site has approved."""
     install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
     reason: str | None = None
 

@@ -1,4 +1,4 @@
-"""Turn an operator's choices into the settings of a federation, and check them. Read them back from an app."""
+"""Make and check the settings of a federation from an operator's choices, and read the settings of an app."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:
 
 
 def check_app_version(path: str | Path) -> str | None:
-    """Refuse an app of another minor version of fedskew. Return a warning if another or an unknown version wrote it."""
+    """Refuse an app of another minor version of fedskew. Return a warning if its version is unknown or differs."""
     file = _project_file(path)
     recorded = _read_project(file).get("tool", {}).get("fedskew", {}).get("version")
     if recorded is None:

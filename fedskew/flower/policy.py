@@ -2,7 +2,7 @@
 
     policy:
       methods: [fedavg, fedvls]      # methods that may train here; default: all
-      reveals: [label presence]      # what may be revealed; default: about labels, anything that the method declares
+      reveals: [label presence]      # what may be revealed; default: all that the method declares about labels
       smallest_group: 5              # column sums hide groups of fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
@@ -20,10 +20,16 @@
 
 `column sums` and `local tests` leave a site only if `reveals` lists them.
 
-A site with a budget or a demand for noise sends nothing without noise, with these exceptions: what `reveals` lists
-(`losses`, `updates` to which the server adds the noise, and what a method reveals about labels), tests if `metrics` in
-site.yaml allows them, surveys if there is a `survey` key, and tests of finished models if there is an `evaluate` key.
-The number of samples is public. The site's worker checks every request against the policy.
+A site whose policy has `epsilon`, `example_epsilon` or `noise` demands noise. It sends nothing without noise, except:
+
+    what `reveals` lists        `losses`, `updates` to which the server adds the noise, and what a method reveals about
+                                labels
+    tests                       if `metrics` in site.yaml allows them
+    surveys                     if the policy has `survey`
+    tests of finished models    if the policy has `evaluate`
+    the number of samples       always
+
+The site's worker checks every request against the policy.
 """
 
 from __future__ import annotations
@@ -42,11 +48,11 @@ from fedskew.flower.wire import Facts
 from fedskew.methods.class_weights import entries_name, entries_with_weights
 
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
-"""What leaves a site only if `reveals` lists it."""
+"""Items that leave a site only if `reveals` lists them."""
 LOSSES, UPDATES = "losses", "updates"
-"""What a site that demands noise sends only if `reveals` lists it."""
+"""Items that a site with a demand for noise sends only if `reveals` lists them."""
 SECURE_AGGREGATION = "secure-aggregation"
-"""What a site can require of a run."""
+"""The only value of `require`."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 T = TypeVar("T", int, float)
@@ -57,14 +63,14 @@ class EvaluationRules:
     """What `fedskew federate evaluate` may learn at the site."""
 
     models: int = 1
-    """How many different models are tested, for the same classes and columns."""
+    """How many different models the site tests, for the same classes and columns."""
     by_site: bool = True
     """Whether the site's own results may be listed. If not, they count only in the total. The site is always named."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """The limits of one site. None means no limit, unless said otherwise."""
+    """The limits of one site. None means no limit, unless the field says otherwise."""
 
     methods: tuple[str, ...] | None = None
     reveals: tuple[str, ...] | None = None
@@ -73,16 +79,16 @@ class Policy:
     clip: float | None = None
     hours: tuple[int, int] | None = None
     epsilon: float | None = None
-    """What all updates together may spend of the privacy of the whole site. `site_ledger.py` keeps the account."""
+    """Privacy budget of the whole site, for all updates together. `site_ledger.py` keeps the account."""
     example_epsilon: float | None = None
-    """What all updates together may spend of the privacy of one sample."""
+    """Privacy budget of one sample, for all updates together."""
     delta: float = 1e-5
     minutes: float | None = None
     trainings_per_round: int = 7
-    """How many different requests for the same round the site answers. A server restarts at most six times in a row
-    without a new update."""
+    """How many different requests for the same round the site answers. The default is enough for a server, which
+    restarts at most six times in a row without a new update."""
     tests_per_round: int = 2
-    """How many models the site tests for one round. A round that is repeated after a restart may give another model."""
+    """How many models the site tests for one round. If the round is repeated after a restart, its model may differ."""
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
     survey: SurveyRules | None = None
@@ -98,12 +104,12 @@ class Policy:
 
     @property
     def demands_noise(self) -> bool:
-        """Whether nothing may leave the site without noise, unless it is allowed by name."""
+        """Whether the site sends nothing without noise, except what the policy allows by name."""
         return self.noise_demand is not None
 
     @property
     def noise_demand(self) -> str | None:
-        """The name of the key that demands noise. None if there is none."""
+        """The first key of the policy that demands noise. None if the policy has no such key."""
         return next((key for key in ("epsilon", "example_epsilon", "noise") if getattr(self, key) is not None), None)
 
     @property
@@ -148,9 +154,9 @@ class Policy:
         self.require_noise(facts["noise"])
 
     def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
-        """If the site demands noise, refuse losses, which have none, and updates to which only the server adds noise.
+        """If the site demands noise, refuse losses, and updates to which the server adds the noise.
 
-        What `reveals` lists is not refused. `privacy` is the run's kind of privacy: local, central, example or none.
+        They are not refused if `reveals` lists them. `privacy` is the run's: local, central, example or none.
         """
         if not self.demands_noise:
             return
@@ -199,7 +205,7 @@ def revealed_by(config: Config) -> list[str]:
 
 
 def _within(hour: int, first: int, last: int) -> bool:
-    """Whether an hour is in [first, last), which may include midnight."""
+    """Whether an hour is in [first, last). The interval may include midnight."""
     return first <= hour < last if first < last else hour >= first or hour < last
 
 

@@ -1,29 +1,29 @@
-"""Differential privacy: clipped changes, Gaussian noise, and what ε is about.
+"""Differential privacy: clipped changes, Gaussian noise, and the meaning of ε.
 
     central   The server clips every site's change to norm C and adds noise of deviation z·C/K to the mean of the K
-              changes, where z is the noise multiplier. So the models of the run reveal little about the data of any
-              one site.
-    local     Every site clips its change and adds noise of deviation z·C before sending it. So the server itself learns
-              little about any site, but the mean has √K times as much noise.
-    example   Every site clips the gradient of each sample and adds noise to their sum, in every local step
-              (`engine/private_gradient.py`). So the server learns little about any one sample, but it may learn much
+              changes. z is the noise multiplier. The models of the run then reveal little about the data of any one
+              site.
+    local     Every site clips its change and adds noise of deviation z·C before it sends the change. The server itself
+              then learns little about any site, but the mean has √K times as much noise.
+    example   In every local step, a site clips the gradient of each sample and adds noise to the sum of the gradients
+              (`engine/private_gradient.py`). The server then learns little about any one sample, but it may learn much
               about a site.
 
-The first two have an ε for a whole site. Two runs are neighbours if they differ in the data of one site. Its change
-is replaced by any other of norm C at most. Which sites take part in a round is public, so K is the same in both runs.
-The mean then differs by at most 2·C/K, and a local change by at most 2·C. In both cases the sensitivity is 2, in the
-unit that z multiplies.
+Central and local privacy have an ε for a whole site. Two runs are neighbours if they differ in the data of one site.
+The change of this site is then any other change of norm C at most. Which sites take part in a round is public, so K is
+the same in both runs. The mean differs by at most 2·C/K, and a local change by at most 2·C. In both cases, the
+sensitivity is 2, in the unit that z multiplies.
 
-The last one has an ε for one sample. Two runs are neighbours if they differ in one sample of a site's training part,
-which is replaced by any other. The number of samples is public. For each sample, an epoch is a release of sensitivity
-2, or several of them if a local step computes several gradients.
+Example-level privacy has an ε for one sample. Two runs are neighbours if one sample of a site's training part is
+replaced by any other. The number of samples is public. For each sample, an epoch is a release of sensitivity 2. If a
+local step computes several gradients, an epoch is as many releases.
 
 T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
 μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
 The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
-Flower's own wrappers are not used. The server-side one accounts for FedAvg only, and draws its noise from NumPy's
-global generator. `LocalDpMod` needs one array per tensor, and uses a formula for σ that holds for ε < 1 and a single
+Flower's own wrappers are not used. Its wrapper at the server accounts for FedAvg only, and draws the noise from NumPy's
+global generator. Its `LocalDpMod` needs one array per tensor, and its formula for σ holds only for ε < 1 and a single
 release.
 """
 
@@ -49,7 +49,7 @@ NEIGHBOURS = {
     "example": "for one training sample that is replaced by any other; the number of samples is public, and a whole "
     "site has no finite ε",
 }
-"""What ε is about, by the kind of privacy."""
+"""What ε protects, by the kind of privacy."""
 
 
 def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: int) -> float:
@@ -60,10 +60,10 @@ def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: 
 def private_change(
     trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float
 ) -> Tensors:
-    """Return the trained parameters, with their change from `start` clipped, and with secret noise in every entry.
+    """Clip the change of the parameters from `start`, and add secret noise to every entry. Return the parameters.
 
-    A change with a number that is not finite has no norm to clip by, and counts as no change. Otherwise a server could
-    get changes that are not clipped: if it sends -inf as one bias, the changes of the other parameters are finite.
+    A change that is not finite has no norm to clip by, so it counts as no change. Otherwise, a server could get changes
+    that are not clipped: if it sends -inf as one bias, the changes of the other parameters are finite.
     """
     change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
@@ -77,7 +77,7 @@ def private_change(
 
 
 def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[str, Tensor]) -> None:
-    """Refuse methods and models that send something that the ε of whole sites does not cover."""
+    """Refuse methods and models whose updates have parts that the ε of a whole site does not cover."""
     if method.weighting is not None:
         raise UserError(f"method {method.name!r} sets the sites' weights; {kind} privacy needs equal ones")
     if average != "uniform":

@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.1
 _GRACE_SECONDS = 10.0
 """Seconds that terminated processes have, all together, to end before they are killed."""
 _LOG_SECONDS = 1.0
-"""Seconds to wait for the rest of a log after its process ended. That process's own children may keep the pipe open."""
+"""Seconds to wait for the rest of a log after its process ended. Children of the process may keep the pipe open."""
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -127,7 +127,7 @@ def open_private(path: Path) -> TextIO:
 
 
 def log_line(output: str) -> str:
-    """Format a line of a program's output for a log file: with the time, without colours."""
+    """Format a line of a program's output for a log file: add the time and remove colours."""
     return f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {_COLOUR.sub('', output).rstrip()}\n"
 
 

@@ -2,8 +2,9 @@
 
     python -m fedskew.flower.registration CONNECTION NAME=node.pub ...
 
-It replaces `flwr supernode register`, which takes more than a second of CPU time for every key to import Flower, and
-refuses a key that is registered already. Here, such a key is left as it is, so that a trial can be started again.
+It replaces `flwr supernode register`, which imports Flower for every key and so takes more than a second of CPU time.
+Flower's command also refuses a key that is already registered. Here, such a key is left as it is, so that a trial can
+be started again.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The privacy that an update of a site spends: of the whole site, and of one sample.
+"""The privacy that an update spends: that of the whole site, and that of one sample.
 
 An update with noise consists of Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
-`privacy.py`). Over rounds and runs, the squares of μ add up, which is exact for Gaussian mechanisms, even if each one
-depends on the results of those before it. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ.
-No amplification by sampling is counted. An update without noise makes ε infinite.
+`privacy.py`). Over rounds and runs, the squares of μ add up. This is exact for Gaussian mechanisms, even if a mechanism
+depends on the results of earlier ones. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ. No
+amplification by sampling is counted. An update without noise makes ε infinite.
 
-    local     the site adds the noise itself, to its update; one mechanism
-    central   the server says that it adds the noise to the mean, and the site has to trust it; one mechanism
-    example   the site adds noise to the gradients of single samples; in each epoch, as many mechanisms as a local step
-              computes gradients
-    none      there is no noise
+    local     The site adds the noise to its update: one mechanism.
+    central   The server says that it adds the noise to the mean, and the site has to trust it: one mechanism.
+    example   The site adds noise to the gradients of single samples. In each epoch, there is one mechanism for each
+              gradient that a local step computes.
+    none      There is no noise.
 
-There are two accounts: one of the privacy of the whole site, and one of the privacy of one sample. What protects the
-whole site also protects each of its samples, so local and central noise count in both. Noise on the gradients of single
-samples does not protect the whole site. In that account, it counts as no noise.
+There are two accounts: one of the privacy of the whole site, and one of the privacy of one sample. Noise that protects
+the whole site also protects each sample, so local and central noise count in both accounts. Noise on the gradients of
+single samples does not protect the whole site. In the account of the whole site, it counts as no noise.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Release:
         return self.privacy in ("local", "example")
 
     def mu_squared(self, account: Account) -> float:
-        """The sum of the squares of μ, in one of the accounts. Infinite if this update has no noise that counts."""
+        """The sum of the squares of μ in an account. Infinite if no noise of this update counts in it."""
         if self.noise is None or (account.is_whole_site and self.privacy == "example"):
             return math.inf
         mu = SENSITIVITY[self.privacy] / self.noise
@@ -66,8 +66,9 @@ class Account:
     key: str
     """The key of the policy with the budget."""
     whose: str
+    """The budget's name in messages."""
     expected: str
-    """The kinds of privacy that a budget needs, in words."""
+    """The setting that a budget needs, for messages."""
 
     @property
     def is_whole_site(self) -> bool:
@@ -121,7 +122,7 @@ def planned_release(settings: FederationSettings, config: Config) -> Release:
 
 
 def run_epsilon(settings: FederationSettings, config: Config, rounds: int) -> float:
-    """Compute the ε of a run with noise, for a site that takes part in this many rounds, or for one of its samples."""
+    """Compute the ε of a run with noise, for a site that takes part in `rounds` rounds, or for one of its samples."""
     account = EXAMPLE if settings.privacy == "example" else SITE
     mu_squared = rounds * planned_release(settings, config).mu_squared(account)
     return gaussian_epsilon(math.sqrt(mu_squared), settings.delta)

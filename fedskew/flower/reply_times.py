@@ -1,9 +1,11 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-Once enough sites have replied, the round waits for each other site at most `grace` times the site's usual time, which
-is the median of its last replies. So the round waits for a site that is always slow, but not for one that hangs. The
-first request to a site has the round's time-out as its only limit. If the site misses it, the usual time of all sites
-counts until the site replies.
+A site's usual time is the median of its last replies. Once enough sites have replied, the round waits for each other
+site at most `grace` times that site's usual time. So the round waits for a site that is always slow, but not for a site
+that hangs.
+
+Before a site's first reply, only the round's time-out limits the wait. If the site misses the time-out, the usual time
+of all sites counts until the site replies.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A site's checks of the server's requests.
 
 The server chooses the method, the model and the requests. Code that is installed at the site checks them before the
-site replies. The site does only what the method declares, runs only known methods and models, and reports only tests
-that it allows.
+site replies. The site runs only known methods and models, does only what the method declares, and reports only the
+tests that its administrator allows.
 """
 
 from __future__ import annotations
@@ -139,9 +139,9 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
 
 
 def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[Stage, range]]:
-    """List the stages of a run, each with the numbers of its rounds, which are counted for each model.
+    """List the stages of a run, each with the numbers of its rounds. The rounds of each model are counted separately.
 
-    The stages follow from the configuration, which a site can approve, and for some methods from what the server noted.
+    The stages follow from the configuration, which a site can approve. Some methods also use the server's notes.
     """
     trained: dict[str, int] = {}
     planned = []
@@ -154,7 +154,7 @@ def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[S
 
 
 def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
-    """Refuse notes that put a client into two clusters, because a client could then train in any number of clusters."""
+    """Refuse notes that put a client into several clusters, because the client would then train once for each."""
     clusters = [stage.clients for stage in stages if stage.clients is not None]
     members = [client for cluster in clusters for client in cluster]
     are_separate = len(set(members)) == len(members) and set(members) <= set(range(config.partition.clients or 0))
@@ -163,7 +163,7 @@ def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
 
 
 def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage, range]]) -> None:
-    """Refuse a round of training that the run's configuration does not plan, because each round reveals something."""
+    """Refuse to train a round that the run's configuration does not plan, because each round reveals something."""
     if stage not in range(len(planned)) or round not in planned[stage][1]:
         raise UserError(
             f"the server requests round {round} of stage {stage}, which the run's configuration does not plan (rounds)"
@@ -196,7 +196,7 @@ def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple
 
 
 def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:
-    """List the tests of a run: the names of models, with the number of rounds after which each is tested."""
+    """List the planned tests of a run: names of models, each with the number of rounds after which it is tested."""
     planned = {("global", 0)}
     for stage, rounds in planned_rounds(method, config, notes):
         due = (number for number in rounds if number % config.eval_every == 0 or number == rounds[-1])
@@ -214,7 +214,7 @@ def require_planned_test(model: str, round: int, planned: Collection[tuple[str, 
 
 
 def require_agreed_survey(policy: Policy) -> SurveyRules:
-    """Return how the site hides single samples in a survey. Refuse the survey if the site allows none."""
+    """Return the site's rules for surveys. Refuse the survey if the site allows none."""
     if policy.survey is None:
         raise UserError(
             "the server requests a survey, which this site does not allow; expected policy.survey, {} for the defaults"
@@ -235,7 +235,7 @@ def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
 
 
 def require_own_name(name: str, run: str) -> None:
-    """Refuse a request that names another run than its terms, because it would change that run's state."""
+    """Refuse a request that names another run than its terms, because it would change the other run's state."""
     if name != run:
         raise UserError(
             f"the server's request names the run {one_line(str(name))!r}, but its terms are those of {run!r}"
@@ -245,9 +245,9 @@ def require_own_name(name: str, run: str) -> None:
 def require_covered(
     facts: Facts, release: Release, method: Method, config: Config, buffers: Tensors, policy: Policy
 ) -> None:
-    """Refuse updates with parts that noise does not cover, for a site that demands noise.
+    """If the site demands noise, refuse updates with parts that the noise does not cover.
 
-    With example-level privacy, no site sends losses, because the run's ε does not cover them.
+    With example-level privacy, every site refuses to send losses, because the run's ε does not cover them.
     """
     if release.privacy == "example" and facts["share_loss"]:
         raise UserError("training losses have no noise; expected federation.share_loss = false with example privacy")
@@ -259,7 +259,7 @@ def require_covered(
 
 
 def require_planned_training(facts: Facts, stage: Stage, config: Config) -> None:
-    """Refuse local training with other settings, or other random numbers, than the run's configuration plans.
+    """Refuse local training with settings or random numbers that the run's configuration does not plan.
 
     With another learning rate or batch size, an update could reveal far more about single samples.
     """
@@ -294,9 +294,9 @@ def require_own_number(client: int, stage: Stage, config: Config, site: str) -> 
 
 
 def require_shared_scaling(scaling: Scaling, contract: Contract) -> None:
-    """Refuse numbers that were scaled with the site's own means, for example-level privacy.
+    """Refuse a run with example-level privacy if the site's numbers are scaled with its own means.
 
-    The means depend on every sample, so one replaced sample changes the inputs of all others, at least by rounding.
+    The means depend on every sample, so one replaced sample changes the inputs of all others.
     """
     if scaling and sorted(scaling) != sorted(contract.scaling):
         raise UserError(
@@ -325,7 +325,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
 
 
 def require_agreed_scores(tests: Facts, method: Method, site: SiteConfig) -> None:
-    """Refuse score histograms unless the site reports results by class, because their sums are also label counts."""
+    """Refuse score histograms unless the site reports results by class. The sums of both are label counts."""
     require_agreed_tests(tests, method, site)
     if tests["detail"] != "class":
         raise UserError(

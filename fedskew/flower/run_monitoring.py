@@ -79,12 +79,12 @@ class RunMonitor:
 
 
 class _Traffic:
-    """The bytes of tensors that the server sent, and of all that it received, from the audit log."""
+    """The bytes of the tensors that the server sent, and of the replies that it received, from the audit log."""
 
     def __init__(self) -> None:
         self._sent = self._received = 0
         self._open: dict[str, int] = {}
-        """The bytes that were sent to each site and are not counted yet. The site may turn out not to be connected."""
+        """Bytes sent to each site that are not counted yet, because the site may turn out not to be connected."""
 
     def add(self, entry: Entry) -> None:
         if entry["event"] == "request":

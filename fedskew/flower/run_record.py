@@ -1,9 +1,11 @@
 """The settings of a federation, which are saved as `federation.json` in the folder of its run.
 
 All rounds of a run must have the same settings. A run that resumes with other settings, for instance without its
-privacy, is refused. With noise, the file also counts the releases. A round that is repeated after a crash is another
-release, which ε includes. An encoding that was fitted to the sites' sums is also saved, so that a resumed run does not
-request the sums again.
+privacy, is refused.
+
+With noise, the file also counts the releases, from which ε is computed. A round that is repeated after a crash is
+another release. If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request
+the sums again.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class RunRecord:
         """The encoding that was fitted to the sites' sums. None if there is none yet."""
 
     def check(self) -> None:
-        """Refuse a folder whose run has other settings. Otherwise load what its record has."""
+        """Read the folder's record, if it has one. Refuse a run with other settings."""
         kept = self._read()
         if kept is None:
             if self._has_rounds():
@@ -57,7 +59,7 @@ class RunRecord:
         self.releases, self.fitted = kept["releases"], kept["fitted"]
 
     def begin(self) -> None:
-        """Check the record in the run's folder. If there is none, write it."""
+        """Check the record in the run's folder. Write a new one if there is none."""
         self.check()
         if not self._path.exists():
             self._write()

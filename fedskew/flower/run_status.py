@@ -1,8 +1,8 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
-The server's audit log says which site was asked when, when it replied, and how each attempt ended. `rounds.jsonl` has
-the updates that counted. `status.json` is read only for a run without an audit log. Nothing is written, so the run may
-be in progress.
+The server's audit log has the times of requests and replies, and the end of each attempt. `rounds.jsonl` has the
+updates that counted. `status.json` is read only for a run without an audit log. Nothing is written, so the run may be
+in progress.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class RunHistory:
     """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
 
     def __init__(self, names: Sequence[str] = (), times: ReplyTimes | None = None) -> None:
-        """`names` are the sites of a run whose log does not name them. `times` receives how long the sites trained."""
+        """`names` are the sites, if the log does not name them. `times` collects how long the sites train."""
         self._names = list(names)
         self._sites = {name: SiteStatus(name) for name in names}
         self._times = times or ReplyTimes(FederationSettings.grace)
@@ -137,7 +137,7 @@ class RunHistory:
                     self._sites[name].waiting_since = entry["time"]
         elif entry.get("site") in self._names:
             name = entry["site"]
-            _follow(self._sites[name], entry, self._times, self._names.index(name))
+            _update_status(self._sites[name], entry, self._times, self._names.index(name))
 
     def _add_boundary(self, entry: Entry) -> None:
         """Add the start or the end of an attempt. If a start follows another start, the earlier attempt was killed."""
@@ -153,7 +153,7 @@ class RunHistory:
             self._sites = {name: self._sites.get(name) or SiteStatus(name) for name in self._names}
 
     def attempts(self) -> list[Attempt]:
-        """List the starts of the run. The last one was killed if its process is gone."""
+        """List the attempts. If the last one has not ended and its process is gone, it was killed."""
         return [*self._ended, *([] if self._began is None else [_open_attempt(self._began)])]
 
     def sites(self, running: bool, now: datetime) -> list[SiteStatus]:
@@ -181,7 +181,7 @@ def _open_attempt(began: Entry) -> Attempt:
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
 
 
-def _follow(site: SiteStatus, entry: Entry, times: ReplyTimes, number: int) -> None:
+def _update_status(site: SiteStatus, entry: Entry, times: ReplyTimes, number: int) -> None:
     """Update a site's status with an entry about it."""
     event, time = entry["event"], datetime.fromisoformat(entry["time"])
     site.reason = str(entry.get("reason", ""))

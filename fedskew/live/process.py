@@ -1,7 +1,7 @@
 """Serve the live page from a second process, so that drawing does not delay training.
 
-The process prints its address, then serves until its standard input closes. That happens whenever the run ends, even
-if it crashes.
+The second process prints the page's address, then serves until its standard input closes. This happens when the run
+ends, even if the run crashes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The web server of the live page. It is read-only, listens on loopback only, and lets no other page read it."""
+"""The web server of the live page. It listens on loopback only, and other web pages cannot read its answers."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class LiveServer:
         plotly_program()  # raises a UserError early if Plotly is not installed
         self.state = LiveState(paths, rank_by)
         self.ended = threading.Event()
-        """Set when the runs have ended. The browser then fetches the state once more and stops."""
+        """Set when the runs have ended. A browser then fetches the state once more, and stops."""
         self._browser_waits = threading.Event()
-        """Set when a browser fetches the state, and cleared when one has fetched the last state."""
+        """Set while a browser that shows the page has not fetched the last state."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -61,7 +61,7 @@ class LiveServer:
         return state
 
     def finish(self) -> None:
-        """Mark the runs as ended. If a browser has shown the page, wait a moment for it to fetch the last state."""
+        """Mark the runs as ended. If a browser shows the page, wait a moment until it has fetched the last state."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
         while self._browser_waits.is_set() and time.monotonic() < deadline:

@@ -29,7 +29,7 @@ class LiveState:
         self._paths, self._rank_by = list(map(Path, paths)), rank_by
         self._lock = threading.Lock()
         self._seen: tuple[object, ...] = ("nothing",)
-        """The value of `_file_versions` when the content was built."""
+        """The result of `_file_versions` when the content was built."""
         self._loaded = NOTHING
         self._content: dict[str, Any] = {}
         self._version = 0
@@ -55,7 +55,7 @@ class LiveState:
             return {"version": self._version, "status": _status(self._loaded, ended), **content}
 
     def _file_versions(self) -> tuple[object, ...]:
-        """Return the size and time of each followed file, which change when a run writes something."""
+        """Return the size and time of each followed file. They change when a run writes to the file."""
         found = []
         files = [folder / name for folder in self._run_folders() for name in FILES]
         for path in (*files, *(folder / RACE for folder in find_races(self._paths))):

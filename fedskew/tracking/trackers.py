@@ -75,7 +75,7 @@ class Tracker(Callback):
             self._is_open = False
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
-        """Open the log of a run that resumes after `round`. If `round` is 0, the run starts."""
+        """Open the log of a run. The run resumes after `round`, or starts if `round` is 0."""
         raise NotImplementedError
 
     def log(self, numbers: dict[str, float], round: int) -> None:
@@ -123,7 +123,7 @@ class MLflow(Tracker):
         self._client: Any = None
         self._run = ""
         self._logged = 0
-        """The last round that an earlier session logged. MLflow would show a round twice if it were logged again."""
+        """The last round that an earlier session logged. A round that is logged again would be shown twice."""
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._run, EVERY_ROUND)
             self._logged = max((metric.step for metric in history), default=0)
             return
-        for run in before:  # this run starts from the beginning, so earlier logs belong to another run
+        for run in before:  # the run starts again from the beginning
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
         self._logged = 0
