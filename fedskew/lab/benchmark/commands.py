@@ -107,7 +107,7 @@ def time_commands(
 def _environment() -> dict[str, str]:
     """The environment of the commands.
 
-    They import this copy of fedskew. They may write bytecode, so that only the first of them compiles PyTorch's modules.
+    They import this copy of fedskew. They may write bytecode, so only the first of them compiles PyTorch's modules.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     paths = str(Path(fedskew.__file__).parents[1]), inherited.get("PYTHONPATH")

@@ -111,8 +111,8 @@ class Group:
     """Commands that run first, untimed, to fill caches. Each of `commands` is then timed only once, because it takes
     long."""
     interleaved: bool = True
-    """Whether contenders are timed alternately. Large contenders are timed one after another, because they would not fit
-    on the device together."""
+    """Whether contenders are timed alternately. Large ones are timed one after another, because the device cannot hold
+    them together."""
 
 
 def groups(plan: Plan) -> list[Group]:
