@@ -21,7 +21,8 @@ from fedskew.flower.remote_federation import RemoteFederation
 from fedskew.flower.remote_surveys import ask_survey
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings, require_testable
-from fedskew.flower.sites import Sites, require_any_reply, usable_replies
+from fedskew.flower.site_replies import require_any_reply, usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled
 from fedskew.methods import Method, Part, Stage, Survey, Tensors

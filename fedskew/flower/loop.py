@@ -25,7 +25,8 @@ from fedskew.flower.remote_evaluation import NoTests, Replies, TestedModel, read
 from fedskew.flower.remote_training import Answers, SiteTraining, SiteUpdates
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Reply, Sites
+from fedskew.flower.site_replies import Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.wire import one_line
 from fedskew.methods import Stage
 

@@ -17,7 +17,7 @@ import shutil
 from pathlib import Path
 
 from fedskew.experiment.storage.files import reporting_os_errors, write_file
-from fedskew.flower.sites import Reply
+from fedskew.flower.site_replies import Reply
 from fedskew.flower.wire import Facts, digest
 
 FOLDER = "received"

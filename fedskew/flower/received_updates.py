@@ -12,7 +12,7 @@ import torch
 
 from fedskew.engine import RoundResult, RoundWork
 from fedskew.flower.model_message import model_tensors, read_model
-from fedskew.flower.sites import Failure, Reply
+from fedskew.flower.site_replies import Failure, Reply
 from fedskew.flower.tensors import forms, from_bytes, require_like
 from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack

@@ -12,7 +12,8 @@ from fedskew.data.table_encoding import ColumnEncoding, TableEncoding
 from fedskew.errors import UserError
 from fedskew.flower.contract import Contract
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.site_replies import Failure, Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts, Garbled, is_count
 
 _MAX_CATEGORIES = 10_000

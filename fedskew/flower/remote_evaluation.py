@@ -15,7 +15,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.evaluate import Labels, RowFields, TestSet
 from fedskew.flower.model_message import companion_tensors, model_tensors
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Quorum, Reply, Sites, require_any_reply, usable_replies
+from fedskew.flower.site_replies import Quorum, Reply, require_any_reply, usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import from_bytes, require_like, to_bytes
 from fedskew.flower.wire import MAX_SAMPLES, Facts, Garbled, is_count
 from fedskew.methods.stages import Notes

@@ -16,7 +16,8 @@ from fedskew.data.dataset import Dataset
 from fedskew.data.federation import Federation
 from fedskew.data.partitions.rule import IntArray
 from fedskew.flower.settings import SITES
-from fedskew.flower.sites import Sites, usable_replies
+from fedskew.flower.site_replies import usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.wire import is_count
 
 _CENSUS_SECONDS = 600.0

@@ -21,7 +21,8 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.remote_evaluation import read_histograms
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Sites, require_any_reply, usable_replies
+from fedskew.flower.site_replies import require_any_reply, usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Garbled
 from fedskew.metrics.score_histograms import ScoreHistograms

@@ -13,7 +13,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage.files import write_file
 from fedskew.flower.contract import Contract
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.site_replies import Failure, Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts, Garbled, is_count, one_line
 
 COUNTS, SURVEY = "counts.csv", "survey.json"

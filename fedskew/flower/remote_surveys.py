@@ -11,7 +11,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.aggregate import server_key
 from fedskew.experiment.round.plan import RoundPlan
 from fedskew.flower.model_message import work_tensors
-from fedskew.flower.sites import Reply, Sites, require_any_reply, usable_replies
+from fedskew.flower.site_replies import Reply, require_any_reply, usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import forms, from_bytes, to_bytes
 from fedskew.flower.wire import Facts, Garbled
 from fedskew.methods import Survey, Tensors

@@ -19,7 +19,8 @@ from fedskew.flower.received_updates import (
     find_different_extras,
 )
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Quorum, Reply, Sites, usable_replies
+from fedskew.flower.site_replies import Failure, Quorum, Reply, usable_replies
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack

@@ -369,7 +369,7 @@ def test_a_superlink_that_fails_for_a_moment_is_asked_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("fedskew.flower.sites._RETRY_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("fedskew.flower.superlink_calls._RETRY_SECONDS", (0.0, 0.0))
     here = case(tmp_path, split, data, settings("fedavg"))
     push, calls = here.grid.push_messages, itertools.count()
 

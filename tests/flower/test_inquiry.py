@@ -35,8 +35,8 @@ from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_replies import Reply
 from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_and_total
-from fedskew.flower.sites import Reply
 from fedskew.flower.trial import plan_trial
 from fedskew.flower.wire import Garbled
 

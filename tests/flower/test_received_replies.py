@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedskew.flower.received_replies import FOLDER, ReceivedReplies, request_digest
-from fedskew.flower.sites import Reply
+from fedskew.flower.site_replies import Reply
 
 
 def test_a_reply_is_found_for_its_own_request_only(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from in_process import Case, case, small_data
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.result import Result
-from fedskew.flower import sites
+from fedskew.flower import admission, sites, superlink_calls
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.server_app import run_federation
 
@@ -32,6 +32,11 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
+
+
+def _use_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (admission, sites, superlink_calls):
+        monkeypatch.setattr(module, "time", clock)
 
 
 def slow_down(made: Case, clock: Clock, seconds: dict[tuple[str, int], float]) -> None:
@@ -56,7 +61,7 @@ def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, int], float], **own: Any
 ) -> tuple[list[dict[str, Any]], Clock]:
     clock = Clock()
-    monkeypatch.setattr(sites, "time", clock)
+    _use_clock(clock, monkeypatch)
     data = small_data(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=4), seed=0)
     config = with_values(Config(), {"partition.clients": 4, "rounds": 3, "local_epochs": 1, "device": "cpu"})
@@ -98,7 +103,7 @@ def test_a_site_whose_greeting_was_lost_is_greeted_again(
 ) -> None:
     """Flower delivers a message at most once. A SuperNode that is killed loses what it has not answered."""
     clock = Clock()
-    monkeypatch.setattr(sites, "time", clock)
+    _use_clock(clock, monkeypatch)
     data = small_data(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
     config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
@@ -125,7 +130,7 @@ def lose_a_request(
 ) -> tuple[Result, list[str], Clock]:
     """Run one round of two sites. The SuperNode of the second one starts again and loses its request."""
     clock = Clock()
-    monkeypatch.setattr(sites, "time", clock)
+    _use_clock(clock, monkeypatch)
     data = small_data(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
     values = {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu", **changed}

@@ -24,7 +24,8 @@ from fedskew.experiment.run import run_prepared
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.server_app import run_federation
-from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.site_replies import Failure, Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import from_bytes
 from fedskew.methods import METHODS, Personal, make_method
 from fedskew.methods.personal import personal_names

@@ -14,7 +14,8 @@ from fedskew.flower.model_message import companion_tensors, model_tensors
 from fedskew.flower.remote_evaluation import Kept, NoTests, Replies, SiteEvaluation, TestedModel
 from fedskew.flower.secure.sums import SecureSums
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Reply, Sites
+from fedskew.flower.site_replies import Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts
 from fedskew.task import Task

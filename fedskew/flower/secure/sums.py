@@ -17,7 +17,8 @@ from fedskew.flower.secure.session import FEWEST_SITES, PublicKeys, from_hex, ke
 from fedskew.flower.secure.shares import SECRET_BYTES
 from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Quorum, Reply, Sites
+from fedskew.flower.site_replies import Failure, Quorum, Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import from_bytes
 from fedskew.flower.wire import Facts, Garbled
 

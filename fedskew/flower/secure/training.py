@@ -14,7 +14,8 @@ from fedskew.flower.remote_training import Answers, SiteTraining, round_name
 from fedskew.flower.secure.fixed_point import Total
 from fedskew.flower.secure.sums import SecureSums
 from fedskew.flower.settings import FederationSettings
-from fedskew.flower.sites import Failure, Reply, Sites
+from fedskew.flower.site_replies import Failure, Reply
+from fedskew.flower.sites import Sites
 from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts
 from fedskew.methods import Tensors

@@ -1,0 +1,159 @@
+"""The admission of sites. The server greets every node that connects, and admits it if its reply is acceptable.
+
+A site's name is the one with which its key was registered at the SuperLink. Without keys, it is the name that the site
+claims. A site checks its data against the contract before it replies to a greeting.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedskew.errors import plural
+from fedskew.flower.audit import describe_tensors
+from fedskew.flower.chained_log import Entry
+from fedskew.flower.site_replies import Failure, Reply, describe_answer, read_reply
+from fedskew.flower.superlink_calls import SuperLinkCalls, make_message
+from fedskew.flower.versions import installed_versions, read_versions, version_problem, version_warnings
+from fedskew.flower.wire import Facts, is_count, one_line, tensors_record
+
+_GREET_AGAIN_SECONDS = 30.0
+"""Seconds after which a site that was not admitted is greeted again."""
+_LOST_SECONDS = 60.0
+"""Seconds after which a site that has not replied is greeted again. Flower delivers a message at most once."""
+_HELLO_SECONDS = 600.0
+"""Seconds in which a site must reply to a greeting. It reads its data in this time."""
+
+
+@dataclass
+class _Node:
+    """A node of the SuperLink."""
+
+    name: str
+    """The registered name. Empty if there is none."""
+    started: str = ""
+    """When its SuperNode connected, as Flower writes the time."""
+    greetings: list[str] = field(default_factory=list)
+    """The ids of greetings to which the node has not replied yet. More than one if the first may be lost."""
+    greeted_at: float = 0.0
+    client: int | None = None
+    """The number of the node's site in the federation. None until it is admitted."""
+    refusal: str | None = None
+    """The reason why the node was not admitted."""
+    refused_by_server: bool = False
+    """Whether the server refused the site. The next greeting then tells the site the reason."""
+
+
+class Admission:
+    """The nodes of a federation. A site's number is the position of its name in the list."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        terms: Facts,
+        calls: SuperLinkCalls,
+        log: Callable[[str], None],
+        audit: Callable[[Entry], object],
+        most_samples: int,
+        knows_samples: bool,
+        start: bytes,
+    ) -> None:
+        """See `Sites` for the parameters."""
+        self._names, self._terms, self._calls = names, terms, calls
+        self._log, self._audit = log, audit
+        self._most_samples, self._knows_samples, self._start = most_samples, knows_samples, start
+        self._nodes: dict[int, _Node] = {}
+        self.admitted: dict[int, int] = {}
+        """The node of each admitted site, by the site's number."""
+        self.samples = [0] * len(names)
+        """Training samples per site. 0 until the site is admitted."""
+
+    @property
+    def has_open_greetings(self) -> bool:
+        """Whether a connected node has not replied to its greeting yet."""
+        return any(node.greetings for node in self._nodes.values())
+
+    def start_time(self, node: int) -> str:
+        """When the SuperNode of a node connected, as Flower writes the time."""
+        return self._nodes[node].started
+
+    def refresh(self) -> None:
+        """Update the list of connected nodes. Greet new ones, and admit those that have replied."""
+        connected = self._calls.nodes()
+        for gone in self._nodes.keys() - connected.keys():
+            node = self._nodes.pop(gone)
+            if node.client is not None and self.admitted.get(node.client) == gone:
+                del self.admitted[node.client]
+                self._log(f"warning: {self._names[node.client]} is disconnected")
+                self._audit({"event": "disconnected", "site": self._names[node.client]})
+        for number, info in connected.items():
+            self._nodes.setdefault(number, _Node(info.name)).started = info.last_activated_at
+        self._send_greetings()
+        self._receive_replies()
+
+    def _send_greetings(self) -> None:
+        now = time.monotonic()
+        for number, node in self._nodes.items():
+            is_new = not node.greetings and node.client is None and node.refusal is None
+            seconds = now - node.greeted_at
+            is_due_again = node.refusal is not None and seconds > _GREET_AGAIN_SECONDS
+            is_lost = bool(node.greetings) and seconds > _LOST_SECONDS
+            if is_new or is_due_again or is_lost:
+                self._greet(number, node)
+                node.greeted_at = now
+
+    def _greet(self, number: int, node: _Node) -> None:
+        facts: Facts = {"terms": self._terms, "versions": installed_versions()}
+        facts |= {"refused": node.refusal} if node.refused_by_server else {}
+        tensors = tensors_record(self._start) if self._start else None
+        greeting = functools.partial(make_message, "hello", facts=facts, tensors=tensors, timeout=_HELLO_SECONDS)
+        entry = {"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]}
+        self._audit(entry | (describe_tensors(self._start) if self._start else {}))
+        node.greetings += self._calls.send(greeting, [number])
+
+    def _receive_replies(self) -> None:
+        pending = {sent: (number, node) for number, node in self._nodes.items() for sent in node.greetings}
+        if not pending:
+            return
+        for message in self._calls.fetch_replies(pending):
+            number, node = pending[message.metadata.reply_to_message_id]
+            if not node.greetings:
+                continue  # it has already replied to another greeting
+            node.greetings = []
+            site, reply = node.name or f"node {number}", read_reply(message)
+            self._audit({"site": site, "kind": "hello"} | describe_answer(reply))
+            refusal = self._admit(number, node, reply)
+            if refusal and refusal != node.refusal:
+                self._log(f"warning: {site} is not admitted: {refusal}")
+                self._audit({"event": "discarded", "site": site, "kind": "hello", "reason": refusal})
+                node.refused_by_server = isinstance(reply, Reply)
+                if node.refused_by_server:
+                    node.greeted_at = -_GREET_AGAIN_SECONDS  # greet it again at once, to tell it the reason
+            node.refusal = refusal
+
+    def _admit(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
+        """Admit a node, or return the reason why not."""
+        if isinstance(reply, Failure):
+            return reply.reason
+        name, samples = one_line(str(reply.facts.get("site"))), reply.facts.get("samples") if self._knows_samples else 1
+        versions = read_versions(reply.facts.get("versions"))
+        if problem := version_problem(versions.get("fedskew")):
+            return problem
+        if node.name and name != node.name:
+            return f"its key belongs to {node.name!r}, but its site.yaml has the name {name!r}"
+        if name not in self._names:
+            return f"its name is {name!r}; expected one of {', '.join(self._names)}"
+        if not is_count(samples, at_least=1):
+            return f"it reports {one_line(repr(samples))} samples; expected a whole number of at least 1"
+        if samples > self._most_samples:
+            return f"it reports {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
+        client = self._names.index(name)
+        if self.admitted.get(client, number) != number:
+            return f"another node, {self.admitted[client]}, is already {name!r}"
+        node.client, self.admitted[client], self.samples[client] = client, number, samples
+        for warning in version_warnings(versions, installed_versions()):
+            self._log(f"warning: {name} has {warning}")
+        self._log(f"{name} is connected" + (f" with {plural(samples, 'sample')}" if self._knows_samples else ""))
+        return None
