@@ -12,8 +12,8 @@ import numpy.typing as npt
 def drift_diversity(updates: Iterable[npt.ArrayLike]) -> float:
     """Return Σ‖mᵢ‖² / ‖Σmᵢ‖² over the updates mᵢ (a client's model minus the model that it was sent).
 
-    It is 1/K for K identical updates, 1 for orthogonal ones, large if they cancel, and infinite if their sum is zero.
-    Updates are converted to float64 one at a time, so there is never a second copy of all updates.
+    It is 1/K for K identical updates, 1 for orthogonal updates, and large for updates that cancel. It is infinite if
+    their sum is zero. Updates are converted to float64 one at a time, so there is no second copy of all of them.
     """
     squares, total = 0.0, np.zeros(())
     for update in updates:

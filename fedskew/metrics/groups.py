@@ -12,9 +12,9 @@ def group_accuracy(
     class_accuracy: Sequence[float | None] | npt.NDArray[np.float64],
     groups: Mapping[str, Sequence[int]],
 ) -> dict[str, float | None]:
-    """Average the class accuracies in each group. The mean is None for a group without any tested class.
+    """Average the class accuracies in each group. The mean is None for a group without test samples.
 
-    The mean is over classes, not samples, so a client's score does not depend on the balance of the test set.
+    Every class counts equally, so the mean does not depend on how many test samples each class has.
     """
     accuracies = np.array(class_accuracy, dtype=np.float64)
     means: dict[str, float | None] = {}

@@ -14,11 +14,11 @@ class MultiLabelEvaluation(Evaluation):
     """Results by label.
 
     `confusion[label, true, predicted]` counts samples. `true` is 1 if the sample has the label, and `predicted` is 1 if
-    the model predicts it.
+    the model predicts the label.
 
-    `accuracy` is the share of correct decisions, one per sample and label. It is high if labels are rare, so macro F1
-    and AUROC are better measures. The accuracy of a label is its sensitivity: the share of its samples for which it
-    was predicted.
+    A model makes one decision per sample and label. `accuracy` is the share of correct decisions. It is high if labels
+    are rare, so macro F1 and AUROC are better measures. `class_accuracy` is the sensitivity of each label: the share of
+    its samples for which it was predicted.
     """
 
     _FORM = "labels × 2 × 2"

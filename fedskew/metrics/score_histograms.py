@@ -1,16 +1,17 @@
-"""Scores from histograms. Sites of a federation send these instead of the probabilities of their samples.
+"""Scores from histograms. Sites of a federation send histograms instead of the probabilities of their samples.
 
-Each class has two histograms, one of its samples and one of all other samples, by the log-odds of the class's
-probability. A probability of 0.5 is the edge of a bin and belongs to the bin below, because it does not predict the
-class. So sensitivity and specificity at 0.5 are exact. AUROC and AUPRC are not exact, because the order of samples
-within a bin is unknown. Their error bounds follow from the counts.
+For each class, one histogram counts the samples of the class and another counts all other samples. The bins are
+intervals of the log-odds of the class's probability.
 
-- AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half, so the
+A probability of 0.5 is the edge between two bins. It belongs to the lower bin, because it does not predict the class.
+So sensitivity and specificity at 0.5 are exact. Brier score and reliability diagram are exact, too, because their sums
+add up over sites. AUROC and AUPRC are not exact, because the order of samples within a bin is unknown. Bounds on their
+errors follow from the counts:
+
+- AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half. So the
   error is at most half the share of such pairs.
-- AUPRC takes the precision at the end of each bin. Within a bin, the precision is lowest if the other samples come
-  first. An upper bound counts all of the bin's samples of the class and none of its other samples.
-
-Brier score and reliability diagram are exact, because their sums add up over sites.
+- AUPRC uses the precision at the end of each bin. The lower bound assumes that the other samples of a bin come before
+  the samples of the class. The upper bound ignores the other samples of the bin.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ SCORE_BINS = round(2 * REACH / WIDTH)
 
 @dataclass(frozen=True, eq=False)
 class ScoreHistograms:
-    """What one site, or several together, report on their test samples. The row sums of `own` are label counts."""
+    """The histograms and sums of one site's test samples, or of several sites' together."""
 
     own: Ints
-    """[classes, SCORE_BINS]: samples of the class."""
+    """[classes, SCORE_BINS]: samples of the class. The row sums are label counts."""
     others: Ints
     """[classes, SCORE_BINS]: samples of other classes."""
     reliability: Floats
@@ -56,7 +57,7 @@ class ScoreHistograms:
     brier: float
     """The sum of the samples' Brier scores."""
     multi_label: bool = False
-    """Whether a sample may have several labels. Then it counts once per label in the reliability diagram."""
+    """Whether a sample may have several labels. If so, it counts once per label in the reliability diagram."""
 
     @property
     def samples(self) -> int:
@@ -92,7 +93,7 @@ class ScoreHistograms:
         )
 
     def is_consistent(self) -> bool:
-        """Whether these can be the histograms of a test set: every class counts every sample once."""
+        """Whether these can be the histograms of a test set, in which every class counts every sample once."""
         has_shape = self.own.ndim == 2 and self.own.shape == self.others.shape == (len(self.own), SCORE_BINS)
         if not has_shape or self.reliability.shape != (3, BINS):
             return False
@@ -145,7 +146,7 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
 
 
 def _lowest_probability(bin: int) -> float:
-    """Return the lowest probability of a bin. The bin above 0.5 begins with the next number: 0.5 is not in it."""
+    """Return the lowest probability of a bin. The bin above 0.5 does not contain 0.5 itself."""
     return math.nextafter(0.5, 1) if bin == SCORE_BINS // 2 else 1 / (1 + math.exp(REACH - bin * WIDTH))
 
 

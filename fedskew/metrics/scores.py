@@ -1,10 +1,11 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
-The first four score each class against the rest. With two classes, they are those of the positive class. With more, or
-with several labels per sample, they are means over the classes that some, but not all, test samples belong to.
+AUROC, AUPRC, sensitivity and specificity score one class against the rest. With two classes, this is the positive
+class. With more classes, or with several labels per sample, they are means over the classes. A class to which all test
+samples or none belong is left out.
 
-In a simulation all probabilities are known, and `score_probabilities` is exact. In a federation the probabilities stay
-at the sites, which send histograms instead (score_histograms.py).
+In a simulation, all probabilities are known, and `score_probabilities` is exact. In a federation, the probabilities
+stay at the sites, which send histograms instead (score_histograms.py).
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class ClassScores:
     specificity: float | None = None
     """Share of the other samples with a probability of at most 0.5."""
     threshold: float | None = None
-    """The lowest threshold with at least the target specificity. Samples with at least this probability count as the
-    class. None if only a threshold above all probabilities reaches that specificity."""
+    """The lowest threshold with at least the target specificity. Samples at or above the threshold count as the class.
+    None if only a threshold above all probabilities reaches that specificity."""
     sensitivity_at_specificity: float | None = None
     """Share of the class's samples at or above `threshold`."""
 
@@ -49,15 +50,15 @@ class ClassScores:
 class Reliability:
     """The bins of a reliability diagram.
 
-    With two classes, samples are binned by the probability of the positive class. With more, they are binned by the
-    probability of the predicted class. With several labels per sample, each label counts as a sample.
+    With two classes, samples are binned by the probability of the positive class. With more classes, they are binned by
+    the probability of the predicted class. With several labels per sample, each label counts as a sample.
     """
 
     samples: tuple[int, ...] = ()
     probability: tuple[float | None, ...] = ()
     """Mean predicted probability per bin. None for an empty bin."""
     frequency: tuple[float | None, ...] = ()
-    """How often the prediction came true: share of positive samples, or of correct predictions."""
+    """Share of positive samples per bin, or of correct predictions. None for an empty bin."""
 
     @classmethod
     def from_sums(cls, sums: Floats) -> Reliability:
@@ -88,11 +89,12 @@ class Scores:
     sensitivity_at_specificity: float | None = None
     """Sensitivity at `target_specificity`."""
     brier: float | None = None
-    """Brier score, as in scikit-learn. It is at most 2 if a sample has one of more than two classes, else at most 1."""
+    """Brier score, as in scikit-learn. It is at most 1. But if a sample has one of more than two classes, it is at most
+    2."""
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None
-    """The positive class, if a sample has one of two classes. Otherwise None."""
+    """The positive class of two. None with more classes, or with several labels per sample."""
     auroc_error: float = 0.0
     """A bound on the error of `auroc`. It is 0 if all probabilities are known."""
     auprc_error: float = 0.0
@@ -151,8 +153,8 @@ def score_probabilities(
 ) -> Scores | None:
     """Score the probabilities [samples, classes]. Return None without samples, or if a probability is not finite.
 
-    `true` holds class numbers [samples], or 0 and 1 for several labels per sample [samples, labels]. `positive` is the
-    positive class of two, by default the second one.
+    `true` holds class numbers [samples]. For several labels per sample, it holds 0 and 1 [samples, labels]. `positive`
+    is the positive class of two, by default the second one.
     """
     if not len(true) or not np.isfinite(probabilities).all():
         return None
@@ -172,7 +174,7 @@ def memberships(true: Ints, classes: int) -> npt.NDArray[np.bool_]:
 
 
 def positive_of_two(classes: int, positive: int | None) -> int | None:
-    """Return the positive class of two: the given one, or else the second. Return None unless there are two classes."""
+    """Return the positive class of two: the given one, or the second one by default. None with more classes."""
     return (1 if positive is None else positive) if classes == 2 else None
 
 
@@ -197,10 +199,10 @@ def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: flo
 
 
 def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, Ints, Floats]:
-    """Count the class's samples and the others at or above each threshold. Return both counts and the thresholds.
+    """Count the samples of the class, and the other samples, at or above each threshold.
 
-    Both counts begin with 0, for a threshold above all samples, which is not among the returned thresholds.
-    scikit-learn can do this, but importing it takes longer than a short run.
+    Return both counts and the thresholds, from high to low. Both counts begin with a 0 that has no threshold.
+    scikit-learn has such a function, but importing it takes longer than a short run.
     """
     order = np.argsort(-column, kind="stable")
     sorted_scores = column[order]
@@ -210,9 +212,9 @@ def _counts_above(column: Floats, inside: npt.NDArray[np.bool_]) -> tuple[Ints, 
 
 
 def brier_sum(probabilities: Floats, true: Ints) -> float:
-    """Return the sum of the samples' Brier scores. With two classes, each score is halved, as is usual.
+    """Return the sum of the samples' Brier scores. With two classes, each score is halved, as usual.
 
-    The score of a sample with several labels is the mean over the labels.
+    With several labels per sample, the score of a sample is the mean over the labels.
     """
     if true.ndim == 2:
         return float(((probabilities - true) ** 2).mean(axis=1).sum())

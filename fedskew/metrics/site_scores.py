@@ -1,8 +1,9 @@
 """The scores of a model on one site's test samples, with an interval for the AUROC, and how unequal the sites are.
 
-The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988), computed on the logit scale so that it
-stays between 0 and 1. For more than two classes, the AUROC is the mean of each class against the rest. DeLong's
-components of a sample are then averaged over the classes, which takes their correlation into account.
+The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988). It is computed on the logit scale, so it
+stays between 0 and 1. For more than two classes, the AUROC is the mean over the classes, each against the rest. The
+components of DeLong's variance are then averaged over the classes for each sample. This accounts for the correlation
+between the classes.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ _QUANTILE = 1.959963984540054
 
 @dataclass(frozen=True)
 class SiteScore:
-    """The results of a model on one site's test samples. A value is None if these samples do not determine it."""
+    """The results of a model on one site's test samples. A value is None if it is undefined."""
 
     samples: int
     accuracy: float
     auroc: float | None = None
     auroc_low: float | None = None
-    """Lower end of the 95 % interval. None if the AUROC is 0, 1 or None, or if its deviation is 0 or unknown.
-
+    """Lower end of the 95 % interval. None if the AUROC is 0, 1 or None, or if its standard deviation is 0 or unknown.
     The deviation is unknown if a class, or the rest, has only one sample."""
     auroc_high: float | None = None
     brier: float | None = None
@@ -48,8 +48,8 @@ class SiteScore:
 def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -> SiteScore:
     """Score the probabilities [samples, classes] of a site's test samples.
 
-    `true` holds class numbers [samples], or 0 and 1 for several labels per sample [samples, labels]. With two classes,
-    the AUROC is that of the `positive` one. If a probability is not finite, only the accuracy is given.
+    `true` holds class numbers [samples]. For several labels per sample, it holds 0 and 1 [samples, labels]. With two
+    classes, the AUROC is that of the class `positive`. If a probability is not finite, only the accuracy is computed.
     """
     accuracy = float(correct_shares(probabilities, true).mean())
     if not np.isfinite(probabilities).all():
@@ -63,15 +63,16 @@ def score_site(probabilities: Floats, true: Ints, positive: int | None = None) -
 
 
 def correct_shares(probabilities: Floats, true: Ints) -> Floats:
-    """Return each sample's share of correct predictions, which is 0 or 1 unless a sample can have several labels."""
+    """Return each sample's share of correct predictions. With one class per sample, the share is 0 or 1."""
     correct = (probabilities > 0.5) == (true == 1) if true.ndim > 1 else (probabilities.argmax(axis=1) == true)[:, None]
     return np.asarray(correct.mean(axis=1), np.float64)
 
 
 def score_site_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
-    """Score a site by its histograms. If several classes' AUROCs are averaged, the interval is conservative.
+    """Score a site by its histograms.
 
-    Histograms do not show how these AUROCs are correlated, so full correlation is assumed.
+    With more than two classes, the interval is conservative. Histograms do not show how the AUROCs of the classes are
+    correlated, so full correlation is assumed.
     """
     classes = len(histograms.own)
     positive = None if histograms.multi_label else positive_of_two(classes, positive)
@@ -90,11 +91,10 @@ def score_site_histograms(histograms: ScoreHistograms, positive: int | None = No
 
 
 def _accuracy(histograms: ScoreHistograms) -> float:
-    """Return the share of samples predicted correctly. With several labels per sample, every label is a decision.
+    """Return the share of correct predictions. With several labels per sample, every label is a prediction.
 
-    The second of two classes is predicted if its probability is above 0.5, whichever class is the positive one. With
-    more than two, the predicted class may have a probability below 0.5. The reliability diagram then gives the number
-    of correct predictions.
+    With two classes, the second is predicted if its probability is above 0.5, so its histograms give the number of
+    correct predictions. With more classes, the reliability diagram gives this number.
     """
     classes = len(histograms.own)
     if classes != 2 and not histograms.multi_label:
@@ -122,7 +122,7 @@ def interval(auroc: float | None, deviation: float | None) -> tuple[float | None
 def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[float | None, float | None]:
     """Return the AUROC and its standard deviation.
 
-    With several `classes`, this is the mean AUROC of those that some, but not all, samples belong to.
+    With several `classes`, this is the mean AUROC. A class to which all samples or none belong is left out.
     """
     areas, components = [], np.zeros(len(true))
     for c in classes:
@@ -147,9 +147,9 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
 
 
 def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
-    """Return DeLong's components by increasing score, from counts by score.
+    """Return the components of DeLong's variance at each score. `own` and `others` are counts by increasing score.
 
-    These are the share of the others below each score, and the share of the class's samples above it. Ties count half.
+    They are the share of the others below each score, and the share of the class's samples above it. Ties count half.
     """
     below = (np.cumsum(others) - others / 2) / others.sum()
     above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()
@@ -177,7 +177,7 @@ class Fairness:
     sites: int
     mean: float
     deviation: float
-    """Population standard deviation over the sites, because all sites are known."""
+    """Standard deviation of the population, because all sites are known."""
     worst: float
     worst_site: str
     worst_decile: float

@@ -1,6 +1,6 @@
 """Summaries of a learning curve: best, last, mean of the last rounds, rounds to a target, speed-up.
 
-A curve has a (round, accuracy) pair for each evaluation, in order. Round 0 is the initial model.
+A curve is a list of pairs (round, accuracy), one per evaluation. Round 0 is the initial model.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class MeanStd(NamedTuple):
 
     mean: float
     std: float
-    """NaN if it is unknown, because there is only one value."""
+    """NaN if there is only one value."""
 
     def __str__(self) -> str:
         """Format in percent, with two digits."""
         return self.in_percent(2)
 
     def in_percent(self, digits: int) -> str:
-        """Format as 71.4 ± 0.2, without the deviation if it is unknown, or as a dash if there is no mean."""
+        """Format as 71.4 ± 0.2. An unknown deviation is left out, and an unknown mean is a dash."""
         return MeanStd(100 * self.mean, 100 * self.std).as_numbers(digits)
 
     def as_numbers(self, digits: int) -> str:
-        """Format as 0.71 ± 0.02, without the deviation if it is unknown, or as a dash if there is no mean."""
+        """Format as 0.71 ± 0.02. An unknown deviation is left out, and an unknown mean is a dash."""
         if math.isnan(self.mean):
             return "–"
         spread = "" if math.isnan(self.std) else f" ± {self.std:.{digits}f}"
@@ -67,8 +67,8 @@ def last(curve: Curve) -> Attained:
 def mean_of_last(curve: Curve, rounds: int) -> MeanOfLast:
     """Average the evaluations in the last `rounds` rounds.
 
-    This counts rounds, not evaluations: the last 50 rounds, evaluated every 10 rounds, give 5 accuracies. The initial
-    model counts only if nothing else was evaluated.
+    `rounds` counts rounds, not evaluations. For example, the last 50 rounds have 5 evaluations if every tenth round is
+    evaluated. The initial model counts only if nothing else was evaluated.
     """
     if rounds < 1:
         raise ValueError(f"rounds is {rounds}; expected at least 1")
@@ -86,8 +86,8 @@ def first_round_reaching(curve: Curve, target: float) -> int | None:
 def speed_up(baseline: Curve, method: Curve) -> float:
     """Return how much sooner the method reaches the baseline's best accuracy (FedLMD's definition).
 
-    This is the baseline's first round with that accuracy, divided by the method's, or 1 if the method never reaches it.
-    Round 0, the initial model, counts as round 1.
+    The speed-up is the first round in which the baseline has that accuracy, divided by the first round in which the
+    method has it. It is 1 if the method never reaches that accuracy. Round 0 counts as round 1.
     """
     target = best(baseline)
     reached = first_round_reaching(method, target.accuracy)
@@ -95,7 +95,7 @@ def speed_up(baseline: Curve, method: Curve) -> float:
 
 
 def mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the sample standard deviation. Over seeds, this estimates how much other seeds would vary."""
+    """Return the mean and the sample standard deviation."""
     if not values:
         raise ValueError("no values to average")
     mean = math.fsum(values) / len(values)
@@ -105,7 +105,7 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 
 def population_mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the population standard deviation, which the papers' code uses. It is 0 for one value."""
+    """Return the mean and the population standard deviation, as the papers' code does. It is 0 for one value."""
     sample = mean_std(values)
     spread = 0.0 if len(values) == 1 else sample.std * math.sqrt((len(values) - 1) / len(values))
     return MeanStd(sample.mean, spread)
@@ -121,7 +121,7 @@ class CurveSummary:
 
     @classmethod
     def from_curve(cls, curve: Curve, mean_last: int) -> CurveSummary:
-        """Summarise the curve. `mean_last` is the number of rounds that the field of that name averages."""
+        """Summarise the curve. `mean_last` is the number of last rounds to average."""
         return cls(best(curve), last(curve), mean_of_last(curve, mean_last))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""The results of runs, in types that reports, figures, tables, trackers, exports and commands share.
+"""The results of runs. Reports, figures, tables, trackers, exports and commands share these types.
 
-- A round: `RoundRow` (`experiment/round/record.py`). A new metric per round is one field there.
-- A run: `Result` (`experiment/result.py`), which `run` returns and `load_run` reads from a folder.
-- Several runs: `load_runs`, which looks for run folders.
-- Methods on the same federations: `Comparison`, with one `MethodRuns` per method. `compare` runs the methods and
-  returns a comparison. `compare_runs` makes one from existing runs. A comparison has the means over seeds, the ranking
-  and the significance of differences. `ranking.py` has the metrics that can decide which method is best.
-- A sweep: one `Comparison` per setting, made by `comparisons`.
+- A round is a `RoundRow` (`experiment/round/record.py`). A new metric per round is a new field there.
+- A run is a `Result` (`experiment/result.py`). `run` returns it, and `load_run` reads it from a folder. `load_runs`
+  finds and reads several runs.
+- Several methods on the same federations are a `Comparison`, with one `MethodRuns` per method. `compare` runs the
+  methods, and `compare_runs` compares existing runs. A comparison has the means over seeds, the ranking and the
+  significance of differences. `ranking.py` has the metrics that can decide which method is best.
+- A sweep is one `Comparison` per setting, made by `comparisons`.
 """
 
 from __future__ import annotations

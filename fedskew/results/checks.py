@@ -12,7 +12,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 
 
 def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Compare these runs. Refuse unfinished runs, repeated seeds of a method, and different classes or seeds."""
+    """Compare these runs. All must be finished, on the same classes, with the same seeds for every method."""
     if unfinished := next((run for run in runs if not run.finished), None):
         raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
@@ -34,7 +34,7 @@ def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) ->
 
 
 def setting_differences(runs: Sequence[Result]) -> list[str]:
-    """Return a line that names the keys, other than method and seed, in which the runs differ. Empty if none differ."""
+    """Return a line that names the keys in which the runs differ, besides method and seed. Empty if there are none."""
     keys = {key for run in runs for key in differing_keys(runs[0].config, run.config)}
     named = sorted(key for key in keys if key != "seed" and key.partition(".")[0] != "method")
     return [f"besides their methods, the runs differ in {', '.join(named)}"] if named else []

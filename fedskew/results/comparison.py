@@ -38,7 +38,7 @@ class MethodRuns:
     label: str
     runs: tuple[Result, ...]
     index: int = 0
-    """Position among the methods of the comparison. Charts derive the colour, the line style and their ids from it."""
+    """Position among the methods of the comparison. It determines colours, line styles and ids in charts."""
 
     @property
     def method(self) -> str:
@@ -56,12 +56,12 @@ class MethodRuns:
 
     @property
     def counted(self) -> tuple[Result, ...]:
-        """The runs that count in means and tables: the finished ones. If there are none yet, all evaluated ones."""
+        """The runs that count in means and tables: the finished runs, or all evaluated runs if none is finished."""
         return self.finished_runs or tuple(run for run in self.runs if run.last is not None)
 
     @property
     def first(self) -> Result | None:
-        """The run with the lowest seed in `counted`. It stands for the method in figures that show one run."""
+        """The run with the lowest seed in `counted`, for figures that show one run."""
         return self.counted[0] if self.counted else None
 
     def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
@@ -92,7 +92,7 @@ class MethodRuns:
 
     @property
     def class_accuracy(self) -> npt.NDArray[np.float64]:
-        """Accuracy by class, as the mean over the seeds. NaN for a class without test samples. Empty if nothing was
+        """Accuracy by class, the mean over the seeds. NaN for a class without test samples. Empty if nothing was
         evaluated yet."""
         rows = self.class_accuracies()
         return np.asarray(rows.mean(axis=0), np.float64) if len(rows) else np.empty(0)
@@ -168,7 +168,7 @@ class Comparison:
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """The clients' names, or else their numbers, from the run of `label_counts`. Empty if no run has them."""
+        """The clients' names, or their numbers, from the run of `label_counts`. Empty without such a run."""
         return next((run.client_labels for run in self.runs if run.label_counts is not None), ())
 
     @property
@@ -178,17 +178,13 @@ class Comparison:
 
     @property
     def ranking(self) -> list[MethodRuns]:
-        """The methods with a result, the best first, then the reference bounds.
-
-        Methods are ranked on the seeds that all of them have. If there are no such seeds, each method's mean is over
-        all its seeds.
-        """
+        """The evaluated methods, the best first, then the reference bounds. `ranked_mean` decides the order."""
         merit = self.metric.merit
         evaluated = [m for m in self.methods if m.counted]
         return sorted(evaluated, key=lambda m: (m.is_reference_bound, -self.ranked_mean(m, merit)))
 
     def ranked_mean(self, method: MethodRuns, value: Callable[[Result], float]) -> float:
-        """Mean of a value over the seeds on which methods are ranked: those of `common_seeds`, or else all it has."""
+        """Mean of a value over `common_seeds`. If the method has none of them, the mean is over all its seeds."""
         values, common = method.by_seed(value), self.common_seeds
         kept = [a for seed, a in values.items() if seed in common] or list(values.values())
         return sum(kept) / len(kept)
@@ -200,7 +196,7 @@ class Comparison:
 
     @property
     def best(self) -> MethodRuns | None:
-        """The first of `competing`. None if it is empty, or if there is only one method."""
+        """The first of `competing`. None if there is no competing method, or if there is only one method."""
         return self.competing[0] if self.competing and len(self.ranking) > 1 else None
 
     @property
@@ -212,10 +208,10 @@ class Comparison:
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
-        """The lead of the best method over each of the others in `competing`, corrected for the number of comparisons.
+        """The lead of the best method over each other method in `competing`, corrected for the number of comparisons.
 
-        A lead is the best minus the other, or the other minus the best if lower values are better. It is None for a
-        method that shares no seed with the best one.
+        A lead is positive if the best method is better, also for metrics in which lower values are better. It is None
+        for a method that shares no seed with the best method.
         """
         best, *others = [method.by_seed(self.metric.merit) for method in self.competing] or [{}]
         raw = [paired(best, other, self.metric.limit) for other in others]
@@ -234,7 +230,7 @@ class Comparison:
         }
 
     def _differences_json(self) -> list[dict[str, Any]]:
-        """The leads of `differences` as JSON. `significant` is null if there was no test."""
+        """The differences as JSON. `significant` is null if nothing was tested."""
         found = zip(self.competing[1:], self.differences(), strict=True)
         return [
             {
@@ -313,9 +309,9 @@ class Comparison:
 
 
 def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:
-    """Compare runs. Runs with the same method and parameters belong together, whatever else they differ in.
+    """Compare runs. Runs with the same method and parameters belong together, even if other settings differ.
 
-    `rank_by` decides which method is best: accuracy, macro-f1, auroc and others (`ranking.METRICS`).
+    `rank_by` names the metric that decides which method is best, such as accuracy, macro-f1 or auroc.
     """
     grouped: dict[str, list[Result]] = {}
     for run in runs:
@@ -340,14 +336,14 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
 
 
 def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:
-    """Sort settings by the values that vary. Numbers are sorted by size and come before words."""
+    """Return a sort key for a setting: the values that vary. Numbers come before words."""
     values = flat_config(run.config)
     found = [values.get(key) for key in varied]
     return [(False, float(v), "") if isinstance(v, int | float) else (True, 0.0, to_key(v)) for v in found]
 
 
 def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
-    """Keep the most advanced run of each seed. A run that was repeated, perhaps with another engine, counts once."""
+    """Keep the most advanced run of each seed. A repeated run, perhaps with another engine, counts once."""
     best: dict[int, Result] = {}
     for run in group:
         before = best.get(run.seed)
@@ -357,7 +353,7 @@ def _one_per_seed(group: Sequence[Result]) -> tuple[Result, ...]:
 
 
 def _setting_and_method(config: Config) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The configuration without the method, and the method with its parameters."""
+    """Return the configuration without the method, and the method with its parameters."""
     values = flat_config(config)
     method = {key: value for key, value in values.items() if key.startswith("method.")}
     return {key: value for key, value in values.items() if key not in method}, method

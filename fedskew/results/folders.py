@@ -1,4 +1,4 @@
-"""Read runs from their folders, whether finished, unfinished or damaged, without loading any data if possible."""
+"""Read runs from their folders, finished or not. This does not load their data or models."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def _may_have_runs(path: Path) -> bool:
-    """Whether the path has runs. Also true if it is not a folder, because `find_runs` reports that as an error."""
+    """Whether the path has runs. Also True if it is not a folder, because `find_runs` then raises the error."""
     return not path.is_dir() or _is_run(path) or bool(_runs_in(path, MAX_DEPTH))
 
 

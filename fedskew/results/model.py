@@ -20,7 +20,7 @@ from fedskew.models.concatenation import with_encoders
 def load_model(folder: Path, module_object: nn.Module | None = None) -> nn.Module:
     """Load the model in float32, on the CPU and in eval mode.
 
-    `module_object` is the user's module. It is needed if the run got its model as an object instead of a name.
+    `module_object` is the user's own module. It is needed if the run was started with an object, not a model's name.
     """
     files = RunFolder(folder)
     tensors, meta = files.load_model()

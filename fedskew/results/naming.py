@@ -1,4 +1,4 @@
-"""Names of methods and settings, made from the values in which they differ."""
+"""Names of methods and settings. They show the values in which methods or settings differ."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from fedskew.methods import make_method
 IGNORED_KEYS = (
     "seed", "data_dir", "checkpoint_every", "save_predictions", "engine", "device", "compile", "eval_local",
 )  # fmt: skip
-"""Keys that may differ between the runs of one setting: the seed, and keys that change the compared results at most by
-rounding."""
+"""Keys that may differ between the runs of one setting. Except the seed, they change results at most by rounding."""
 
 
 def flat_config(config: Config) -> dict[str, Any]:
-    """The configuration under dotted keys, without `IGNORED_KEYS`.
+    """Return the configuration under dotted keys, without `IGNORED_KEYS`.
 
-    The file of initial weights is identified by its content, if the run recorded its digest, and not by its path.
+    If the run recorded a digest of its initial weights, the digest replaces their path.
     """
     values: dict[str, Any] = {}
     for key, value in config.to_mapping().items():
@@ -35,22 +34,22 @@ def flat_config(config: Config) -> dict[str, Any]:
 
 
 def shown_config(config: Config) -> dict[str, Any]:
-    """As `flat_config`, with the path of the initial weights beside their digest. For readers only."""
+    """Return `flat_config` with the path of the initial weights beside their digest. It is for display only."""
     values = flat_config(config)
     return values if values["init"] == config.init else values | {"init": f"{config.init} ({values['init']})"}
 
 
 def varied_keys(configs: Sequence[Config]) -> list[str]:
-    """The keys in which the configurations differ, without those of the method."""
+    """Return the keys in which the configurations differ, without those of the method."""
     all_values = [flat_config(config) for config in configs]
     keys = dict.fromkeys(key for values in all_values for key in values if not key.startswith("method."))
     return [key for key in keys if len({to_key(values.get(key)) for values in all_values}) > 1]
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """Return one label per configuration: the method's name, and the parameters in which it differs from its namesakes.
+    """Return one label per configuration: the method's name and the parameters that differ between equal methods.
 
-    If a method differs in several parameters, a label shows only those that are not at their defaults.
+    If several parameters differ, a label leaves out those with default values.
     """
     found = []
     for config in configs:
@@ -67,7 +66,7 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """The default parameters of a method. Empty if the method is not found, such as a user's own object."""
+    """Return the default parameters of a method. Empty if it has no name in the catalogue, as a user's own object."""
     try:
         return make_method(method).params
     except UserError:
@@ -75,7 +74,10 @@ def _defaults(method: str) -> dict[str, object]:
 
 
 def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
-    """The varied keys that name a setting. A rule parameter is left out if it is constant for each partition rule."""
+    """Return the varied keys that name a setting.
+
+    A parameter of a partition rule is left out if it varies only because the rules differ.
+    """
     kept = []
     for key in varied:
         by_rule: dict[str, set[str]] = {}
@@ -89,7 +91,7 @@ def naming_keys(configs: Sequence[Config], varied: Sequence[str]) -> list[str]:
 
 
 def setting_label(config: Config, varied: Sequence[str]) -> str:
-    """The values that distinguish a setting from others. If none vary, its data, split and model."""
+    """Return the values that distinguish a setting from others. If none vary, return its data, split and model."""
     if not varied:
         return setting_name(config)
     values = shown_config(config)

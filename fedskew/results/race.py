@@ -1,7 +1,8 @@
 """The record of a race of methods. `fedskew choose` saves it in `race.json`, and the report reads it.
 
-A race has several rungs. In each rung, the candidates are trained up to a later round than before, and only the best
-ones go on. After the last rung, they meet in a final.
+A candidate is a method with its settings and a learning rate. A race has several rungs. In each rung, the candidates
+are trained up to a later round than before, and only the best candidates go on. After the last rung, they meet in a
+final.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ FORMAT = 1
 
 
 class Repeats(NamedTuple):
-    """What differs between the trials of one candidate, in words."""
+    """The words for what differs between the trials of one candidate: splits or seeds."""
 
     one: str
     many: str
@@ -33,11 +34,11 @@ class Repeats(NamedTuple):
 
 SPLITS = Repeats("split", "splits", "on")
 SEEDS = Repeats("seed", "seeds", "with")
-"""If all trials have the same split, they differ in validation samples, initial model, clients and batches."""
+"""Trials on the same split differ in validation samples, initial model, clients and batches."""
 
 
 def repeats(config: Mapping[str, Any]) -> Repeats:
-    """Return what differs between trials with this configuration: the split, or only the seed."""
+    """Return `SPLITS` if trials with this configuration have different splits, else `SEEDS`."""
     partition = config.get("partition") or {}
     rule = PARTITIONS.get(str(partition.get("rule")))
     is_drawn = rule is None or rule.is_drawn  # a user's own rule counts as one that draws
@@ -54,7 +55,7 @@ class Standing:
     lr: float
     params: Mapping[str, Any]
     scores: Mapping[int, float]
-    """Validation score by seed. Each seed has another split, if the rule draws one, and other validation samples."""
+    """Validation score by seed. Each seed has other validation samples, and another split if the rule is random."""
     kept: bool
     """Whether the candidate goes on to the next rung, or to the final after the last rung."""
 
@@ -73,11 +74,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A method in the final, which compares methods with tuned FedAvg on splits that no rung used."""
+    """A method in the final. There, methods are compared with tuned FedAvg on splits that no rung used."""
 
     standing: Standing
     overall: float
-    """Mean score over all splits on which the candidate was trained to the end, including those of the last rung."""
+    """Mean score over all splits on which the candidate was trained to the end, in the last rung and in the final."""
     difference: Difference | None
     """This method minus tuned FedAvg, corrected by Holm's method. None for FedAvg itself."""
     compute: float
@@ -85,7 +86,7 @@ class Finalist:
     traffic: float
     """Bytes sent and received, as a multiple of FedAvg's."""
     time_ratio: float
-    """Measured time of a round, as a multiple of FedAvg's. In `race.json`, its key is `seconds`, but it is a ratio."""
+    """Measured time of a round, as a multiple of FedAvg's. Its key in `race.json` is `seconds`."""
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
@@ -104,10 +105,10 @@ class RaceRecord:
     plan: Mapping[str, int] | None = None
     """How thorough the race is: the fields of `choose.budget.Plan`."""
     final_plan: Mapping[str, int] | None = None
-    """The plan, with its final reduced to the budget that was left. None before the end of the last rung."""
+    """The plan, with a final that fits the budget that was left. None before the end of the last rung."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
-    """The best over all splits first."""
+    """The finalists, sorted by `overall`, the best first."""
     chosen: int | None = None
     """The position of the chosen method in `final`."""
     answer: tuple[str, ...] = ()
@@ -185,7 +186,7 @@ def save_race(folder: Path, race: RaceRecord) -> None:
 
 
 def find_races(paths: Sequence[str | Path]) -> list[Path]:
-    """The folders of races among these paths and directly below them."""
+    """Return the folders of races among these paths and directly below them."""
     found: dict[Path, None] = {}
     for path in map(Path, paths):
         folders = [path, *sorted(p for p in path.iterdir() if p.is_dir())] if path.is_dir() else []

@@ -42,7 +42,7 @@ class RankingMetric:
         return self.sign * self.value(run)
 
     def curve(self, run: Result) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model and the value after each. For scores, only the last round."""
+        """The evaluated rounds of the global model, with the value after each. Scores have only the last round."""
         if self.measure is None:
             return [(run.last_round, self.value(run))]
         return [(round_, _number(getattr(found, self.measure))) for round_, found in run.evaluations.items()]
@@ -82,7 +82,7 @@ class RankingMetric:
 
 
 def _number(value: float | None) -> float:
-    """The value, or NaN if it is unknown or infinite, as in a run that is read from its folder."""
+    """Return the value, or NaN if it is unknown or infinite. Run folders cannot store infinite values."""
     return math.nan if value is None or math.isinf(value) else float(value)
 
 
@@ -115,7 +115,7 @@ def find_metric(name: str) -> RankingMetric:
 
 
 def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
-    """Find the metric with this name. Refuse runs without a value, except reference bounds, which are not ranked."""
+    """Find the metric with this name. Refuse runs without a value, except reference bounds."""
     metric = find_metric(name)
     for run in runs:
         if run.last is not None and not is_reference_bound(run.method) and math.isnan(metric.value(run)):

@@ -51,7 +51,7 @@ def compare(
         federation.
     partition: the rule that splits `data`. The default is the partition of `config`.
     same_split: whether all seeds use one split: the federation's, or that of seed 0 if `data` is not a federation. By
-        default, each seed has another split by the same rule, unless the rule is not random, such as `column`.
+        default, each seed has another split by the same rule. A rule that is not random always gives the same split.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
@@ -62,8 +62,8 @@ def compare(
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
         True always, False never.
 
-    With the same seed, all methods get the same split. They also get the same initial model, clients and batches,
-    unless a method needs another head, or trains in stages with other clients or samples.
+    With the same seed, all methods get the same split. Most also get the same initial model, clients and batches. The
+    exceptions are methods with another head, and methods that train in stages with other clients or samples.
     """
     metric = find_metric(rank_by)
     parsed = _parse_methods(methods)
@@ -86,7 +86,7 @@ def compare(
 def _base_federation(
     data: object, partition: Partition | None, config: Config, settings: Mapping[str, Any]
 ) -> tuple[Config, Federation]:
-    """Return the shared configuration, and the federation as given, or split with seed 0."""
+    """Return the shared configuration and the federation. Data that are not a federation are split with seed 0."""
     for key in ("seed", "method"):
         if key in settings:
             raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
@@ -116,7 +116,7 @@ def _list_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
 
 
 def _refuse_repeated(prepared: Sequence[Prepared]) -> None:
-    """Refuse a method that is given twice with the same parameters, because a table could not tell the two apart."""
+    """Refuse a method that is given twice with the same parameters. A table would show both under one name."""
     configs = [run.config for run in prepared if run.config.seed == prepared[0].config.seed]
     identities = [(config.method, sorted(config.method_params.items(), key=str)) for config in configs]
     for identity in identities:

@@ -1,9 +1,9 @@
-"""Significance of the difference between the best method and each other one, paired over seeds.
+"""Significance of the difference between the best method and each other method, paired over seeds.
 
 With the same seed, both methods get the same split and, with few exceptions, the same clients and batches. So their
 results can be subtracted seed by seed, and different seeds give independent differences. The differences are tested
-with Student's t test, which assumes that they are roughly normal. A few seeds can neither show nor refute that. With
-fewer than three seeds nothing is tested. The comparisons with the best method are corrected together by Holm's method.
+with Student's t test. It assumes that they are roughly normal, which cannot be checked with a few seeds. With fewer
+than three seeds, nothing is tested. The comparisons with the best method are corrected together by Holm's method.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_SEEDS = 30
 INTERVAL_NOTE = (
     "A difference is significant at 5 %, corrected by Holm's method, if and only if its interval excludes 0."
 )
-"""A note for tables of intervals. With several comparisons, some intervals are wider than a plain 95 % interval."""
+"""A note for tables of intervals. It is needed because the correction makes some wider than plain 95 % intervals."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 
@@ -35,12 +35,12 @@ class Difference:
     seeds: int
     mean: float
     wins: int = 0
-    """The number of seeds with which the first is better."""
+    """The number of seeds with which the first method is better."""
     spread: float | None = None
     """Sample standard deviation of the differences. None with fewer than three seeds."""
     low: float | None = None
-    """Lower end of the interval, at the level that Holm's method uses for this comparison. The interval excludes 0 if
-    and only if the difference is significant. None if nothing was tested, or if all differences are equal."""
+    """Lower end of the interval at the level of this comparison (see `divisor`). The interval excludes 0 if and only if
+    the difference is significant. None if nothing was tested, or if all differences are equal."""
     high: float | None = None
     p: float | None = None
     """Two-sided p-value. `holm` corrects it. None if nothing was tested, or if all differences are equal but not 0."""
@@ -68,8 +68,8 @@ class Difference:
     def seeds_to_settle(self) -> int | None:
         """The number of seeds that would make the difference significant with a probability of 80 %.
 
-        It assumes that the mean and the spread stay as they are. It is always more than the present number. None if the
-        difference is significant or was not tested, or if more than 30 seeds would be needed.
+        The estimate assumes that the mean and the spread stay as they are. None if the difference is significant or was
+        not tested, or if more than 30 seeds would be needed.
         """
         if self.p is None or self.significant or not self.spread or self.is_zero:
             return None
@@ -100,8 +100,8 @@ def paired(first: Mapping[int, float], second: Mapping[int, float], limit: float
 def holm(differences: Sequence[Difference]) -> list[Difference]:
     """Correct p-values and intervals for the number of comparisons.
 
-    The comparison with the smallest p is tested at 5 % divided by the number of comparisons, the next one at 5 %
-    divided by one less, and so on. After the first one that is not significant, none is.
+    The comparisons are sorted by p. With m comparisons, the first is tested at the level 5 % / m, the second at
+    5 % / (m − 1), and so on. After the first comparison that is not significant, none is significant.
     """
     order = sorted((d.p, i) for i, d in enumerate(differences) if d.p is not None)
     corrected: dict[int, tuple[float, int]] = {}
@@ -134,7 +134,7 @@ def _with_interval(difference: Difference) -> Difference:
 
 
 def _power(effect: float, seeds: int, level: float) -> float:
-    """The probability that a paired t test finds a mean difference of `effect` standard deviations."""
+    """Return the probability that a paired t test finds a mean difference of `effect` standard deviations."""
     from scipy.stats import nct, t
 
     critical, centre = float(t.ppf(1 - level / 2, seeds - 1)), effect * math.sqrt(seeds)

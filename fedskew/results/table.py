@@ -39,7 +39,7 @@ def table_text(comparisons: Sequence[Comparison], format: str) -> str:
 
 
 def _metrics(comparisons: Sequence[Comparison], names: Iterable[str]) -> list[RankingMetric]:
-    """The metric that decides which method is best, then the named ones. Metrics that no run has are left out."""
+    """Return the ranking metric, then the named metrics. Leave out metrics that no run has."""
     ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *names))]
     runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted]
     return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
@@ -95,7 +95,7 @@ FORMATS: dict[str, Callable[[Sequence[Comparison]], str]] = {"latex": _latex, "m
 def _cells(
     comparison: Comparison, bold: Callable[[str], str], escape: Callable[[str], str] = str
 ) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, the best method first."""
+    """Return headings and rows, the best method first."""
     metrics = _metrics([comparison], PRINTED)
     named = (f"{metric.label} (%)" if metric.percent else metric.label for metric in metrics)
     headings = ["method", *named, "training time (s)"]
@@ -110,7 +110,7 @@ def _cells(
 def _column(
     comparison: Comparison, metric: RankingMetric, bold: Callable[[str], str], escape: Callable[[str], str]
 ) -> list[str]:
-    """The cells of one metric, with the best value in bold. Several cells are bold if their values print alike."""
+    """Return the cells of one metric, with the best value in bold. All cells that print the best value are bold."""
     found = [method.over_seeds(metric.value) for method in comparison.ranking]
     merits = [round(metric.sign * metric.scale * value.mean, _digits(metric)) for value in found]
     competing = [m for method, m in zip(comparison.ranking, merits, strict=True) if not method.is_reference_bound]
