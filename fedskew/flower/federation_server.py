@@ -1,4 +1,4 @@
-"""The server of a federation across machines. It plans and aggregates as in a simulation. The sites train and test."""
+"""The server of a federation across machines. It plans and aggregates as in a simulation. The sites train."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FederationServer(Server):
         evaluation: type[SiteEvaluation] = SiteEvaluation,
         whole: Callable[[nn.Module], nn.Module] | None = None,
     ) -> None:
-        """`whole` makes the whole model, if `model` is only the part of it that the sites train."""
+        """If the sites train only a part of the model, `model` is that part, and `whole` completes it."""
         self._whole = whole
         self.saves_whole_model = whole is not None
         super().__init__(federation, method, model, config)
@@ -83,7 +83,7 @@ class FederationServer(Server):
         )
 
     def scores(self, state: RunState) -> Scores | None:
-        """Compute scores from the sites' histograms if the sites test the model. None if they report only totals."""
+        """Compute scores of the final model. None if the sites test it and report only totals."""
         if not self.site_evaluation.by_sites:
             return super().scores(state)
         histograms = self._histograms(state)
@@ -109,7 +109,7 @@ class FederationServer(Server):
         return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
 
     def kept_states(self, state: RunState) -> dict[int, Facts]:
-        """Identify each site's own state, for tests of personal models. Empty for methods without a personal part."""
+        """Name the saved state that each site tests its own model with. Empty for methods without a personal part."""
         if self.personal is None:
             return {}
         run, clients = config_hash(self._config), range(self._federation.clients)
@@ -121,12 +121,12 @@ class FederationServer(Server):
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """Return what the sites report at the end of a stage. They are asked once per stage."""
+        """Return the sites' answers to the survey of a stage. The sites are asked once."""
         if stage.name not in self._surveys:
-            self._surveys[stage.name] = self._ask_sites(stage, state)
+            self._surveys[stage.name] = self._ask_survey(stage, state)
         return self._surveys[stage.name]
 
-    def _ask_sites(self, stage: Stage, state: RunState) -> Survey:
+    def _ask_survey(self, stage: Stage, state: RunState) -> Survey:
         self._sites.wait_for(self._settings.required_sites)
         if isinstance(stage.survey, Part):
             return ask_survey(self._sites, self.plan(survey_stage(stage), state), self._settings.round_timeout)
@@ -140,7 +140,7 @@ class FederationServer(Server):
         sums = np.zeros((classes, classes))
         for client, reply in usable_replies(answers):
             try:
-                report = _check_report(from_bytes(reply.payload), classes, with_predictions)
+                report = _check_counts(from_bytes(reply.payload), classes, with_predictions)
             except Garbled as problem:
                 self._sites.log(f"warning: the label counts of {self._sites.names[client]} are discarded: {problem}")
                 continue
@@ -154,8 +154,8 @@ class FederationServer(Server):
         return Survey(counts, mean if with_predictions else None)
 
 
-def _check_report(report: Tensors, classes: int, with_predictions: bool) -> Tensors:
-    """Return a site's report. Raise `Garbled` if its numbers are impossible."""
+def _check_counts(report: Tensors, classes: int, with_predictions: bool) -> Tensors:
+    """Return a site's label counts and mean predictions. Raise `Garbled` if the numbers are impossible."""
     expected = {"label_counts": torch.empty(classes, dtype=torch.int64)}
     if with_predictions:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
@@ -168,7 +168,7 @@ def _check_report(report: Tensors, classes: int, with_predictions: bool) -> Tens
 
 
 def refuse_unfit(method: Method, config: Config) -> None:
-    """Refuse methods and settings that only a simulation can run."""
+    """Refuse methods and settings that a federation across machines cannot run."""
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         if stage.cohort == "pooled":
             raise UserError(

@@ -1,7 +1,7 @@
 """The rounds of a federation across machines.
 
-Every message to a site takes seconds. So the sites test the model of round r and train round r + 1, which starts from
-that model, in reply to one message. The last round of a stage is tested with separate messages.
+Every message to a site takes seconds. Therefore, one message asks for two things: to test the model of round r, and to
+train round r + 1, which starts from that model. The last round of a stage is tested with separate messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedskew.methods import Stage
 
 @dataclass(frozen=True)
 class RequestedRound:
-    """A round that the sites have trained. Their replies have not been checked yet."""
+    """A round that the sites have trained. The replies have not been checked yet."""
 
     plan: RoundPlan
     answers: Answers
@@ -106,10 +106,10 @@ class FederatedRounds:
     def _train(self, stage: Stage, state: RunState) -> TrainedRound:
         """Train the round, and repeat it if there are too few updates.
 
-        After `attempts`, a person must decide. A restart would repeat the round with the same sites, without an end if
-        some of them reply, and every training with noise costs these sites a part of their privacy budget.
+        If all `attempts` have too few updates, the run ends, and a person must decide. An automatic restart could
+        repeat the round for ever, and every training with noise costs the sites a part of their privacy budget.
 
-        The replies are freed on return, before those of the next round arrive.
+        The memory of the replies is freed on return, before the replies of the next round arrive.
         """
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
@@ -150,7 +150,7 @@ class FederatedRounds:
                 exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
                 replies = evaluation.request(exchanged, tested, labels, frozen, kept)
             return evaluation.measure(replies, plan.runtime.test_set, model, labels)
-        except NoTests as error:  # for example if the round is repeated, and the sites already tested another model
+        except NoTests as error:  # for example in a repeated round, if the sites have already tested another model
             self._sites.log(f"round {plan.before.round + 1} has no evaluation: {error}")
             return {}
 
@@ -165,7 +165,7 @@ class FederatedRounds:
         return self._settings.local_tests and plan.stage.model == "global" and self._server.evaluation.is_due(plan)
 
     def _local_tests(self, requested: RequestedRound, found: SiteUpdates) -> dict[str, list[float | None]] | None:
-        """Read the accuracies before and after training of the participants whose updates are finite."""
+        """Read the participants' accuracies before and after training. None if they were not requested."""
         if not self._tests_locally(requested.plan):
             return None
         finite = {client for client, update in found.updates.items() if update.tensors}
@@ -182,7 +182,7 @@ class FederatedRounds:
             self._sites.log(f"{self._sites.names[client]} reports no local tests: {one_line(str(reason))}")
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
-        """Make the round's row, with the reasons for discarded updates, and without what the sites do not share."""
+        """Make the round's row. It has the reasons for discarded updates, and the loss only if the sites share it."""
         row, failures = self._server.record(trained.plan, trained.result, aggregated), trained.failures
         return replace(
             row,
@@ -194,9 +194,9 @@ class FederatedRounds:
         )
 
     def _privacy_spent(self) -> dict[str, Any]:
-        """Compute and log the ε of a site that took part in every round, including rounds repeated after a crash.
+        """Compute and log the ε of a site that took part in every round, or of one of its samples.
 
-        With example-level privacy, it is the ε of one sample of such a site.
+        Rounds that were repeated after a crash count again.
         """
         settings = self._settings
         spent = run_epsilon(settings, self._config, self._record.releases)

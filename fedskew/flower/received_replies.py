@@ -1,9 +1,8 @@
 """The updates of the round in progress, on the server's disk.
 
-An update is written before the audit log says that it was received. If the server is killed, or if too few updates
-arrive, the round is repeated, without the requests that are already answered here. So a site does not train a round
-again because the server or another site failed, and no update is lost that the server has acknowledged. With noise, a
-second update would also cost privacy.
+An update is written here before the audit log says that it was received. If the server is killed, or if too few updates
+arrive, the round is repeated. The server then requests only the updates that are not here. So a site does not train a
+round again because the server or another site failed. With noise, a second update would also cost privacy.
 
 The files of the last two rounds are kept, because the sites train round r + 1 before the row of round r is written (see
 `loop`). All files are deleted when the run is finished.
@@ -31,14 +30,14 @@ class ReceivedReplies:
         self._folder = run_folder / FOLDER
 
     def keep(self, round: int, site: str, request: str, samples: int, reply: Reply) -> None:
-        """Write a site's reply. `request` identifies what it replies to, `samples` is the site's number of samples."""
+        """Write a site's reply. `request` is the request's digest, and `samples` the site's number of samples."""
         head = json.dumps({"request": request, "samples": samples, "facts": reply.facts})
         with reporting_os_errors("write", self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # updates can reveal something about the data
         write_file(self._folder / f"round-{round}.{site}", head.encode() + b"\n" + reply.payload)
 
     def find(self, round: int, site: str, request: str) -> Reply | None:
-        """Return a site's reply to this request. None if there is none, or if its file has a damaged first line."""
+        """Return a site's reply to the request with this digest. None if there is none, or if its file is damaged."""
         path = self._folder / f"round-{round}.{site}"
         with reporting_os_errors("read", path):
             content = path.read_bytes() if path.exists() else b""

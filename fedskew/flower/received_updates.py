@@ -18,8 +18,8 @@ from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""The key of the number that the server keeps for a client with a state: the round of the model after which the site
-saved that state. The state itself stays at the site."""
+"""A site's state stays at the site. In its place, the server keeps one number under this key: the round of the model
+after which the site saved the state."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class SizeCheck:
     discarded: dict[int, str]
     """The reason why an update is discarded, by client."""
     medians: dict[str, float]
-    """The round's median norms: of the model's `change`, and of the method's other tensors (`uplink`). A round with
-    fewer than two updates keeps the medians of the previous one."""
+    """The round's median norms of the model's `change` and of the method's other tensors (`uplink`). A round with fewer
+    than two updates keeps the medians of the previous round."""
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
@@ -99,7 +99,7 @@ def _are_finite(tensors: Tensors, sent_buffers: Tensors) -> bool:
 
 
 def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
-    """Find the clients whose tensors besides the model differ in form from those of most clients."""
+    """Find the clients whose tensors besides the model have another form than those of most clients."""
     found = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
@@ -114,9 +114,9 @@ def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
 def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]) -> SizeCheck:
     """Find the clients whose update is more than `limit` times as large as the round's median.
 
-    One large update ruins the mean, even if all its numbers are finite. The lower median is used, so that the larger of
-    two updates does not set the standard. If there is only one update, it is compared with the `usual` norms, which
-    come from the previous round.
+    One large update ruins the mean, even if all its numbers are finite. The median is the lower one, so that the larger
+    of two updates does not set the standard. A single update is compared with `usual`, the medians of the previous
+    round.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)

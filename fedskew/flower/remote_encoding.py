@@ -1,4 +1,4 @@
-"""Fit the encoding of the sites' tables to sums, which the server requests once, before the first round."""
+"""Fit the encoding of tables to column sums. The server requests these sums from the sites before the first round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_CATEGORIES = 10_000
 _LONGEST_CATEGORY = 1_000
 """The most characters of a category."""
 _LARGEST_MOMENT = 1e150
-"""The largest mean and deviation that a site may report. If their squares overflowed, one site could end the run."""
+"""The largest mean and deviation that a site may report. If a square overflowed, one site could end the run."""
 _NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
 _CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
 

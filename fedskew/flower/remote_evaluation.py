@@ -1,4 +1,4 @@
-"""Evaluate models on the sites' test data. The sites' results are added up."""
+"""Evaluate models on the sites' test data, and add up the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fedskew.task import Task
 Replies = Mapping[int, Reply]
 """The sites' reports on their tests, by client."""
 Kept = Mapping[int, Facts]
-"""For methods with a personal part, the facts that tell each site which of its saved states to use. Otherwise empty."""
+"""By client, the facts that name the saved state to test with. Empty for methods without a personal part."""
 
 
 class NoTests(UserError):
@@ -37,14 +37,14 @@ class NoTests(UserError):
 
 @dataclass(frozen=True)
 class TestedModel:
-    """Which of a run's models is tested. A site tests only models that the run's configuration plans to test."""
+    """Which of a run's models is tested. A site tests it only if the run's configuration plans this test."""
 
     model: str
     """The name of the model, `global` for most methods."""
     round: int
     """The number of rounds that trained it."""
     notes: Notes
-    """What the server noted between stages, which determines the later stages of some methods."""
+    """The server's notes between stages, on which the later stages of some methods depend."""
 
     __test__ = False  # for pytest
 
@@ -57,7 +57,7 @@ class SiteEvaluation:
 
     @property
     def by_sites(self) -> bool:
-        """Whether a row's `evaluation` comes from the sites' test data. Otherwise it comes from the server's."""
+        """Whether the sites' test data give a row's `evaluation`. Otherwise, the server's test data do."""
         return self._settings.evaluation == "sites"
 
     def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
@@ -95,9 +95,9 @@ class SiteEvaluation:
     def histograms(
         self, model: ModelState, tested: TestedModel, frozen: Mapping[str, ModelState], kept: Kept
     ) -> dict[str, ScoreHistograms]:
-        """Request score histograms of the sites' tests. Empty if sites report no results by class, or if none replies.
+        """Request score histograms of the sites' tests. Empty if sites do not report results by class.
 
-        The run is over, so it must not fail if a site does not reply.
+        It is also empty if no site replies, because the run is over and must not fail now.
         """
         if self._settings.site_metrics != "class":
             return {}
@@ -118,7 +118,7 @@ class SiteEvaluation:
         return found
 
     def evaluate(self, replies: Replies) -> Evaluation:
-        """Evaluate over all sites that replied: by class, or only in total if the sites report only that."""
+        """Add up the results of all sites that replied: by class, or only totals if the sites report only totals."""
         blank = np.zeros(self._task.counts_shape(self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
@@ -132,7 +132,7 @@ class SiteEvaluation:
         return Evaluation.from_counts(blank, (right, tested))
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
-        """Return the fields of the round's row that the evaluation fills. `server_tests` is the server's test set."""
+        """Return the evaluation's fields of the round's row. `server_tests` is the server's test set."""
         fields: RowFields = (
             {"evaluation": self.evaluate(replies)} if self.by_sites else server_tests.measure(model, labels)
         )
@@ -165,13 +165,13 @@ class SiteEvaluation:
         return {self._sites.names[client]: {"accuracy": right / tested} for client, (right, tested) in counts.items()}
 
     def _counts(self, replies: Replies) -> dict[int, tuple[int, int]]:
-        """Return the numbers of correct and of all predictions, for each site that reports both."""
+        """Return the numbers of correct and of all predictions by site. Sites with unusable numbers are left out."""
         counts = {client: _read_counts(reply.facts) for client, reply in replies.items()}
         return {client: count for client, count in counts.items() if count is not None}
 
 
 def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | None]]:
-    """Read the accuracies before and after local training, by client. None for a client that does not report both."""
+    """Read the accuracies before and after local training, by client. None if a client does not report both."""
     found: dict[str, list[float | None]] = {"before": [None] * clients, "after": [None] * clients}
     for client, reply in replies.items():
         reported = reply.facts.get("local_tests")

@@ -1,6 +1,6 @@
 """A federation whose samples are at its sites.
 
-The server knows at most how many samples each site has, and for some methods how many of certain labels.
+The server knows only how many samples each site has. For some methods, it also knows how many have certain labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CENSUS_SECONDS = 600.0
 
 
 class RemoteFederation(Federation):
-    """Sites as clients. A site reports its number of samples when it connects."""
+    """A federation whose clients are sites. A site reports its number of samples when it connects."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site. After `restrict`, only samples of those labels count. 0 until the site has connected."""
+        """Samples per site, 0 until the site has connected. After `restrict`, only samples with these labels count."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)

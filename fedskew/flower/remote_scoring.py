@@ -1,8 +1,8 @@
-"""Have a finished model tested on the sites' own data. The sites send score histograms, which are added up.
+"""Let the sites test a finished model on their own data. They send score histograms, which the server adds up.
 
 A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
-the total minus the others would be that site's result. Every site that tested the model is named, and the server itself
-receives the histograms of every site.
+the total minus the other results would be the result of that site. The list names every site that tested the model. The
+server itself receives the histograms of every site.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def read_finished_model(file: str, contract: Contract, config: Config) -> Finish
 def score_at_sites(
     sites: Sites, model: FinishedModel, contract: Contract, config: Config, settings: FederationSettings
 ) -> dict[str, Any]:
-    """Return the results over all sites that tested the model, and by site for those that agree."""
+    """Return the results of all sites together, and the results of each site that agrees to be listed."""
     sites.wait_for(settings.begin_with or settings.required_sites)
     payload = to_bytes(model_tensors("sent", model.state))
     answers = sites.request("score", {client: {} for client in sites.online}, payload, settings.round_timeout)

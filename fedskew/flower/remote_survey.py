@@ -1,4 +1,7 @@
-"""Ask the sites about their data before anybody trains. The answers become files that `diagnose` and `choose` read."""
+"""`fedskew federate survey`: ask the sites about their data before training.
+
+`fedskew diagnose` and `fedskew choose` can read the files with the answers.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ _BOUNDS = ("low", "median", "high")
 
 
 def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
-    """Request a description of each connected site's data. Return the answers, and why other sites gave none."""
+    """Request a description of each connected site's data. Return the answers, and the reasons of sites without one."""
     sites.wait_for(settings.begin_with or settings.required_sites)
     answers = sites.request("describe", {client: {} for client in sites.online}, b"", settings.round_timeout)
     described: dict[str, Any] = {}
@@ -43,7 +46,7 @@ def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings)
 
 
 def read_description(answer: Reply | Failure, contract: Contract) -> dict[str, Any]:
-    """Read a site's answer. Raise `Garbled` if it has another form, because its text is shown to people."""
+    """Read a site's answer. Raise `Garbled` if it has another form."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     counts, columns, rules = (answer.facts.get(key) for key in ("label_counts", "columns", "rules"))
@@ -79,7 +82,7 @@ def _is_share(value: Any) -> bool:
 
 
 def write_survey(folder: Path, survey: Facts) -> None:
-    """Write the answers, and the label counts as a table with a row per site. A site with only zeros is left out."""
+    """Write the answers, and a table of the label counts with a row per site. A site with only zeros has no row."""
     table = io.StringIO()
     rows = csv.writer(table, lineterminator="\n")
     rows.writerow(["site", *survey["classes"]])

@@ -26,12 +26,12 @@ from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
 Answers = Mapping[int, Reply | Failure]
-"""Each participant's reply, or why there is none, by client."""
+"""By client, a participant's reply, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class SiteUpdates:
-    """The updates of a round in the expected form, and the reasons why other sites' updates are discarded."""
+    """The updates of a round that have the expected form, and the reasons why the others are discarded."""
 
     updates: dict[int, Update]
     failures: dict[int, str]
@@ -54,9 +54,9 @@ class SiteTraining:
         count_release: Callable[[], None],
         received: ReceivedReplies,
     ) -> None:
-        """`run` identifies the run to the sites. A restart goes back by at most `kept_rounds` rounds, so sites keep the
-        states of those. `count_release` is called before each release of private updates. `received` has the updates
-        that arrived before the round was repeated."""
+        """`run` is the run's name at the sites. Sites keep their states of the last `kept_rounds` rounds, because a
+        restart may go back that far. `count_release` is called before each release of private updates. `received` has
+        the updates that have already arrived."""
         self._sites, self._settings, self._received = sites, settings, received
         self._run, self._kept_rounds, self._count_release = run, kept_rounds, count_release
         self._usual_norms: dict[str, float] = {}
@@ -72,11 +72,9 @@ class SiteTraining:
     ) -> tuple[Answers, dict[int, Reply]]:
         """Ask the sites to train a round.
 
-        With `test_request`, all connected sites also test the model at the start of the round.
-        With `local_tests`, the participants test the model before and after their training. `kept` names the states of
-        sites that test their own models.
-
-        Return the participants' replies, and all sites' reports on their tests.
+        With `test_request`, all connected sites also test the model at the start of the round. With `local_tests`, the
+        participants test the model before and after their training. `kept` names the saved states of sites that test
+        their own models. Return the participants' replies, and the test reports of all sites.
         """
         if self._settings.sites_add_noise:
             self._count_release()
@@ -100,7 +98,7 @@ class SiteTraining:
     def _request_updates(
         self, round: int, name: str, participants: Mapping[int, Facts], others: Mapping[int, Facts], payload: bytes
     ) -> Answers:
-        """Send the requests of a round, except those that were answered before the round was repeated."""
+        """Send the requests of a round. A repeated round does not repeat requests that have been answered."""
         requests = {client: request_digest(facts, payload) for client, facts in participants.items()}
         self._received.forget_before(round - 1)
         known: dict[int, Reply | Failure] = {}
@@ -199,5 +197,5 @@ class SiteTraining:
 
 
 def round_name(plan: RoundPlan) -> str:
-    """The number of the round, counted for its model only, as Flower's logs show it."""
+    """The round's number, counted for its model only. Flower's logs show it."""
     return str(plan.work.key.round + 1)
