@@ -13,12 +13,12 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, config_hash
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
+from fedskew.flower.method_surveys import ask_survey
 from fedskew.flower.model_message import model_tensors
 from fedskew.flower.privacy import refuse_unbounded
 from fedskew.flower.received_updates import VERSION
 from fedskew.flower.remote_evaluation import SiteEvaluation, TestedModel
 from fedskew.flower.remote_federation import RemoteFederation
-from fedskew.flower.remote_surveys import ask_survey
 from fedskew.flower.run_record import NAME
 from fedskew.flower.settings import FederationSettings, require_testable
 from fedskew.flower.site_replies import require_any_reply, usable_replies

@@ -1,4 +1,4 @@
-"""Surveys that are parts of a method: every site answers with the part's hooks, and the server stacks the answers."""
+"""The survey at the end of a method's stage, if it is a part: sites answer with its hooks, and the server stacks them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedskew.methods import Survey, Tensors
 
 
 def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
-    """Ask the connected sites the survey of a stage. `plan` is the round in which all of them answer."""
+    """Ask the connected sites the survey of a stage. `plan` is the round in which they answer."""
     facts = {a.client: _facts(plan, a.client) for a in plan.work.assignments if a.client in sites.online}
     payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
     replies = sites.request("survey", facts, payload, seconds)

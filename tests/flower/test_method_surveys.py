@@ -1,5 +1,4 @@
-"""Surveys of any kind, and a server rule of a stage's own: sites answer as simulated clients do, and only what is asked
-by their own copy of the method."""
+"""Surveys of a method at the sites: they answer as simulated clients do, and only surveys that the app plans."""
 
 from __future__ import annotations
 
