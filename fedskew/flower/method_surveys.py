@@ -1,4 +1,4 @@
-"""The survey at the end of a method's stage, if it is a part: sites answer with its hooks, and the server stacks them."""
+"""Surveys at the end of a stage that are parts of a method: sites answer with the part's hooks."""
 
 from __future__ import annotations
 
