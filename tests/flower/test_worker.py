@@ -136,7 +136,8 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
 
     colour = {**running.terms["contract"], "shape": [3, 8, 8], "mean": [0.5] * 3, "std": [1.0] * 3}
     other = {**running.terms, "contract": colour}
-    assert "inputs have shape [1, 8, 8], expected [3, 8, 8]" in running.asked(terms=other)["refused"]
+    assert "do not meet the federation's contract" in running.asked(terms=other)["refused"]
+    assert "inputs have shape [1, 8, 8], expected [3, 8, 8]" in (running.folder / "log").read_text()
 
     running.site.write_text("name: another\ndata: digits.npz\ndevice: cpu\n")
     assert running.asked()["site"] == "another"

@@ -259,7 +259,8 @@ def test_a_site_answers_nothing_in_the_plain_form(here: Case) -> None:
     assert ask(here, "hello")["site"] == "site-0"
     numbers = {"client": 0, "stage": 0, "kept": None, "oldest": 0, "key": {"seed": 0, "model": 0, "round": 0}}
     work = {**numbers, "run": "a", "notes": {}, "companions": [], "local": {}, "share_loss": False, "noise": None}
-    for kind, facts in (("train", work), ("evaluate", {}), ("census", {}), ("survey", {}), ("column_sums", {})):
+    survey = {"predictions": False}
+    for kind, facts in (("train", work), ("evaluate", {}), ("census", {}), ("survey", survey), ("column_sums", {})):
         with pytest.raises(UserError, match=f"requests '{kind}' without secure aggregation"):
             ask(here, kind, **facts)
 
