@@ -95,7 +95,8 @@ def _reported_local_tests(run: Result) -> str:
 
 def _sites_that_reported(run: Result, kind: str) -> list[str]:
     """List the sites with an accuracy of this kind in any round. The kinds are those of `Result.client_tests`."""
-    reported = [row.client_tests[kind] for row in run.history if kind in (row.client_tests or {})]
+    tests = [row.client_tests or {} for row in run.history]
+    reported = [found[kind] for found in tests if kind in found]
     return [
         escape(name)
         for client, name in enumerate(run.client_labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from in_process import case, small_data
@@ -15,7 +16,7 @@ from fedskew.flower.policy import LOCAL_TESTS, Policy
 from fedskew.flower.server_app import run_federation
 
 
-def federated(folder: Path, method: str = "fedavg", site: dict[str, object] | None = None, **own: object) -> Result:
+def federated(folder: Path, method: str = "fedavg", site: dict[str, Any] | None = None, **own: Any) -> Result:
     """A run of two rounds at three sites, one site per round."""
     data = small_data(folder)
     split = fs.federation(str(data), fs.Dirichlet(beta=0.5, clients=3), seed=0)
