@@ -48,8 +48,8 @@ class Contract:
     shape: tuple[int, ...]
     """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
     mean: tuple[float, ...] = ()
-    """Mean per channel of images scaled to [0, 1], or per input of a table. A table's may be empty. Then each site uses
-    its own means and standard deviations."""
+    """Mean per channel of images scaled to [0, 1], or per input of a table. If a table has no means
+    here, each site uses its own means and standard deviations."""
     std: tuple[float, ...] = ()
     """Standard deviation per channel or input."""
     vocabulary: int = 0
