@@ -71,7 +71,7 @@ _PROGRAM = "flwr-serverapp"
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end. Log how it ended, and write it to the run's `status.json`.
+    """Run the federation to its end. The run's `status.json` then says how it ended.
 
     The status is `finished`, `stopped` or `failed`. `stopped` means that a person must act before another start.
     `failed` means that another start may help, so `supervised_run` starts the run again.
@@ -97,10 +97,11 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _end_with_superlink() -> None:
-    """End this process at once when the SuperExec, its parent, ends, or the SuperLink, the SuperExec's parent.
+    """End this process at once when the SuperExec or the SuperLink ends.
 
-    Flower would let the ServerApp go on for minutes. Meanwhile, the run's folder would stay locked, and the run could
-    not resume. It is safe to end at any moment, because the run resumes from its last checkpoint.
+    The SuperExec is the parent of this process, and the SuperLink is the parent of the SuperExec. Flower would let the
+    ServerApp go on for minutes. Meanwhile, the run's folder would stay locked, and the run could not resume. It is safe
+    to end at any moment, because the run resumes from its last checkpoint.
     """
     superexec = os.getppid()
     wait_for_end(superexec, parent_of(superexec))
@@ -110,7 +111,7 @@ def _end_with_superlink() -> None:
 def _write_status(context: Context, status: dict[str, str]) -> None:
     """Record how the attempt ended, if the run has a folder.
 
-    Errors of writing are ignored, so that they do not hide the error that ended the run.
+    A failure to write the status is ignored, so that it does not hide the error that ended the run.
     """
     folder = Path(os.path.expanduser(str(context.run_config.get("federation.folder") or FederationSettings.folder)))
     purpose = _purpose(context)

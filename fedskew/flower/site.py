@@ -96,9 +96,9 @@ class Site:
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
         self.config, self._log = config, log
         self._data: dict[str, Federation] = {}
-        """The site's data in the form of the last run's contract, by that contract."""
+        """The site's data in the form of the last run's contract. The key is that contract."""
         self._runs: dict[str, SiteRun] = {}
-        """The last run, by its terms."""
+        """The last run. The key is its terms."""
         self._secure: SecureSite | None = None
         """The sessions of secure aggregation, if a run uses it."""
 
@@ -299,7 +299,7 @@ class Site:
         return run_test(run, facts, facts.get("kept"), tensors, kept), b""
 
     def _states(self, run: SiteRun, name: str) -> SiteState:
-        """Return the states of the run. Refuse a request that names another run, or that has another contract."""
+        """Return the site's states of the run. Refuse a request with another name or another contract of the run."""
         require_own_name(name, run.name)
         states = SiteState(self.config.state_folder, run.name)
         states.bind(run.contract)
@@ -346,7 +346,7 @@ class Site:
 
 
 def _check_form(facts: Facts) -> None:
-    """Refuse a request with unknown facts, of a server with another version, or of a wrong form."""
+    """Refuse a request that has unknown facts or a wrong form, or that comes from a server with another version."""
     if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
         raise UserError(
             f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"

@@ -1,8 +1,8 @@
 """State that a site keeps between rounds. It is on disk, because Flower loses a node's state when the node restarts.
 
-`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. Each request of the server names the
-last round whose reply it received. So site and server continue from the same round, even if a reply was lost, or if the
-server resumed from an older checkpoint.
+`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. In each request, the server
+names the last round whose reply it received. So site and server continue from the same round, even if a reply was lost,
+or if the server resumed from an older checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.parts import Tensors
 
 _RUN = re.compile(r"[A-Za-z0-9]+")
-"""The form of a run's name, because it becomes a folder's name."""
+"""The form of a run's name. The name becomes a folder's name, so it must not have other characters."""
 _CONTRACT = "contract.sha256"
 """The file with the hash of the contract that the run began with."""
 _ROUND = re.compile(r".*\.round-(\d+)\.safetensors")

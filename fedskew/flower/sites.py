@@ -154,9 +154,9 @@ class Sites:
         return dict(sorted(answers.items()))
 
     def _find_restarted(self, clients: set[int], nodes: Mapping[int, int], starts: dict[int, str]) -> list[int]:
-        """Find the clients whose SuperNodes have started again. `starts` has the times of their last starts.
+        """Find the clients whose SuperNodes have started again.
 
-        The times in `starts` are updated.
+        `starts` has the times of the last known starts. This function updates it.
         """
         now = {number: node.last_activated_at for number, node in self._calls.nodes().items()}
         again = [client for client in sorted(clients) if now.get(nodes[client], starts[client]) != starts[client]]
@@ -185,7 +185,7 @@ class Sites:
     def _late(
         self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
-        """Return failures for the sites that are late, after `seconds`. There are none before the quorum is reached."""
+        """Return failures for the sites that are late after `seconds`. No site is late before the quorum is reached."""
         if quorum is None or not quorum.is_reached(answers):
             return {}
         replied = len(dict(usable_replies(answers)))

@@ -110,7 +110,7 @@ def only_command(folder: Path) -> Iterator[None]:
         raise UserError(
             f"another command trains the run in {folder}; expected one at a time, so wait for it or end it"
         ) from error
-    except OSError:  # the file system has no locks, or cannot be written; the run will report the second
+    except OSError:  # no lock is possible here; if the folder cannot be written, the run itself says so
         pass
     try:
         yield

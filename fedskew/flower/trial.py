@@ -124,6 +124,7 @@ def _data_dir(config: Config) -> str | None:
 
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:
+    """Return the content of a site's site.yaml."""
     agreed = [item for item, used in ((COLUMN_SUMS, column_sums), (LOCAL_TESTS, settings.local_tests)) if used]
     own_code = [code.partition(":")[0] for code in (*config.method.split("+"), config.model) if ":" in code]
     return {

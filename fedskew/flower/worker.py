@@ -36,7 +36,7 @@ _MISMATCH = "its data do not meet the federation's contract; the reason is in it
 _TRANSFER_SECONDS = 600.0
 """Seconds that a ClientApp may take to send or to receive. A ClientApp that hangs must not block the next ones."""
 _SESSION_SECONDS = 3600.0
-"""The least seconds that an idle worker waits for the next step of a session of secure aggregation."""
+"""An idle worker waits at least this many seconds for the next step of a session of secure aggregation."""
 
 
 def main(site: str, superexec: int) -> None:

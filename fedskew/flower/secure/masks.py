@@ -20,6 +20,6 @@ def expand_seed(seed: bytes, length: int) -> Vector:
 
 
 def add_pairwise_mask(vector: Vector, seed: bytes, own: str, peer: str) -> Vector:
-    """Add the mask that two sites share, or subtract it. One site adds and the other subtracts, so it cancels."""
+    """Add or subtract the mask that two sites share. One site adds it, the other subtracts it, so it cancels out."""
     mask = expand_seed(seed, len(vector))
     return vector + mask if own < peer else vector - mask

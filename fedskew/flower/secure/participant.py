@@ -1,7 +1,6 @@
 """The site's side of a session of secure aggregation.
 
-A site takes each step once, in order. Its refusals in `confirm` and `unmask` are what protects it from a dishonest
-server.
+A site takes each step once, in order. Its refusals in `confirm` and `unmask` protect it from a dishonest server.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from fedskew.flower.wire import Garbled
 
 STEPS = ("keys", "shares", "input", "confirm", "unmask", "end")
 RecordRelease = Callable[[str, list[str]], None]
-"""A function that is called before a site reveals shares, with the request's digest and the contributors. It may
-refuse."""
+"""Records that a site reveals shares, or refuses it. The arguments are the request's digest and the contributors."""
 
 
 class Participant:

@@ -24,7 +24,7 @@ _MOST_REQUESTS = 2
 """The most different requests for the same round or test. If a restarted server repeats a round, the round may have
 another model."""
 _INCOMPLETE = " (incomplete)"
-"""The end of a line that a killed process did not complete."""
+"""Added to a line that a killed process did not complete."""
 
 
 class ReleasedSums:
@@ -57,9 +57,10 @@ class ReleasedSums:
         return [json.loads(line) for line in lines if not line.endswith(_INCOMPLETE)]
 
     def _append(self, entry: dict[str, object]) -> None:
-        is_torn = self._path.exists() and not self._path.read_bytes().endswith(b"\n")
+        before = self._path.read_bytes() if self._path.exists() else b""
+        is_last_incomplete = bool(before) and not before.endswith(b"\n")
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{_INCOMPLETE}\n" if is_torn and self._path.stat().st_size else "")
+            file.write(f"{_INCOMPLETE}\n" if is_last_incomplete else "")
             file.write(json.dumps(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
 """Secure aggregation at a site. The site trains and tests as usual, but its results are masked before they leave.
 
-Besides the steps of the protocol, a site answers only greetings. Its reply to a greeting does not have its number of
+Besides the steps of the protocol, a site answers only greetings. Its reply to a greeting leaves out the number of
 samples.
 """
 
@@ -40,7 +40,7 @@ KINDS = ("secure_keys", "secure_shares", "secure_confirm", "secure_unmask")
 _MOST_SESSIONS = 4
 """The largest number of sessions that a site remembers. A server has one session at a time."""
 _DIFFERS_BY_SITE = ("client", "kept", "oldest", "secure")
-"""Facts of a request that may differ between sites. The digest of a request does not include them."""
+"""Facts that are not part of a request's digest: they differ between sites, or do not change the result."""
 
 
 class RunAtSite(Protocol):

@@ -155,8 +155,8 @@ class _Session:
     def _ask(self, kind: str, facts: Mapping[int, Facts], is_contributor: bool = False) -> dict[int, Reply]:
         """Ask the sites to take one step. Return the replies.
 
-        With `is_contributor`, the sites' updates have arrived. A site that fails now is still a contributor, so its
-        failure is only logged.
+        With `is_contributor`, the sites' updates have already arrived. A site that fails now is still a contributor, so
+        its failure is only logged.
         """
         seconds = min(_STEP_SECONDS, self._settings.round_timeout)
         session = {"session": self._coordinator.session}
@@ -170,6 +170,7 @@ class _Session:
         return self._usable(answers)
 
     def _usable(self, answers: Mapping[int, Reply | Failure]) -> dict[int, Reply]:
+        """Return the replies. Note the failures of the other sites."""
         for client, answer in answers.items():
             if isinstance(answer, Failure):
                 self._fail(client, answer.reason)
