@@ -1,7 +1,7 @@
 """Examine an installation for `fedskew doctor`: versions, devices, extras, data folders, ports and certificates.
 
-A check is `ok`, `note` (something is absent or will need attention) or `broken` (something that the user needs cannot
-be used). The user needs a port only if the command names it.
+A check has one of three statuses. With `ok`, all is well. With `note`, something is absent or will need attention. With
+`broken`, something that the user needs cannot be used. The user needs a port only if the command names it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Report = dict[str, list[Check]]
 
 
 def examine(data_dir: str | None = None, keys: str | None = None, ports: Sequence[int] = ()) -> Report:
-    """Run all checks. `keys` is a folder of `fedskew federate certs`, and `ports` are those the server needs."""
+    """Run all checks. `keys` is a folder of `fedskew federate certs`, and `ports` are the ports that the server needs."""
     return {
         "versions": list(_check_versions()),
         "devices": list(_check_devices()),

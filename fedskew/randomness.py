@@ -19,7 +19,7 @@ from fedskew.accurate_sums import ACCURATE
 
 _MASK32 = 0xFFFFFFFF
 _SMALL = 4096
-"""Below this number of items, `sample` permutes all of them, which is fast enough."""
+"""If there are fewer items than this, `sample` permutes all of them, which is fast enough."""
 
 
 def _sequence(seed: int, purpose: str, key: tuple[int, ...]) -> np.random.SeedSequence:
@@ -105,14 +105,14 @@ def fold(keys: Tensor, value: Tensor | int) -> Tensor:
 
 
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
-    """Return one float32 number in [0, 1) per key: its random number with index `draw`, the same on every device."""
+    """Return one float32 number in [0, 1) per key, at index `draw` of the key's sequence. All devices give the same."""
     return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 
 def normal(keys: Tensor, draw: int = 0) -> Tensor:
-    """Return one standard normal number per key: its random number with index `draw` (Box and Muller).
+    """Return one standard normal number per key, at index `draw` of the key's sequence (Box and Muller).
 
-    It is in float64, if the device has it.
+    The result is float64 if the device has that format.
     """
     accurate = ACCURATE[keys.device.type]
     first, second = ((fold(keys, 2 * draw + part).to(accurate) + 0.5) / (1 << 32) for part in (0, 1))

@@ -24,7 +24,7 @@ class RoundKey:
     model: int
     """The number of the model that is trained."""
     round: int
-    """In how many rounds this model was trained before."""
+    """The number of earlier rounds in which this model was trained."""
     phase: int = 0
     """The number of the phase of local training (`methods.personal.Phase`), counted from 0."""
 
@@ -77,7 +77,7 @@ class BatchPlan:
 
     @cached_property
     def client_key(self) -> int:
-        """The key of all random numbers of the model and the method in steps and passes, such as dropout masks."""
+        """The key of the model's and the method's random numbers, such as dropout masks, in steps and passes."""
         return integer_key(self.key.seed, "dropout", *self._key_parts)
 
     @cached_property
@@ -178,8 +178,8 @@ def plan_batches(
     """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
-    the samples' `labels`, the batches are balanced: an epoch is as long as a shuffled one, and each of the client's
-    classes occurs about equally often in it.
+    the samples' `labels`, batches are balanced: each of the client's classes occurs about equally often. An epoch keeps
+    its length.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

@@ -28,7 +28,7 @@ from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.graph_program import GraphProgram, Pools
 from fedskew.engine.stacked.layouts import Layouts
-from fedskew.engine.stacked.local_step import KEYS, Program, SlotStep, Staging
+from fedskew.engine.stacked.local_step import KEY_COLUMNS, Program, SlotStep, Staging
 from fedskew.engine.stacked.round import SlotRound, SlotSchedule, choose_slots, make_schedule
 from fedskew.engine.stacked.trial import Trial, bytes_taken, spare_bytes
 from fedskew.errors import UserError
@@ -121,7 +121,7 @@ class Slots:
         state = {"next": 0}
 
         def step() -> None:
-            program.run(state["next"], round_.full[:1])
+            program.run(state["next"], bool(round_.full[0]))
             state["next"] = (state["next"] + 1) % positions
 
         return step
@@ -172,7 +172,7 @@ class Slots:
             "lengths": zeros(staged, slots, dtype=ACCURATE[self._device.type]),
             "at": zeros(1, dtype=integers),
         }
-        return inputs, {"": zeros(window, slots, width + KEYS, dtype=integers)}
+        return inputs, {"": zeros(window, slots, width + KEY_COLUMNS, dtype=integers)}
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,8 @@ _WARM_UPS = 2
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
-def captured(
-    step: StaticStep, memory: Memory, pool: object, purpose: str = "training", times: int = 1
-) -> Callable[[], None]:
-    """Capture the step, or several in a row, as one CUDA graph, and return a function that replays it.
+def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
+    """Capture the step as one CUDA graph, and return a function that replays it.
 
     Graphs with the same pool or the same purpose share temporary memory, so they must not run at the same time. The
     step runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset
@@ -48,8 +46,7 @@ def captured(
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):  # type: ignore[arg-type]
-            for _ in range(times):
-                step(memory)
+            step(memory)
     replay: Callable[[], None] = graph.replay
     return replay
 

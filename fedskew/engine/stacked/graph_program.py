@@ -18,15 +18,8 @@ from fedskew.engine.stacked.local_step import Program, SlotStep, Staging
 _LONGEST_EXPRESSION = 15
 """If a value takes more operations than this, compiled code stores it and does not compute it again for each use.
 
-A keyed random draw takes more operations, so a sample's draw is computed once and not for each pixel.
+A keyed random draw takes more operations than this, so it is computed once per sample, not once per pixel.
 """
-
-
-_BLOCK = 8
-"""Steps in one CUDA graph, if steps are short. Launching a graph takes the host about 30 µs, and the step of a small
-network may take the device less."""
-_SHORT_STEP_BYTES = 16 << 20
-"""Steps count as short if the parameters in all slots take no more than this many bytes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +35,7 @@ class Pools:
 
 
 class GraphProgram(Program):
-    """Staging and step as CUDA graphs. What cannot be captured is launched one operation at a time."""
+    """Staging and step as CUDA graphs. Operations that cannot be captured are launched one by one."""
 
     def __init__(
         self,
@@ -58,8 +51,6 @@ class GraphProgram(Program):
         self._device = memory["inputs"]["at"].device
         self._launched: torch.cuda.Event | None = None
         """Fires when the device has finished all work that was launched before the last window was staged."""
-        self._replay_block: Callable[[], None] | None = None
-        """Takes `_BLOCK` steps. None if steps are long."""
 
     def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
         """Prepare only the form with padding. GPU kernels mask padding at no cost, so a second graph is not needed."""
@@ -86,13 +77,8 @@ class GraphProgram(Program):
         finally:  # also if the device runs out of memory, because the next attempt reuses the same memory
             steps.wait_stream(staging)
 
-    def run(self, position: int, full: npt.NDArray[np.bool_]) -> None:
-        steps = len(full)
-        if self._replay_block is not None:
-            for _ in range(steps // _BLOCK):
-                self._replay_block()
-            steps %= _BLOCK
-        super().run(position, np.zeros(steps, dtype=bool))
+    def run(self, position: int, full: bool) -> None:  # noqa: ARG002
+        super().run(position, False)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
         """Return the array in pinned memory, so that the host does not wait for the copy."""
@@ -105,25 +91,18 @@ class GraphProgram(Program):
     def _replay(self, step: SlotStep) -> Callable[[], None] | None:
         if self._compile:
             try:
-                return self._captured_step(compiled(step, self.memory))
+                return captured(compiled(step, self.memory), self.memory, self._pools.steps)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # a compiler may fail in any way
                 self._notice("cannot be compiled, so it runs uncompiled", error)
         try:
-            return self._captured_step(replace(step, use_kernel=True))
+            return captured(replace(step, use_kernel=True), self.memory, self._pools.steps)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self._notice("cannot be captured as a CUDA graph, so operations are launched one by one", error)
             return None
-
-    def _captured_step(self, step: StaticStep) -> Callable[[], None]:
-        """Capture a step and, if steps are short, also a block of them."""
-        replay = captured(step, self.memory, self._pools.steps)
-        if sum(t.nbytes for t in self.memory["params"].values()) <= _SHORT_STEP_BYTES:
-            self._replay_block = captured(step, self.memory, self._pools.steps, times=_BLOCK)
-        return replay
 
     def _prepare_staging(self) -> list[Callable[[int], None]]:
         memories = [self._window_memory(number) for number in range(self.windows)]

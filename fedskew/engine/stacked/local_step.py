@@ -70,7 +70,7 @@ class StepResult:
 def compute_step(
     network: Network, work: RoundWork, batches: Batches, params: Tensors, buffers: Tensors, samples: Tensor
 ) -> StepResult:
-    """Compute each client's direction on its batch: its gradient, or what the solver makes of it.
+    """Compute each client's direction on its batch: its gradient, or the direction that the solver computes from it.
 
     `samples` are a few inputs. `Network.mixes_rows` uses them to test whether frozen models need one batch per client.
     """
@@ -279,7 +279,7 @@ class SlotStep:
     """Whether the optimiser may use its kernel, if it has one. Without it, a compiler can fuse more operations."""
 
     def __call__(self, memory: Memory) -> None:
-        """Take the step at the position `inputs["at"]`, and advance the position, without help from the host."""
+        """Take the step at the position `inputs["at"]`, and advance the position, entirely on the device."""
         inputs = memory["inputs"]
         at = inputs["at"]
         now = {name: t.index_select(0, at).squeeze(0) for name, t in inputs.items() if name != "at"}
@@ -307,7 +307,10 @@ class SlotStep:
             memory["sums"][f"tally {name}"] += value
 
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
-        """Update the parameters: whole rows of memory at once on a CUDA GPU without a kernel, else tensor by tensor."""
+        """Update the parameters.
+
+        On a CPU, and with a kernel, this is done tensor by tensor, otherwise for whole rows of memory at once.
+        """
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
         arranged = direction if by_tensor else layout.flat(direction)
@@ -323,15 +326,15 @@ class SlotStep:
         optimiser.step(tensors("params"), [arranged[name] for name in names], state, lr, self.use_kernel)
 
 
-KEYS = 3
-"""The keys behind the sample indices of a batch in a window's plan: its epoch's key, its client's key, and its step."""
+KEY_COLUMNS = 3
+"""Columns of a window's plan behind the sample indices: the epoch's key, the client's key, and the number of the step."""
 
 
 @dataclass(frozen=True)
 class Staging:
     """Gathers, augments and normalises the batches of the next steps, all at once.
 
-    `memory["plan"]` has a row for each step and slot: the indices of the samples, and then the `KEYS`.
+    `memory["plan"]` has a row for each step and slot: the indices of the samples, and then the key columns.
     """
 
     data: DeviceSamples
@@ -340,7 +343,7 @@ class Staging:
     @torch.no_grad()
     def __call__(self, memory: Memory) -> None:
         plan, inputs, data = memory["plan"][""], memory["inputs"], self.data.with_tensors(memory["data"])
-        planned, (epoch_keys, client_keys, steps) = plan[..., :-KEYS], plan[..., -KEYS:].unbind(-1)
+        planned, (epoch_keys, client_keys, steps) = plan[..., :-KEY_COLUMNS], plan[..., -KEY_COLUMNS:].unbind(-1)
         valid = planned >= 0
         indices = torch.where(valid, planned, 0)
         x = data.training_inputs(indices, epoch_keys.unsqueeze(-1))
@@ -353,7 +356,7 @@ class Staging:
 class Program:
     """Staging and step for one number of slots and one batch width. The step has two forms: with and without padding.
 
-    This class calls them directly. On a CUDA GPU, `GraphProgram` is used instead.
+    This class calls staging and steps directly. On a CUDA GPU, `GraphProgram` is used instead.
     """
 
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:
@@ -399,10 +402,9 @@ class Program:
         self.memory["plan"][""][: len(plan)].copy_(self._sendable(plan), non_blocking=True)
         self._staging_by_window[window % self.windows](len(plan))
 
-    def run(self, position: int, full: npt.NDArray[np.bool_]) -> None:
-        """Take one step for each entry of `full`, from this position of the window on. A full step has no padding."""
-        for offset, is_full in enumerate(full.tolist()):
-            self._step_by_form[is_full](position + offset)
+    def run(self, position: int, full: bool) -> None:
+        """Take a step on the batches at this position of the window. `full` chooses the form without padding."""
+        self._step_by_form[full](position)
 
     def _sendable(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array)

@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -25,12 +24,12 @@ from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.execution import Memory
 from fedskew.engine.stacked.layouts import Flats, Layouts, Rows
-from fedskew.engine.stacked.local_step import KEYS, Program, finish_clients
+from fedskew.engine.stacked.local_step import KEY_COLUMNS, Program, finish_clients
 from fedskew.methods.parts import Tensors, unpack
 from fedskew.methods.personal import PERSONAL
 
 SLACK = 1.05
-"""A round may take up to this many times the steps of its longest client, if it then needs fewer slots."""
+"""A round may take up to this many times the steps of its longest client, if this saves slots."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,6 @@ class SlotSchedule:
             for time, event in self.arrivals.items()
             for slot, client in zip(event.slots.tolist(), event.clients.tolist(), strict=True)
         ]
-
-    def stretches(self, window_size: int) -> list[tuple[int, int]]:
-        """The (first, end) times of the stretches of steps in which no client moves and no window begins."""
-        moves = {*self.arrivals, *(time + 1 for time in self.departures)}
-        return list(pairwise(sorted({*range(0, self.times, window_size), *moves, self.times})))
 
     @property
     def times(self) -> int:
@@ -186,15 +180,14 @@ class SlotRound:
 
     def train(self) -> RoundResult:
         self._program.rewind()
-        window_size = self._program.window_size
-        for time, end in self._schedule.stretches(window_size):
+        for time in range(self._schedule.times):
             if time in self._schedule.arrivals:
                 self._enter(*self._moves.arrivals[time], self._schedule.arrivals[time].clients)
-            if time % window_size == 0:
-                self._stage(time // window_size)
-            self._program.run(time % window_size, self.full[time:end])
-            if end - 1 in self._schedule.departures:
-                self._leave(*self._moves.departures[end - 1])
+            if time % self._program.window_size == 0:
+                self._stage(time // self._program.window_size)
+            self._program.run(time % self._program.window_size, bool(self.full[time]))
+            if time in self._schedule.departures:
+                self._leave(*self._moves.departures[time])
         self._return_idle_clients()
         return self._finish()
 
@@ -314,10 +307,10 @@ class SlotRound:
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
 
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
-        """Return the clients' states, which are among the results if training may have changed them.
+        """Return the clients' states.
 
-        Otherwise, they are still in the slots if each client had its own slot. If not, they are copied to the device
-        again.
+        If training may have changed them, they are among the results. Otherwise, they are still in the slots, or are
+        copied to the device again if several clients shared a slot.
         """
         state = self._layouts.state
         if "state" in self._results:
@@ -373,7 +366,7 @@ def _window_plan(
 ) -> npt.NDArray[np.int64]:
     """Return the sample indices and keys per slot, for `window_size` times from `first` on, as `Staging` reads them."""
     end = min(first + window_size, schedule.times)
-    window = np.zeros((end - first, schedule.slots, width + KEYS), dtype=np.int64)
+    window = np.zeros((end - first, schedule.slots, width + KEY_COLUMNS), dtype=np.int64)
     indices, (epoch_keys, client_keys, steps) = window[..., :width], np.moveaxis(window[..., width:], -1, 0)
     indices[...], steps[...] = -1, schedule.step[first:end]
     for begin, slot, number in schedule.turns:

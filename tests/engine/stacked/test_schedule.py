@@ -34,16 +34,6 @@ def test_a_client_enters_before_its_first_step_and_leaves_after_its_last(steps: 
             assert (table.client[time, slot], table.step[time, slot]) == (client, at_step(client))
 
 
-@given(STEPS, st.integers(1, 30), st.integers(1, 20))
-def test_stretches_cover_the_round_and_end_where_something_happens(steps: list[int], slots: int, window: int) -> None:
-    table = make_schedule(steps, slots)
-    stretches = table.stretches(window)
-    assert [time for first, end in stretches for time in range(first, end)] == list(range(table.times))
-    begins, ends = {first for first, _ in stretches}, {end - 1 for _, end in stretches}
-    assert table.arrivals.keys() | set(range(0, table.times, window)) <= begins
-    assert table.departures.keys() <= ends
-
-
 @given(STEPS, st.integers(1, 30), st.booleans())
 def test_slots_are_few_and_hardly_lengthen_a_round(steps: list[int], most: int, coarse: bool) -> None:
     slots = choose_slots(steps, most, coarse)
