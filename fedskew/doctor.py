@@ -43,7 +43,7 @@ Report = dict[str, list[Check]]
 
 
 def examine(data_dir: str | None = None, keys: str | None = None, ports: Sequence[int] = ()) -> Report:
-    """Run all checks. `keys` is a folder of `fedskew federate certs`, and `ports` are the ports that the server needs."""
+    """Run all checks. `keys` is a folder of `fedskew federate certs`, `ports` are the ports that the server needs."""
     return {
         "versions": list(_check_versions()),
         "devices": list(_check_devices()),

@@ -327,7 +327,7 @@ class SlotStep:
 
 
 KEY_COLUMNS = 3
-"""Columns of a window's plan behind the sample indices: the epoch's key, the client's key, and the number of the step."""
+"""Columns of a window's plan behind the sample indices: the epoch's key, the client's key and the step's number."""
 
 
 @dataclass(frozen=True)
