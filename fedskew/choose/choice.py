@@ -18,7 +18,7 @@ from fedskew.choose.budget import Budget, Costs, choose_plan, rung_ends
 from fedskew.choose.field import field_methods
 from fedskew.choose.progress import showing_race
 from fedskew.choose.race import Race
-from fedskew.choose.trial import RACE_METRICS, Split
+from fedskew.choose.trial import RACE_METRICS, MakeFederation
 from fedskew.choose.trials import RaceWatcher, Trials
 from fedskew.choose.validation import hold_out, validation_fraction
 from fedskew.data import Federation, Partition, federation
@@ -135,7 +135,7 @@ def choose(
     own validation samples. It also has its own split, unless the split is fixed: by `partition.seed`, or by a rule that
     draws nothing, such as `column`. The race tries 1/3, 1 and 3 times the learning rate.
     """
-    base, split = _base_and_split(data, partition, with_values(config or Config(), settings))
+    base, make_federation = _base_and_federation(data, partition, with_values(config or Config(), settings))
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
     if metric not in RACE_METRICS:
@@ -146,12 +146,12 @@ def choose(
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)
     with contextlib.nullcontext(watcher) if watcher else showing_race(progress, base, metric) as shown:
-        return _race(base, split, field, metric, budget, out, workers, shown)
+        return _race(base, make_federation, field, metric, budget, out, workers, shown)
 
 
 def _race(
     base: Config,
-    split: Split,
+    make_federation: MakeFederation,
     field: tuple[str, ...],
     metric: str,
     budget: str,
@@ -159,7 +159,7 @@ def _race(
     workers: int | None,
     watcher: RaceWatcher,
 ) -> Choice:
-    federation = split(base)
+    federation = make_federation(base)
     if federation.dataset.task.name == "multi-label":
         raise UserError(
             f"{federation.dataset.name!r} has several labels per sample, and a race needs one class; "
@@ -177,8 +177,10 @@ def _race(
         if record.finished:
             watcher.on_notice(f"{folder} is already finished; nothing was run")
         else:
-            processes = 1 if split is not shared_federation else workers or default_workers(base.device, len(field))
-            trials = Trials(_trial_config(base), fraction, folder, processes, watcher, split)
+            processes = (
+                1 if make_federation is not shared_federation else workers or default_workers(base.device, len(field))
+            )
+            trials = Trials(_trial_config(base), fraction, folder, processes, watcher, make_federation)
             with contextlib.closing(trials):
                 record = Race(base, record, Budget.parse(budget), folder, trials, processes, watcher).run()
         choice = Choice(record, folder)
@@ -186,7 +188,7 @@ def _race(
     return choice
 
 
-def _base_and_split(data: object, partition: Partition | None, config: Config) -> tuple[Config, Split]:
+def _base_and_federation(data: object, partition: Partition | None, config: Config) -> tuple[Config, MakeFederation]:
     """Return the configuration that all candidates share, and the function that makes the federation of a trial."""
     config = replace(config, method="fedavg", method_params={})
     if config.data_dir is not None:  # a worker process may have another current folder
@@ -207,7 +209,7 @@ def _base_and_split(data: object, partition: Partition | None, config: Config) -
     return _from_federation(federation(data, partition_rule(config), config.partition_seed), config)
 
 
-def _from_federation(whole: Federation, config: Config) -> tuple[Config, Split]:
+def _from_federation(whole: Federation, config: Config) -> tuple[Config, MakeFederation]:
     """Race on a federation object. Worker processes can make it too if a configuration describes it.
 
     Without `partition.seed`, the seed of the race is the federation's.

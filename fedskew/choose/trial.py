@@ -36,7 +36,7 @@ from fedskew.workers import Message, Report
 SERVE = f"{__name__}:serve"
 """The function that a worker process calls for each trial."""
 
-Split = Callable[[Config], Federation]
+MakeFederation = Callable[[Config], Federation]
 """Makes the federation of a run, for the seed in its configuration."""
 
 RACE_METRICS = {
@@ -80,7 +80,10 @@ class TrialResult:
     seconds: float
     """Wall-clock time of this trial, without earlier trials of the same run."""
     round_seconds: float
-    """The median time of this trial's rounds without its first. If it has only one, that of all the run's rounds."""
+    """The median time of a round of this trial, without the first, which is slow.
+
+    If the trial has only one round, this is the median over all rounds of the run.
+    """
     compute: float
     """Local computation per round, as a multiple of a FedAvg round's."""
     bytes: float
@@ -127,11 +130,11 @@ class _PauseAt(Callback):
             raise Paused
 
 
-def serve(request: Message, report: Report, split: Split = shared_federation) -> Message:
-    """Run a trial in this process. `split` makes its federation, of which only the training data are used."""
+def serve(request: Message, report: Report, make_federation: MakeFederation = shared_federation) -> Message:
+    """Run a trial in this process. It uses only the training data of its federation."""
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
-    prepared = prepare(config, validation_federation(split(config), config.seed, request["fraction"]))
+    prepared = prepare(config, validation_federation(make_federation(config), config.seed, request["fraction"]))
     if not request["one_at_a_time"] and prepared.config.engine == "auto":
         prepared = replace(
             prepared, config=replace(prepared.config, engine=single_process_engine(prepared.model, prepared.sample))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from fedskew.choose.field import Candidate
-from fedskew.choose.trial import SERVE, Split, Trial, TrialResult, drop_checkpoints, serve
+from fedskew.choose.trial import SERVE, MakeFederation, Trial, TrialResult, drop_checkpoints, serve
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.storage.files import reporting_os_errors
@@ -47,14 +47,21 @@ class Trials:
     """Runs trials, and keeps their results. A trial that has a result is not run again."""
 
     def __init__(
-        self, base: Config, fraction: float, folder: Path, workers: int, watcher: RaceWatcher, split: Split
+        self,
+        base: Config,
+        fraction: float,
+        folder: Path,
+        workers: int,
+        watcher: RaceWatcher,
+        make_federation: MakeFederation,
     ) -> None:
-        """With one worker, trials run in this process, on the federations that `split` makes.
+        """With one worker, trials run in this process, on the federations that `make_federation` makes.
 
         With more workers, trials run in worker processes, which make their federations from the configuration.
         `fraction` is the share of the training data that is held out for validation.
         """
-        self._base, self._fraction, self._folder, self._watcher, self._split = base, fraction, folder, watcher, split
+        self._base, self._fraction, self._folder, self._watcher = base, fraction, folder, watcher
+        self._make_federation = make_federation
         self._workers = workers
         self._pool = WorkerPool(SERVE, workers, folder / "logs") if workers > 1 else None
         self._file = folder / TRIALS
@@ -89,7 +96,7 @@ class Trials:
             return
         for number, request in enumerate(requests):
             try:
-                answer = serve(request, partial(events.on_progress, number), self._split)
+                answer = serve(request, partial(events.on_progress, number), self._make_federation)
             except Exception as error:  # one method that fails must not end the race
                 events.on_failure(number, describe_error(error))
             else:

@@ -60,7 +60,8 @@ _ColumnSums = Annotated[
     bool,
     typer.Option(
         "--column-sums",
-        help="fit the encoding of a table to sums that the sites send, not to the data or encoding given here",
+        help="compute a table's categories, means and deviations from sums that the sites send; --data or --encoding "
+        "then gives only the columns and their kinds",
         rich_help_panel=FEDERATION,
     ),
 ]
@@ -196,7 +197,7 @@ def _init(
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None and encoding is None) or (shape and encoding):
-        raise UserError("--classes goes with --shape or with --encoding; expected both, or --data instead")
+        raise UserError("expected --classes with either --shape or --encoding, not both, or --data instead")
     if classes is not None and encoding is not None:
         contract = contract_from_file(classes, encoding)
     elif classes is not None and shape is not None:

@@ -64,7 +64,7 @@ class ForkingExecutor(SubprocessExecutor):
     def launch(self, spec: ExecutionSpec) -> LaunchResult:
         if spec.task_type != TaskType.CLIENT_APP:
             return LaunchResult.failed(f"this site runs ClientApps only, no {spec.task_type}")
-        if fork() == 0:  # safe: the only other thread waits for the SuperNode's end and holds no lock
+        if fork() == 0:  # safe: the only other thread here is Flower's, which waits for the SuperNode's end
             _run_client_app(spec, self._site)
         return LaunchResult.accepted()
 
@@ -104,7 +104,7 @@ def _allow_only_approved_app(site: Path) -> None:
         try:
             problem = reason = refusal(site.parent, archive)
         except UserError as error:  # the text names the site's files
-            problem, reason = str(error), "its approvals cannot be read; the reason is in its log"
+            problem, reason = str(error), "the site's approvals cannot be read; the reason is in its log"
         client_app.app_hash = _hash(archive)
         if reason is None:
             install(archive, **options)
@@ -127,12 +127,12 @@ def _hash(archive: bytes) -> str | None:
 
 
 def refusing_app(reason: str, site: Path) -> ClientApp:
-    """Make a ClientApp that refuses every message. Each refusal is in the site's audit log."""
+    """Make a ClientApp that refuses every message. Refusals are in the site's audit log, if it can be written."""
     app = ClientApp()
 
     def refuse(message: Message, _: Context) -> Message:
         reply = {"refused": reason}
-        with suppress(UserError, Garbled):  # the refusal says nothing about the data, so it may leave anyway
+        with suppress(UserError, Garbled):  # a refusal says nothing about the data, so it may leave without a log entry
             request = describe_request(from_records(message.content)[0])
             site_log(site).append(request | describe_reply(reply, b"") | {"app": client_app.app_hash})
         return Message(to_records(reply, None), reply_to=message)

@@ -82,7 +82,10 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """How the method uses a client's data besides the gradients of single samples, or an empty string."""
+        """Why example-level privacy does not cover the method. Empty if it does.
+
+        Then the method uses a client's data for more than the clipped gradients of single samples.
+        """
         another = "needs one more gradient per step for its personal layers" if self._needs_another_gradient else ""
         return next(filter(None, map(uncovered_use, self.parts)), another)
 
@@ -174,7 +177,7 @@ def find(name: str) -> Entry:
 
 
 def _find_user_method(name: str) -> Entry:
-    """Import the user's module, and describe its class or the method that it registers under that name."""
+    """Import the user's module, and return an entry for what follows the colon: its class, or a method it registers."""
     module, attribute = import_user_module("method", name, "Class")
     found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
     if isinstance(found, Entry):

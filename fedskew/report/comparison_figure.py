@@ -74,7 +74,7 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
 
 def _curves_title(comparison: Comparison) -> str:
     """State the number of seeds. It may differ between methods."""
-    numbers = [len(method.counted) for method in comparison.methods]
+    numbers = [len(method.counted_runs) for method in comparison.methods]
     fewest, most = min(numbers), max(numbers)
     if most == 1:
         return "accuracy over the rounds"
@@ -102,6 +102,6 @@ def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
 
 def _curves(method: MethodRuns) -> tuple[list[int], npt.NDArray[np.float64]]:
     """The rounds that were evaluated with all seeds, and the accuracies as [seeds, rounds]."""
-    curves = [dict(run.accuracy_curve) for run in method.counted]
+    curves = [dict(run.accuracy_curve) for run in method.counted_runs]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves)))
     return rounds, np.array([[curve[round_] for round_ in rounds] for curve in curves], np.float64)

@@ -1,4 +1,7 @@
-"""The overview of several settings: all of them in one table, and accuracy over each numeric key that varies."""
+"""The overview of several comparisons, each with its own configuration.
+
+It has all of them in one table, and charts of the accuracy over each numeric configuration key that varies.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def _grid(comparisons: Sequence[Comparison]) -> Heat:
     cells = []
     for label in labels:
         shown = [
-            next((method for method in comparison.methods if method.label == label and method.counted), None)
+            next((method for method in comparison.methods if method.label == label and method.counted_runs), None)
             for comparison in comparisons
         ]
         cells.append([None if method is None else number(100 * method.accuracy.mean) for method in shown])

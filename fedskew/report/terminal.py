@@ -197,7 +197,7 @@ def _title(comparison: Comparison, seeds: int) -> Text:
 
 
 def _list_lost_classes(method: MethodRuns, classes: Sequence[str]) -> Text:
-    lost = [lost_classes(run.class_accuracy) for run in method.counted]
+    lost = [lost_classes(run.class_accuracy) for run in method.counted_runs]
     names = [classes[c] for c in sorted({c for seed in lost for c in seed})]
     if not names:
         return Text("none", style="green")

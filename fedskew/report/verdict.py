@@ -56,7 +56,7 @@ def conclusion(comparison: Comparison) -> list[str]:
         sentences.append(
             f"{also} significantly different from {best.label}: {', '.join(method.label for method in unproven)}."
         )
-    if baseline is not None and baseline not in (best, second) and baseline.counted:
+    if baseline is not None and baseline not in (best, second) and baseline.counted_runs:
         sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison, test_is_explained))
     return [*sentences, *_better_on_weak_classes(comparison)]
 
@@ -67,13 +67,13 @@ def unfinished(comparison: Comparison) -> list[str]:
     if not found:
         return []
     if not any(method.finished_runs for method in comparison.methods):
-        rounds = [run.last_round for method in comparison.methods for run in method.counted]
+        rounds = [run.last_round for method in comparison.methods for run in method.counted_runs]
         return [f"No run is finished; these are the results after round {_span(rounds)}."]
     return [f"Unfinished: {', '.join(map(_progress, found))}. If a method has finished runs, only these count."]
 
 
 def _progress(method: MethodRuns) -> str:
-    rounds = [run.last_round for run in method.counted]
+    rounds = [run.last_round for run in method.counted_runs]
     shown = f", shown after round {_span(rounds)}" if rounds and not method.finished_runs else ""
     return f"{method.label} ({len(method.finished_runs)} of {len(method.runs)} runs finished{shown})"
 
@@ -101,14 +101,14 @@ def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) ->
 def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
     """Say which classes the best method improves or harms, which class is its weakest, and what it costs."""
     best, baseline, sentences = methods[0], comparison.baseline, []
-    if baseline is not None and baseline is not best and baseline.counted:
+    if baseline is not None and baseline is not best and baseline.counted_runs:
         sentences += _classes(best, baseline, comparison.classes)
     return [*sentences, *_weakest(best, comparison, f"{best.label}'s"), *_cost(best, baseline)]
 
 
 def _on_fewer_seeds(comparison: Comparison) -> list[str]:
     common = comparison.common_seeds
-    if {len(method.counted) for method in comparison.competing} == {len(common)}:
+    if {len(method.counted_runs) for method in comparison.competing} == {len(common)}:
         return []
     if not common:
         return ["The methods have no seed in common, so their order also depends on the seeds."]
@@ -241,7 +241,7 @@ def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str
 
 def _lost(method: MethodRuns, names: Sequence[str]) -> str:
     """Name the classes that are lost with any seed, and their mean number per seed."""
-    by_seed = [lost_classes(run.class_accuracy) for run in method.counted]
+    by_seed = [lost_classes(run.class_accuracy) for run in method.counted_runs]
     lost = [names[c] for c in sorted({c for seed in by_seed for c in seed})]
     if not lost:
         return "no class is lost"
@@ -278,7 +278,7 @@ def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
 
 
 def _diverged(ranking: Sequence[MethodRuns]) -> list[str]:
-    found = {method.label: sum(run.diverged for run in method.counted) for method in ranking}
+    found = {method.label: sum(run.diverged for run in method.counted_runs) for method in ranking}
     listed = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
     return [f"Client updates that were not finite and were left out: {listed}."] if listed else []
 
@@ -317,8 +317,8 @@ def _percent(share: float) -> str:
 
 
 def _seeds(method: MethodRuns) -> str:
-    n = len(method.counted)
-    return f"mean of {n} seeds" if n > 1 else f"one seed, {method.counted[0].seed}"
+    n = len(method.counted_runs)
+    return f"mean of {n} seeds" if n > 1 else f"one seed, {method.counted_runs[0].seed}"
 
 
 def _spread(method: MethodRuns, comparison: Comparison) -> str:

@@ -55,18 +55,18 @@ class MethodRuns:
         return tuple(run for run in self.runs if run.finished and run.last is not None)
 
     @property
-    def counted(self) -> tuple[Result, ...]:
+    def counted_runs(self) -> tuple[Result, ...]:
         """The runs that count in means and tables: the finished runs, or all evaluated runs if none is finished."""
         return self.finished_runs or tuple(run for run in self.runs if run.last is not None)
 
     @property
     def first(self) -> Result | None:
-        """The run with the lowest seed in `counted`, for figures that show one run."""
-        return self.counted[0] if self.counted else None
+        """The run with the lowest seed in `counted_runs`, for figures that show one run."""
+        return self.counted_runs[0] if self.counted_runs else None
 
     def by_seed(self, value: Callable[[Result], float]) -> dict[int, float]:
-        """Return a value of each run in `counted`, by seed."""
-        return {run.seed: value(run) for run in self.counted}
+        """Return a value of each run in `counted_runs`, by seed."""
+        return {run.seed: value(run) for run in self.counted_runs}
 
     def over_seeds(self, value: Callable[[Result], float]) -> MeanStd:
         """Mean and standard deviation over the seeds. NaN if nothing was evaluated yet."""
@@ -87,7 +87,7 @@ class MethodRuns:
 
     def class_accuracies(self, seeds: set[int] | None = None) -> npt.NDArray[np.float64]:
         """Accuracies as [seeds, classes]. NaN for a class without test samples."""
-        rows = [run.class_accuracy for run in self.counted if seeds is None or run.seed in seeds]
+        rows = [run.class_accuracy for run in self.counted_runs if seeds is None or run.seed in seeds]
         return np.array([[np.nan if a is None else a for a in row] for row in rows], np.float64)
 
     @property
@@ -99,7 +99,7 @@ class MethodRuns:
 
     def class_changes(self, other: MethodRuns) -> npt.NDArray[np.float64]:
         """This method's accuracies minus the other's, [seeds, classes], for the seeds that both have."""
-        common = {run.seed for run in self.counted} & {run.seed for run in other.counted}
+        common = {run.seed for run in self.counted_runs} & {run.seed for run in other.counted_runs}
         return self.class_accuracies(common) - other.class_accuracies(common)
 
     def to_json(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class MethodRuns:
 
         return {
             "method": self.label,
-            "seeds": [run.seed for run in self.counted],
+            "seeds": [run.seed for run in self.counted_runs],
             "accuracy": pair(lambda r: r.accuracy),
             "best": pair(lambda r: r.curve.best.accuracy),
             "mean_last": pair(lambda r: r.curve.mean_last.accuracy),
@@ -120,8 +120,8 @@ class MethodRuns:
             "class_accuracy": [None if np.isnan(a) else float(a) for a in self.class_accuracy],
             "seconds": pair(lambda r: r.seconds),
             "compute": pair(lambda r: r.compute),
-            "diverged": sum(run.diverged for run in self.counted),
-            "folders": [str(run.folder) for run in self.counted if run.folder],
+            "diverged": sum(run.diverged for run in self.counted_runs),
+            "folders": [str(run.folder) for run in self.counted_runs if run.folder],
             "params": self.runs[0].config.method_params,
         }
 
@@ -180,7 +180,7 @@ class Comparison:
     def ranking(self) -> list[MethodRuns]:
         """The evaluated methods, the best first, then the reference bounds. `ranked_mean` decides the order."""
         merit = self.metric.merit
-        evaluated = [m for m in self.methods if m.counted]
+        evaluated = [m for m in self.methods if m.counted_runs]
         return sorted(evaluated, key=lambda m: (m.is_reference_bound, -self.ranked_mean(m, merit)))
 
     def ranked_mean(self, method: MethodRuns, value: Callable[[Result], float]) -> float:
@@ -202,9 +202,9 @@ class Comparison:
     @property
     def common_seeds(self) -> set[int]:
         """The seeds that all evaluated methods share. Reference bounds count only if there are no other methods."""
-        evaluated = [m for m in self.methods if m.counted]
+        evaluated = [m for m in self.methods if m.counted_runs]
         methods = [m for m in evaluated if not m.is_reference_bound] or evaluated
-        seeds = [{run.seed for run in m.counted} for m in methods]
+        seeds = [{run.seed for run in m.counted_runs} for m in methods]
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
@@ -249,7 +249,7 @@ class Comparison:
         ]
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row per run in `MethodRuns.counted`, as a pandas DataFrame."""
+        """One row per run in `MethodRuns.counted_runs`, as a pandas DataFrame."""
         rows = [
             {
                 "method": method.label,
@@ -269,7 +269,7 @@ class Comparison:
                 "seconds": run.seconds,
             }
             for method in self.methods
-            for run in method.counted
+            for run in method.counted_runs
         ]
         frame: pandas.DataFrame = data_frame(rows)
         return frame
@@ -290,7 +290,7 @@ class Comparison:
         records = [
             {
                 "method": m.label,
-                "seeds": len(m.counted),
+                "seeds": len(m.counted_runs),
                 "accuracy %": str(m.accuracy),
                 "macro F1 %": str(m.macro_f1),
                 "worst class %": str(m.worst_class),
@@ -300,7 +300,7 @@ class Comparison:
         ]
         table = html_table(records, self.label) if records else f"<p>{escape(repr(self))}</p>"
         accuracy = {
-            m.label: [[(round_, 100 * value) for round_, value in run.accuracy_curve] for run in m.counted]
+            m.label: [[(round_, 100 * value) for round_, value in run.accuracy_curve] for run in m.counted_runs]
             for m in self.ranking
         }
         counts = self.label_counts
@@ -319,7 +319,7 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
     groups = [_one_per_seed(group) for group in grouped.values()]
     named = labels([group[0].config for group in groups])
     methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
-    metric = require_metric((run for method in methods for run in method.counted), rank_by)
+    metric = require_metric((run for method in methods for run in method.counted_runs), rank_by)
     return Comparison(label or setting_label(groups[0][0].config, []), methods, metric.name)
 
 

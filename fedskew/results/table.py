@@ -41,7 +41,7 @@ def table_text(comparisons: Sequence[Comparison], format: str) -> str:
 def _metrics(comparisons: Sequence[Comparison], names: Iterable[str]) -> list[RankingMetric]:
     """Return the ranking metric, then the named metrics. Leave out metrics that no run has."""
     ordered = [METRICS[name] for name in dict.fromkeys((comparisons[0].rank_by, *names))]
-    runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted]
+    runs = [run for comparison in comparisons for method in comparison.methods for run in method.counted_runs]
     return [metric for metric in ordered if any(not math.isnan(metric.value(run)) for run in runs)]
 
 
@@ -85,7 +85,7 @@ def _csv(comparisons: Sequence[Comparison]) -> str:
         for method in comparison.ranking:
             numbers = [_plain(value, metric) for metric in metrics for value in method.over_seeds(metric.value)]
             best = "yes" if method is comparison.best else "no"
-            writer.writerow([comparison.label, method.label, len(method.counted), best, *numbers, _time(method)])
+            writer.writerow([comparison.label, method.label, len(method.counted_runs), best, *numbers, _time(method)])
     return text.getvalue()
 
 
@@ -127,11 +127,11 @@ def _digits(metric: RankingMetric) -> int:
 
 
 def _time(method: MethodRuns) -> str:
-    return f"{sum(run.seconds for run in method.counted) / len(method.counted):.1f}"
+    return f"{sum(run.seconds for run in method.counted_runs) / len(method.counted_runs):.1f}"
 
 
 def _caption(comparison: Comparison) -> str:
-    seeds = sorted({len(method.counted) for method in comparison.ranking})
+    seeds = sorted({len(method.counted_runs) for method in comparison.ranking})
     several = f"mean ± sample standard deviation over {' or '.join(map(str, seeds))} seeds"
     return (
         f"{comparison.label}; {several if seeds[-1:] > [1] else 'one seed'}; best by {comparison.metric.label} first."

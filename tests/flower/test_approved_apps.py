@@ -131,7 +131,7 @@ def test_where_damaged_approvals_are_stays_in_the_site_s_own_log(
     node._allow_only_approved_app(site / "site.yaml")
     node.runtime.install_from_fab(build_archive(site / "app"))
     node.runtime.get_load_client_app_fn()()
-    assert reasons == ["its approvals cannot be read; the reason is in its log"]
+    assert reasons == ["the site's approvals cannot be read; the reason is in its log"]
     assert str(site / NAME) in capsys.readouterr().err
     with pytest.raises(StateUnusable):
         require_approved({}, load_site(site / "site.yaml"))

@@ -5,9 +5,10 @@ Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row 
 [splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
-`fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is
-`groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. ALIGNED and OUT_ALIGNED are the numbers of values that
-one load may take. SHIFTS means that all image sizes are powers of two.
+`fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. One
+load takes ALIGNED input channels or OUT_ALIGNED output channels. So C is `groups` times ALIGNED, and O is `out_groups`
+times OUT_ALIGNED. These are not the groups of a grouped convolution. SHIFTS means that all image sizes are powers of
+two.
 """
 
 from types import FunctionType
@@ -53,7 +54,7 @@ def forward_program(
 ):
     """Compute [PIXELS, CHANNELS] of the result, reduced over flattened taps and input channels in blocks of DEPTH.
 
-    If a tap is not a whole number of blocks, FEW is the number of input channels. Otherwise it is 0.
+    If DEPTH does not divide C, a block may span several taps, and FEW is C. Otherwise, FEW is 0.
     """
     client = tl.program_id(1).to(tl.int64)
     C = FEW if FEW else groups * ALIGNED

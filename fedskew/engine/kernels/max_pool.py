@@ -39,9 +39,9 @@ def stacked_max_pool(x: Tensor, layer: nn.MaxPool2d, relu: bool) -> Tensor:
 
 def _grid(windows: int, channels: int) -> tuple[tuple[int, int], dict[str, int]]:
     block_channels = power_of_two(16, 128, channels)
-    block_rows = _VALUES // block_channels
-    grid = blocks(windows, block_rows), blocks(channels, block_channels)
-    return grid, {"ROWS": block_rows, "CHANNELS": block_channels, "num_warps": 4}
+    block_windows = _VALUES // block_channels
+    grid = blocks(windows, block_windows), blocks(channels, block_channels)
+    return grid, {"WINDOWS": block_windows, "CHANNELS": block_channels, "num_warps": 4}
 
 
 @operation("stacked_max_pool")

@@ -27,6 +27,9 @@ from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
 from fedskew.methods.personal import Personal, Phase
 from fedskew.metrics.confusion import Evaluation, accuracy
 
+_STATES = "global"
+"""The clients' states are stored under this name, even if the method has no global model."""
+
 
 @dataclass(frozen=True)
 class PersonalTests:
@@ -84,9 +87,10 @@ class PersonalTests:
         """Evaluate every client's model on the whole test set. Clients that never took part share one model."""
         after, test_set = aggregated.after, plan.runtime.test_set
         model_for = self.models(plan.runtime, after, aggregated.model.model)
-        seen, untrained, found = after.clients.versions.get("global", {}), None, []
+        participants = after.clients.versions.get(_STATES, {})
+        untrained, found = None, []
         for client in self.federation.populated.tolist():
-            if client in seen:
+            if client in participants:
                 found.append(test_set.sums(model_for(client)))
                 continue
             untrained = test_set.sums(model_for(client)) if untrained is None else untrained
@@ -109,15 +113,15 @@ class PersonalTests:
         """Return a function that joins this model with the personal tensors that a client keeps."""
 
         def kept(client: int) -> ModelState:
-            own = state.clients.read("global", [client])[0] or self._initial_state()
+            own = state.clients.read(_STATES, [client])[0] or self._initial_state()
             return personal_model(model, own)
 
         return kept
 
     def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
-        """Return a participant's trained model: the tensors that it sends, joined with the rest of its model."""
-        sent = plan.start.model
-        others = sent if self.personal.has_global_model else self._kept_models(after, sent)(client)
+        """Return a participant's trained model: the tensors that it returns, and the rest of its model."""
+        received = plan.start.model
+        others = received if self.personal.has_global_model else self._kept_models(after, received)(client)
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})
 
     def _initial_state(self) -> dict[str, torch.Tensor]:

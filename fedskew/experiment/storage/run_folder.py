@@ -320,13 +320,14 @@ class RunFolder:
         *,
         wait: bool = True,
     ) -> None:
-        """Save the state after a round. The round's row must exist. This checkpoint and the previous one are kept.
+        """Save the state after a round. This checkpoint and the previous one are kept.
 
+        The round must be that of the last row, or 0, which needs no row.
         Without `wait`, the checkpoint is written while the run continues. If that fails, the next checkpoint,
         `write_summary` or `close` raises the error.
         """
         self._require_open()
-        if round < 0 or 0 < round != self._last_round:
+        if round not in (0, self._last_round) or round < 0:
             raise ValueError(f"checkpoint of round {round} when the last row is of round {self._last_round}")
         self._checkpoints.save(Checkpoint(round, dict(tensors), dict(meta), clients or {}), self._run)
         if wait:

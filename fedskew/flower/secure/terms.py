@@ -1,4 +1,7 @@
-"""The terms of secure aggregation. The server sends them with every request, and sites compare them with the app."""
+"""The terms of secure aggregation. The server sends them with every request.
+
+A site refuses terms that differ from the settings of the app (`request_checks`).
+"""
 
 from __future__ import annotations
 

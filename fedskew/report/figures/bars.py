@@ -49,7 +49,7 @@ def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
         aggregated = [
             BarSeries(method.label, _class_percentages(method), style=method.index)
             for method in comparison.methods
-            if method.counted
+            if method.counted_runs
         ]
         for key, title, series in (("local", "after local update", after), ("global", "after aggregation", aggregated)):
             panels.append(
@@ -121,12 +121,14 @@ def by_part(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _accuracy(comparison: Comparison, label: str) -> float | None:
-    found = next((method for method in comparison.methods if method.label == label and method.counted), None)
+    found = next((method for method in comparison.methods if method.label == label and method.counted_runs), None)
     return None if found is None else number(100 * found.accuracy.mean)
 
 
 def _spread(comparison: Comparison, label: str) -> float | None:
-    found = next((method for method in comparison.methods if method.label == label and len(method.counted) > 1), None)
+    found = next(
+        (method for method in comparison.methods if method.label == label and len(method.counted_runs) > 1), None
+    )
     return None if found is None else number(100 * found.accuracy.std)
 
 
@@ -135,7 +137,7 @@ def around_mean(comparisons: Sequence[Comparison]) -> Figure:
     panels = []
     for i, comparison in enumerate(comparisons):
         for method in comparison.methods:
-            if not method.counted:
+            if not method.counted_runs:
                 continue
             by_class = method.class_accuracy
             values = [number(100 * v) for v in by_class - np.nanmean(by_class)]

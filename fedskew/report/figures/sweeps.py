@@ -62,7 +62,7 @@ def _points(comparisons: Sequence[Comparison]) -> list[Point]:
         (flat_config(method.runs[0].config), method)
         for comparison in comparisons
         for method in comparison.methods
-        if method.counted
+        if method.counted_runs
     ]
 
 

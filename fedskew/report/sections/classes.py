@@ -15,14 +15,14 @@ MAX_PANELS = 12
 
 def classes(comparison: Comparison) -> Section:
     """Build the section: accuracy by class after the last round, compared with FedAvg, and over the rounds."""
-    methods = [method for method in comparison.methods if method.counted]
+    methods = [method for method in comparison.methods if method.counted_runs]
     if not methods:
         return Section("classes", "Classes", missing=["no run has been evaluated yet"])
     figures = [Figure("by-class", _caption(comparison, methods), [_last_round(comparison, methods)])]
     baseline = comparison.baseline
     if baseline is not None and baseline in methods and len(methods) > 1:
         gains = _gains(comparison, baseline, [method for method in methods if method is not baseline])
-        seeds = {frozenset(run.seed for run in method.counted) for method in methods}
+        seeds = {frozenset(run.seed for run in method.counted_runs) for method in methods}
         where = ", on the seeds that both methods have" if len(seeds) > 1 else ""
         figures.append(Figure("gains", f"Change compared with {baseline.label}, in points{where}", [gains]))
     panels = [_over_rounds(method, run, comparison) for method in methods[:MAX_PANELS] if (run := method.first)]
@@ -46,7 +46,7 @@ def _last_round(comparison: Comparison, methods: list[MethodRuns]) -> Chart:
 
 def _caption(comparison: Comparison, methods: list[MethodRuns]) -> str:
     caption = "Accuracy by class after the last round, mean over the seeds"
-    shows_deviation = len(comparison.classes) <= MAX_BARS and any(len(method.counted) > 1 for method in methods)
+    shows_deviation = len(comparison.classes) <= MAX_BARS and any(len(method.counted_runs) > 1 for method in methods)
     return f"{caption}, ± sample standard deviation" if shows_deviation else caption
 
 
@@ -55,7 +55,7 @@ def _mean(method: MethodRuns) -> list[float | None]:
 
 
 def _deviation(method: MethodRuns) -> list[float | None] | None:
-    if len(method.counted) < 2:
+    if len(method.counted_runs) < 2:
         return None
     return [number(100 * v) for v in method.class_accuracies().std(axis=0, ddof=1)]
 

@@ -39,7 +39,7 @@ def curves(comparison: Comparison) -> Section:
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
     band = (
         "Bands span the seeds of a mean, from the lowest value to the highest."
-        if any(len(method.counted) > 1 for method in methods)
+        if any(len(method.counted_runs) > 1 for method in methods)
         else ""
     )
     return Section("curves", "Learning curves", [band] if band else [], figures, missing=missing)
@@ -76,7 +76,7 @@ def _by_cost(method: MethodRuns, key: str) -> Line | None:
     line = mean_line(method, accuracy)
     if line is None:
         return None
-    costs = [cost(run, key) for run in method.counted]
+    costs = [cost(run, key) for run in method.counted_runs]
     means = [sum(c[int(round_)] for c in costs) / len(costs) for round_ in line.x]
     if not any(means):
         return None

@@ -18,7 +18,7 @@ LOCAL_NOT_EVALUATED = "local models were not evaluated; run with --eval-local"
 
 def local(comparison: Comparison) -> Section:
     """Build the section: accuracy before and after local training, and drift diversity."""
-    methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted)]
+    methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted_runs)]
     if not methods:
         return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
     paragraphs = [
@@ -51,7 +51,7 @@ def local(comparison: Comparison) -> Section:
 
 def _reason(method: MethodRuns) -> str:
     requested = any(run.config.eval_local for run in method.runs)
-    return "it has no local models" if requested and method.counted else LOCAL_NOT_EVALUATED
+    return "it has no local models" if requested and method.counted_runs else LOCAL_NOT_EVALUATED
 
 
 def _rows(run: Result) -> list[RoundRow]:
@@ -65,7 +65,7 @@ def _kinds(methods: list[MethodRuns]) -> Bars:
         for when in ("before", "after"):
             for kind in KINDS:
                 found = [
-                    one[when][kind] for run in method.counted for row in _rows(run)[-1:] for one in row.local or ()
+                    one[when][kind] for run in method.counted_runs for row in _rows(run)[-1:] for one in row.local or ()
                 ]
                 known = [v for v in found if v is not None]
                 values.append(percent(float(np.mean(known))) if known else None)
@@ -87,12 +87,12 @@ def _by_class(comparison: Comparison, methods: list[MethodRuns]) -> list[Bars]:
 
 
 def _class_means_before(method: MethodRuns) -> list[float | None]:
-    return _means([row.local_before or [] for run in method.counted for row in _rows(run)[-1:]])
+    return _means([row.local_before or [] for run in method.counted_runs for row in _rows(run)[-1:]])
 
 
 def class_means_after(method: MethodRuns) -> list[float | None]:
     """Class accuracies of the local models after their update, mean over clients and seeds."""
-    found = [one["class_accuracy"] for run in method.counted for row in _rows(run)[-1:] for one in row.local or ()]
+    found = [one["class_accuracy"] for run in method.counted_runs for row in _rows(run)[-1:] for one in row.local or ()]
     return _means(found)
 
 

@@ -28,7 +28,7 @@ def confusion(comparison: Comparison) -> Section:
         return Section(
             "confusion", "Confusion", missing=["samples have several labels, so there is no confusion matrix"]
         )
-    panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted]
+    panels = [confusion_chart(method, comparison) for method in comparison.methods[:MAX_PANELS] if method.counted_runs]
     if not panels:
         return Section("confusion", "Confusion", missing=["no run has been evaluated yet"])
     paragraphs = ["Rows are true classes and columns are predictions, in percent of the row, as means over the seeds."]
@@ -36,7 +36,7 @@ def confusion(comparison: Comparison) -> Section:
 
 
 def confusion_chart(method: MethodRuns, comparison: Comparison) -> Heat:
-    matrices = [_shares(run.last.confusion) for run in method.counted if run.last is not None]
+    matrices = [_shares(run.last.confusion) for run in method.counted_runs if run.last is not None]
     cells = [[number(v, 1) for v in row] for row in np.mean(matrices, axis=0)]
     return Heat(
         f"confusion-{method.index}",

@@ -41,7 +41,7 @@ def results(comparison: Comparison) -> Section:
     missing = [
         f"{method.label}: no evaluated round in {method.runs[0].folder}"
         for method in comparison.methods
-        if not method.counted
+        if not method.counted_runs
     ]
     return Section("results", "Final results", paragraphs, tables=tables, missing=missing)
 
@@ -72,8 +72,8 @@ def _final(ranking: Sequence[MethodRuns]) -> Table:
 
 
 def _row(method: MethodRuns, measured: Sequence[str]) -> list[Cell]:
-    n = len(method.counted)
-    totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in method.counted]
+    n = len(method.counted_runs)
+    totals = [[run.compute, run.bytes_moved / 1e6, run.seconds] for run in method.counted_runs]
     return [method.label, n, *measured, *(_cost(sum(column) / n) for column in zip(*totals, strict=True))]
 
 

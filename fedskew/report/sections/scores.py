@@ -47,7 +47,7 @@ def scores(comparison: Comparison) -> Section:
 
 def _scores(method: MethodRuns) -> list[Scores]:
     """The scores of the method's runs. Runs of older versions are left out, because they have only AUROC."""
-    return [run.scores for run in method.counted if run.scores is not None and run.scores.classes]
+    return [run.scores for run in method.counted_runs if run.scores is not None and run.scores.classes]
 
 
 def _paragraphs(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
@@ -119,7 +119,7 @@ def _summary(methods: Sequence[MethodRuns]) -> Table:
     rows: list[list[Cell]] = []
     for method in methods:
         found = [[getattr(one, name) for one in _scores(method)] for name in named.values()]
-        losses = [run.evaluation.log_loss for run in method.counted]
+        losses = [run.evaluation.log_loss for run in method.counted_runs]
         rows.append([method.label, len(_scores(method)), *map(_mean, found), _mean(losses)])
     return Table("scores", "Scores after the last round", ["method", "seeds", *named, "log loss"], rows)
 

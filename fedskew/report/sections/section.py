@@ -34,8 +34,8 @@ def percent(share: float | None) -> float | None:
 
 
 def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """The mean of the runs in `counted`, over the rounds that all of them have. A band spans lowest to highest."""
-    curves = [c for run in method.counted if (c := dict(curve(run)))]
+    """The mean of the runs in `counted_runs`, over the rounds that all of them have. A band spans lowest to highest."""
+    curves = [c for run in method.counted_runs if (c := dict(curve(run)))]
     if not curves:
         return None
     rounds = sorted(set.intersection(*(set(c) for c in curves)))
@@ -58,7 +58,7 @@ def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Poin
     for method in methods:
         found.append(mean_line(method, curve))
         for run in method.runs:
-            if run not in method.counted and (points := dict(curve(run))):
+            if run not in method.counted_runs and (points := dict(curve(run))):
                 name = f"{method.label}, seed {run.seed}, unfinished"
                 found.append(Line(name, list(points), list(points.values()), style=method.index))
     return [line for line in found if line is not None and len(line.x)]

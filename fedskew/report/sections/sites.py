@@ -25,7 +25,7 @@ PARAGRAPHS = (
 
 def sites(comparison: Comparison) -> Section | None:
     """Build the section. Return None if no run has results by site."""
-    methods = [m for m in comparison.methods if any(site_accuracies(run) for run in m.counted)]
+    methods = [m for m in comparison.methods if any(site_accuracies(run) for run in m.counted_runs)]
     if not methods:
         return None
     first = [(m, run) for m in methods if (run := m.first) is not None and site_accuracies(run)]
@@ -81,7 +81,7 @@ def _bars(first: Sequence[tuple[MethodRuns, Result]], names: Sequence[str]) -> B
 def _fairness_table(methods: Sequence[MethodRuns]) -> Table:
     rows: list[list[Cell]] = []
     for method in methods:
-        for run in method.counted:
+        for run in method.counted_runs:
             aurocs = {name: score.auroc for name, score in run.site_scores.items()}
             metrics = (("accuracy", site_accuracies(run)), ("personal accuracy", _personal(run)), ("AUROC", aurocs))
             for metric, values in metrics:
@@ -102,7 +102,7 @@ def _local_tables(methods: Sequence[MethodRuns]) -> list[Table]:
     """Make a table of the last evaluated round's participants, before and after training. Empty without results."""
     rows: list[list[Cell]] = []
     for method in methods:
-        for run in method.counted:
+        for run in method.counted_runs:
             tests = [row.client_tests for row in run.evaluated if "after" in (row.client_tests or {})]
             if not tests:
                 continue
