@@ -41,10 +41,12 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
 
 def _text(value: Any, categories: Sequence[str]) -> str:
     """Write a category as in training: 3.0 as 3, and booleans as the known categories spell them."""
-    word = str(value).strip().capitalize()
-    if word in ("True", "False"):
-        spellings = (word, word.lower(), word.upper(), "1" if word == "True" else "0")
-        return next((text for text in spellings if text in categories), word)
-    if isinstance(value, str):
-        return value.strip()
-    return str(int(value)) if float(value).is_integer() else repr(float(value))
+    if isinstance(value, str) or str(value) in ("True", "False"):
+        text = str(value).strip()
+    else:
+        text = str(int(value)) if float(value).is_integer() else repr(float(value))
+    for number, word in (("0", "False"), ("1", "True")):
+        if text not in categories and text.capitalize() in (number, word):
+            spellings = (word, word.lower(), word.upper(), number)
+            return next((spelling for spelling in spellings if spelling in categories), text)
+    return text

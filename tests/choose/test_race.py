@@ -14,7 +14,7 @@ import pytest
 
 import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
-from fedskew.choose.choice import _base_and_split, choose
+from fedskew.choose.choice import _base_and_federation, choose
 from fedskew.choose.field import Candidate
 from fedskew.choose.progress import NotebookRace, RaceProgress
 from fedskew.choose.race import keep_best
@@ -120,7 +120,7 @@ def test_a_partition_object_keeps_the_seed_of_the_split(as_object: bool) -> None
     rule = fs.Dirichlet(clients=4, beta=0.3)
     data = fs.load("synthetic", **FEW_SAMPLES) if as_object else "synthetic"
     config = with_values(Config(), {**TINY, "partition.seed": 7, "seed": 2})
-    base, split = _base_and_split(data, rule, config)
+    base, split = _base_and_federation(data, rule, config)
     assert (base.seed, base.partition.seed) == (2, 7)
     assert split(base).seed == split(replace(base, seed=3)).seed == 7
     assert repeats(base.to_mapping()) is SEEDS
@@ -128,12 +128,12 @@ def test_a_partition_object_keeps_the_seed_of_the_split(as_object: bool) -> None
 
 def test_a_federation_that_is_already_split_has_one_seed() -> None:
     held = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=5, **FEW_SAMPLES)
-    base, split = _base_and_split(held, None, with_values(Config(), TINY))
+    base, split = _base_and_federation(held, None, with_values(Config(), TINY))
     assert [split(replace(base, seed=seed)).seed for seed in (5, 6)] == [5, 6]
-    base, split = _base_and_split(held, None, with_values(Config(), {**TINY, "partition.seed": 5}))
+    base, split = _base_and_federation(held, None, with_values(Config(), {**TINY, "partition.seed": 5}))
     assert [split(replace(base, seed=seed)).hash for seed in (0, 6)] == [held.hash, held.hash]
     with pytest.raises(UserError, match=r"partition.seed is 7, but the federation is already split with seed 5"):
-        _base_and_split(held, None, with_values(Config(), {**TINY, "partition.seed": 7}))
+        _base_and_federation(held, None, with_values(Config(), {**TINY, "partition.seed": 7}))
 
 
 def test_the_race_stays_within_its_rounds(finished: fs.Choice) -> None:

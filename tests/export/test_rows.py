@@ -89,4 +89,7 @@ def test_unknown_categories_gaps_and_lacking_columns() -> None:
 @pytest.mark.parametrize("spellings", [("False", "True"), ("false", "true"), ("0", "1")])
 def test_booleans_are_the_categories_of_any_spelling(spellings: tuple[str, str]) -> None:
     rows = Rows([{"name": "smoker", "categories": list(spellings)}])
-    assert rows([{"smoker": value} for value in (True, "TRUE", " true ", False)]).tolist() == [[0, 1]] * 3 + [[1, 0]]
+    values = (True, "TRUE", " true ", 1, 1.0, "1", False, 0)
+    assert rows([{"smoker": value} for value in values]).tolist() == [[0, 1]] * 6 + [[1, 0]] * 2
+    both = Rows([{"name": "smoker", "categories": ["0", "1", "False", "True"]}])
+    assert both([{"smoker": value} for value in (True, 1)]).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,8 @@ GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
 The option `missing` adds other gaps, for numbers and for categories."""
 BOOLEANS = ("False", "True")
 """The names of boolean categories and classes."""
+_SPELLINGS = (("False", "false", "FALSE", "0"), ("True", "true", "TRUE", "1"))
+"""How files and other versions write booleans. The name of the category is the first."""
 MOST_CATEGORIES = 100
 """A column with more distinct texts is refused. The option `categorical` allows more."""
 FEW_ROWS = 20
@@ -211,7 +213,9 @@ class ColumnReader:
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
         """Return the column as numbers, or None if it holds categories.
 
-        A column with more numbers than texts is refused. If `expected` is "number", any mixture of both is refused.
+        A wrong text is neither a number nor a word for a gap, such as NA. A column is refused if it has fewer wrong
+        texts than numbers, and if fewer than half of its rows have a text of either kind. If `expected` is "number",
+        any mixture of numbers and wrong texts is refused.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
@@ -225,7 +229,9 @@ class ColumnReader:
             return found
         known = ~np.isnan(numbers)
         texts = ~known & (strings.codes >= 0)
-        if texts.sum() < known.sum() or (expected and known.any()):
+        words = np.array([*(text.lower() in gaps for text in strings.values), False])[strings.codes]
+        is_mostly_numbers = (texts & ~words).sum() < known.sum() and 2 * texts.sum() < len(texts)
+        if is_mostly_numbers or (expected and known.any()):
             raise UserError(
                 f"{self.where}: {strings.values[strings.codes[odd]]!r} in column {name!r}, {self.row(odd)}; expected a "
                 f"number; if it stands for a gap, set missing={strings.values[strings.codes[odd]]}"
@@ -322,19 +328,23 @@ def array_strings(column: Array) -> Strings:
 
 def spell_booleans(column: Strings) -> Strings:
     """Spell true and false as True and False, because files spell them in several ways."""
-    words = {text: text.capitalize() for text in column.values if text.lower() in ("true", "false")}
-    if all(text in BOOLEANS for text in words):
+    return _respell(column, {text: text.capitalize() for text in column.values if text.lower() in ("true", "false")})
+
+
+def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
+    """Spell booleans as the known categories do. Other versions and people write true, TRUE or 1."""
+    found = {spelling: word for word in _SPELLINGS for spelling in word if spelling in column.values}
+    known = {text: next((s for s in word if s in categories), text) for text, word in found.items()}
+    return _respell(column, {text: new for text, new in known.items() if text not in categories})
+
+
+def _respell(column: Strings, words: Mapping[str, str]) -> Strings:
+    """Replace texts by others. `words` maps old texts to new ones. Texts that become equal are one category."""
+    if all(old == new for old, new in words.items()):
         return column
     values = tuple(dict.fromkeys(words.get(text, text) for text in column.values))
     lookup = np.array([*(values.index(words.get(text, text)) for text in column.values), -1], np.int64)
     return Strings(values, lookup[column.codes], column.categorical)
-
-
-def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
-    """Spell True and False as the known categories do. Other versions and people write true, TRUE or 1."""
-    spellings = {"True": ("True", "true", "TRUE", "1"), "False": ("False", "false", "FALSE", "0")}
-    values = (next((s for s in spellings.get(v, ()) if s in categories), v) for v in column.values)
-    return Strings(tuple(values), column.codes, column.categorical)
 
 
 def _with_gaps(column: Strings, markers: set[str]) -> Strings:

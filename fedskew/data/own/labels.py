@@ -151,10 +151,12 @@ def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequen
     return [replace(part, values=part.values.astype(np.str_)) for part in parts]
 
 
-def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Encode labels by the values that occur in any part, sorted."""
+def _encode_by_value(
+    parts: Sequence[Labels], known: Sequence[str] = ()
+) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
+    """Encode labels by the values that occur in any part, sorted. A label is no gap if it is among the `known`."""
     for part in parts:
-        _refuse_gaps(part)
+        _refuse_gaps(part, known)
     kinds = {part.values.dtype.kind for part in parts}
     if len(kinds) == 2 and "b" in kinds:  # one part has booleans, and the other has numbers or names
         kind = np.str_ if "U" in kinds else np.int64
@@ -168,8 +170,11 @@ def _encode_by_value(parts: Sequence[Labels]) -> tuple[tuple[str, ...], list[npt
     return tuple(str(value) for value in found), [np.searchsorted(found, part.values) for part in parts]
 
 
-def _refuse_gaps(part: Labels) -> None:
-    """Refuse labels that mean a gap: those in the option `missing`, and texts such as NA among numbers or booleans."""
+def _refuse_gaps(part: Labels, known: Sequence[str]) -> None:
+    """Refuse labels that mean a gap: those in the option `missing`, and texts such as NA among numbers or booleans.
+
+    A label that is among the `known` classes is none.
+    """
     if part.values.dtype.kind != "U" and not part.markers:
         return
     found = np.unique(part.values).tolist()
@@ -178,6 +183,7 @@ def _refuse_gaps(part: Labels) -> None:
     others = [text for text in found if text not in words]
     if others and all(read_number(str(text)) is not None or text in BOOLEANS for text in others):
         gaps += words
+    gaps = [value for value in gaps if str(value) not in known]
     if not gaps:
         return
     first = int(np.isin(part.values, gaps).argmax())
@@ -204,7 +210,7 @@ def _encode_by_name(
     """
     if set(BOOLEANS).isdisjoint(elsewhere):
         parts = [replace(p, values=p.values.astype(np.int64)) if p.values.dtype.kind == "b" else p for p in parts]
-    names, numbers = _encode_by_value(parts)
+    names, numbers = _encode_by_value(parts, elsewhere)
     if len(names) > 1:
         return names, numbers
     classes = tuple(elsewhere) if set(names) <= set(elsewhere) else (*names, *elsewhere)

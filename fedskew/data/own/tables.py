@@ -147,7 +147,7 @@ def load_tables(
     if inputs.kind == "text":
         parts = make_parts([_text(table, inputs.names[0]) for table in tables])
         form = (LENGTH if length is None else length, VOCABULARY if vocabulary is None else vocabulary)
-        return assemble(name, "text", parts, class_names, test_fraction, *form, site=site)
+        return replace(assemble(name, "text", parts, class_names, test_fraction, *form, site=site), notes=notes)
     if inputs.kind == "table":
         parts = make_parts(_read_inputs(tables, readers, inputs.names, known))
         return assemble(name, "table", parts, class_names, test_fraction, site=site, encoding=known)
@@ -514,12 +514,14 @@ def _read_inputs(
     for raw, table in zip(rest, tables[1:], strict=True):
         if raw.names != first.names:
             raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
-    return [raw if encoding is None else _spell_as_encoding(raw, encoding) for raw in (first, *rest)]
+    categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
+    if encoding is not None:
+        categories = {column.name: column.categories or () for column in encoding.columns}
+    return [_spell_as_known(raw, categories) for raw in (first, *rest)]
 
 
-def _spell_as_encoding(raw: RawTable, encoding: TableEncoding) -> RawTable:
-    """Spell boolean categories as the encoding does."""
-    categories = {column.name: column.categories or () for column in encoding.columns}
+def _spell_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
+    """Spell boolean categories as the encoding or the training table does. `categories` has its values by column."""
     strings = {name: spell_as_known(column, categories[name]) for name, column in raw.strings.items()}
     return replace(raw, strings=strings)
 

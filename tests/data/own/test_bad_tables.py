@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedskew as fs
+from fedskew.data.own.labels import ClassesElsewhere
 
 N = 30
 AGES = [f"{20 + i % 7}.5" for i in range(N)]
@@ -475,6 +476,26 @@ def test_an_older_encoding_may_spell_booleans_in_another_way(spellings: tuple[st
     assert not data.notes
 
 
+def test_one_and_zero_are_the_categories_of_a_boolean_column() -> None:
+    table = pd.DataFrame({"age": np.array(AGES, float), "x": [True, False] * (N // 2), "y": LABELS})
+    encoding = fs.load(table, categorical="x").encoding
+    numbers = table.astype({"x": int})
+    for data in (fs.load(numbers, encoding=encoding), fs.load(table, test=numbers, categorical="x")):
+        assert data.columns == ("age", "x=False", "x=True")
+        assert (data.test.x[:, 1:].sum(axis=1) == 1).all()
+        assert not data.notes
+    mixed = table.astype({"x": object}).assign(x=["True", "1", "0"] * (N // 3))
+    assert (fs.load(mixed, encoding=encoding).train.x[:, 1:].sum(axis=1) == 1).all()
+
+
+def test_words_for_a_gap_do_not_hide_a_wrong_text_among_numbers(tmp_path: Path) -> None:
+    (tmp_path / "gaps.csv").write_text(csv(x=cells("1.5", "", "2.5", "", "", "NA", "NA", "", "", "oops")))
+    with pytest.raises(fs.UserError, match="'oops' in column 'x', line 11; expected a number"):
+        fs.load(tmp_path / "gaps.csv")
+    (tmp_path / "gaps.csv").write_text(csv(x=cells("1", "2", "NA", "NA", "3A")))
+    assert fs.load(tmp_path / "gaps.csv").columns == ("age", "x=1", "x=2", "x=3A", "x=NA")
+
+
 def test_texts_among_many_gaps_are_categories(tmp_path: Path) -> None:
     (tmp_path / "gaps.csv").write_text(csv(x=cells("yes", "", "", "", "no"), flag=cells("true", "", "", "", "false")))
     data = fs.load(tmp_path / "gaps.csv")
@@ -489,3 +510,16 @@ def test_a_label_that_missing_lists_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(csv(cells("ill", "unknown"), x=cells("1", "2")))
     with pytest.raises(fs.UserError, match="'unknown' in line 3 is not a label, because missing lists it"):
         fs.load(tmp_path / "t.csv", missing="unknown")
+
+
+def test_a_class_of_other_sites_is_a_label_although_missing_lists_it(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(csv(cells("0", "1"), x=cells("0", "1.5", "2")))
+    assert fs.load(tmp_path / "t.csv", missing=[0], classes=ClassesElsewhere(["0", "1"])).classes == ("0", "1")
+    with pytest.raises(fs.UserError, match="'0' in line 2 is not a label, because missing lists it"):
+        fs.load(tmp_path / "t.csv", missing=[0], classes=ClassesElsewhere(["1", "2"]))
+
+
+def test_a_note_names_the_columns_beside_a_text() -> None:
+    table = pd.DataFrame({"age": np.array(AGES, float), "text": [f"word{i % 7} more" for i in range(N)], "y": LABELS})
+    assert fs.load(table, text="text").notes == ("dataframe: the inputs are 'text'; not used: 'age'",)
+    assert fs.load(table, text="text", drop="age").notes == ()
