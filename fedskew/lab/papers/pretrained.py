@@ -29,23 +29,22 @@ class StartResult:
     start: str
     accuracy: dict[float, dict[str, float]]
     """In percent, by β and method."""
-
-    @property
-    def betas(self) -> list[float]:
-        """From mild to severe skew."""
-        return sorted(self.accuracy, reverse=True)
+    methods: int
+    """The number of methods in the grid. The best method at a β is known only if all of them were run there."""
 
     def baseline(self, beta: float) -> float | None:
-        return self.accuracy[beta].get(_BASELINE)
+        """The accuracy of FedAvg, or None if it was not run."""
+        return self.accuracy.get(beta, {}).get(_BASELINE)
 
-    def best(self, beta: float) -> str:
-        return max(self.accuracy[beta], key=self.accuracy[beta].__getitem__)
+    def best(self, beta: float) -> str | None:
+        """The best method, or None if some method was not run."""
+        found = self.accuracy.get(beta, {})
+        return max(found, key=found.__getitem__) if len(found) == self.methods else None
 
-    @property
-    def points_lost(self) -> float | None:
-        """How many points FedAvg loses from the mildest to the most severe skew."""
-        mild, severe = self.baseline(self.betas[0]), self.baseline(self.betas[-1])
-        return None if mild is None or severe is None or len(self.betas) < 2 else mild - severe
+    def points_lost(self, mild: float, severe: float) -> float | None:
+        """How many points FedAvg loses from a mild to a severe skew."""
+        before, after = self.baseline(mild), self.baseline(severe)
+        return None if before is None or after is None else before - after
 
 
 def is_pretrained(sweep: Sweep) -> bool:
@@ -59,21 +58,14 @@ def start_results(sweeps: Sequence[Sweep]) -> list[StartResult]:
 
 
 def _sweep_results(sweep: Sweep) -> list[StartResult]:
-    """Collect the results of one grid.
-
-    A β counts only if all methods of the grid were run there. Otherwise, the best of them is not known.
-    """
     model = sweep.points[0].config.model
+    network = _NAMES.get(model, model)
     found: dict[tuple[str, str], dict[float, dict[str, float]]] = {}
     for (federation, beta, start, method), row in sweep.rows().items():
         by_beta = found.setdefault((federation, start), {})
         by_beta.setdefault(float(beta), {})[method] = 100 * row.mean_last.mean
-    results = []
-    for (federation, start), by_beta in found.items():
-        complete = {beta: by_method for beta, by_method in by_beta.items() if by_method.keys() == sweep.methods}
-        if complete:
-            results.append(StartResult(_NAMES.get(model, model), federation, start, complete))
-    return results
+    methods = len(sweep.methods)
+    return [StartResult(network, federation, start, found[federation, start], methods) for federation, start in found]
 
 
 def closed_forms(sweeps: Sequence[Sweep]) -> dict[str, dict[str, float]]:
@@ -93,7 +85,8 @@ def pretrained_section(sweeps: Sequence[Sweep], finding: Sequence[str]) -> list[
     introduction = (
         "CIFAR-10, from random weights and from weights that were trained on CIFAR-100, which has other classes. "
         "[docs/pretrained.md](docs/pretrained.md) explains the starts. The first table shows how much FedAvg loses "
-        "as the skew grows, and the best method at the most severe skew.\n"
+        "from the mildest to the most severe skew, and the best method at the latter. Cells that were not run are "
+        "empty.\n"
     )
     results = start_results(sweeps)
     sections = ["## Pretrained starts\n", *finding, introduction]
@@ -108,13 +101,13 @@ def _summary(results: Sequence[StartResult]) -> str:
     betas = sorted({beta for result in results for beta in result.accuracy}, reverse=True)
     headings = ["network", "clients", "start", *(f"FedAvg, β {beta:g}" for beta in betas), "lost", "best", "gain"]
     lines = [headings, ["---"] * len(headings)]
+    mild, severe = betas[0], betas[-1]
     for result in results:
-        severe = result.betas[-1]
         best, baseline = result.best(severe), result.baseline(severe)
-        gain = None if baseline is None else result.accuracy[severe][best] - baseline
-        shown = [result.baseline(beta) if beta in result.accuracy else None for beta in betas]
-        numbers = [*(_number(value) for value in shown), _number(result.points_lost)]
-        lines.append([result.network, result.federation, result.start, *numbers, best, _number(gain, "+.1f")])
+        gain = None if best is None or baseline is None else result.accuracy[severe][best] - baseline
+        shown = [*map(result.baseline, betas), result.points_lost(mild, severe)]
+        numbers = [*map(_number, shown), best or "", _number(gain, "+.1f")]
+        lines.append([result.network, result.federation, result.start, *numbers])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
@@ -128,7 +121,7 @@ def draw_pretrained(folder: str | Path) -> list[Path]:
     Starts with a single β are left out, because a line needs two points.
     """
     sweeps = [sweep for sweep in read_sweeps(folder) if is_pretrained(sweep)]
-    results = [result for result in start_results(sweeps) if len(result.betas) > 1]
+    results = [result for result in start_results(sweeps) if len(result.accuracy) > 1]
     path = Path(folder) / PICTURE
     if not results:
         return []
@@ -162,13 +155,14 @@ def _draw(results: Sequence[StartResult], heads: Mapping[str, Mapping[str, float
 
 
 def _panel(axis: Any, results: Sequence[StartResult], colours: Mapping[str, str], heads: Mapping[str, float]) -> None:
-    """Draw FedAvg as a solid line, and the best method at each β as a dotted one."""
+    """Draw FedAvg as a solid line, and the best method at each β as a dotted one, where it is known."""
     for result in results:
-        betas = [beta for beta in result.betas if result.baseline(beta) is not None]
-        colour = colours[result.start]
-        axis.plot(betas, [result.baseline(b) for b in betas], "o-", color=colour, label=result.start)
-        best = [result.accuracy[beta][result.best(beta)] for beta in result.betas]
-        axis.plot(result.betas, best, ":", color=colour)
+        betas, colour = sorted(result.accuracy), colours[result.start]
+        with_baseline = [beta for beta in betas if result.baseline(beta) is not None]
+        baseline = [result.baseline(beta) for beta in with_baseline]
+        axis.plot(with_baseline, baseline, "o-", color=colour, label=result.start)
+        best = {beta: result.accuracy[beta][name] for beta in betas if (name := result.best(beta)) is not None}
+        axis.plot(list(best), list(best.values()), ":", color=colour)
     if heads:
         name = max(heads, key=heads.__getitem__)
         axis.axhline(heads[name], color="grey", linewidth=0.8)
