@@ -27,7 +27,7 @@ from fedskew.flower.app_folder import PACKAGE, write_app
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation, write_site
-from fedskew.flower.planning import make_settings, resolved
+from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.site_config import load_site
 
 INPUTS, CLASSES = 64, 10
@@ -193,7 +193,7 @@ class Case:
         config = with_values(
             Config(), {"method": "fedavg", "rounds": self._rounds, "local_epochs": 1, "device": "cpu", "model": "dnn"}
         )
-        whole = with_values(resolved(config, contract, names), {"model": f"{PACKAGE}.big:make"})
+        whole = with_values(resolve_config(config, contract, names), {"model": f"{PACKAGE}.big:make"})
         app = write_app(self._folder / "app", settings, contract, whole)
         (app / PACKAGE / "big.py").write_text(self._model)
 
@@ -234,7 +234,7 @@ class Case:
                     marks.setdefault(number, (time.monotonic(), cpu_seconds(local)))
                 time.sleep(0.05)
             if self._rounds not in marks:
-                raise SystemExit(f"{app.name} did not finish:\n{run.said()[-3000:]}")
+                raise SystemExit(f"{app.name} did not finish:\n{run.output()[-3000:]}")
         shutil.rmtree(self._folder / "flower")
         (began, spent), (ended, total) = marks[first], marks[self._rounds]
         rounds = self._rounds - first
