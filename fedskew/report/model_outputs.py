@@ -59,7 +59,7 @@ class ModelOutputs:
         """The features of the first `PLOTTED_SAMPLES` samples, projected on their first two principal components."""
         from sklearn.decomposition import PCA
 
-        return np.asarray(PCA(2, random_state=0).fit_transform(self.features[:PLOTTED_SAMPLES]), np.float64)
+        return np.asarray(PCA(2, random_state=0).fit_transform(self._plotted_features()), np.float64)
 
     @cached_property
     def tsne(self) -> Floats:
@@ -70,17 +70,31 @@ class ModelOutputs:
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
 
-        shown = self.features[:PLOTTED_SAMPLES]
+        shown = self._plotted_features()
+        with np.errstate(over="ignore", invalid="ignore"):
+            spread = np.std(self.pca[:, 0].astype(np.float32))
+        if not 0 < spread < np.inf:  # t-SNE divides by this number, and may then end the process
+            raise UserError("the features of the test samples differ too little or too much for t-SNE")
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower
             embedded = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(shown)
         return np.asarray(embedded, np.float64)
 
+    def _plotted_features(self) -> Floats:
+        """The features of the first `PLOTTED_SAMPLES` samples. Raise a UserError if they cannot be drawn in a plane."""
+        shown = self.features[:PLOTTED_SAMPLES]
+        if min(shown.shape) < 2:
+            raise UserError("features are drawn in a plane; expected at least two test samples and two features")
+        if (shown == shown[0]).all():
+            raise UserError("all test samples have the same features, so they cannot be drawn")
+        return shown
+
 
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, or if the outputs cannot be drawn.
+    Raise a UserError if the model or the data are missing, if samples have several labels, or if an output is not
+    finite.
     """
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
@@ -102,8 +116,6 @@ def model_outputs(run: Result) -> ModelOutputs:
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
     if not (np.isfinite(found.features).all() and np.isfinite(found.probabilities).all()):
         raise UserError(f"{run.folder}: the model's outputs are not finite")
-    if min(found.features.shape) < 2:
-        raise UserError("features are drawn in a plane; expected at least two test samples and two features")
     return found
 
 

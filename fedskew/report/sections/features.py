@@ -29,11 +29,12 @@ def features(comparison: Comparison) -> Section:
             continue
         try:
             outputs = model_outputs(run)
+            drawn = {"tsne": outputs.tsne, "pca": outputs.pca}
         except UserError as error:
             missing.append(f"{method.label}: {error}")
             continue
         title = f"{method.label}, seed {run.seed}"
-        for kind, points in (("tsne", outputs.tsne), ("pca", outputs.pca)):
+        for kind, points in drawn.items():
             clouds[kind].append(cloud_chart(f"{kind}-{method.index}", title, points, outputs, comparison))
     if not clouds["tsne"]:
         return Section("features", "Features", missing=missing)

@@ -9,8 +9,11 @@ import pytest
 
 import fedskew
 from fedskew.data import make_partition
+from fedskew.errors import UserError
+from fedskew.report.figures.heat_maps import model_internals
+from fedskew.report.model_outputs import ModelOutputs
 from fedskew.report.sections import features as section
-from fedskew.results import comparisons, load_runs
+from fedskew.results import Comparison, comparisons, load_runs
 
 
 def test_methods_and_classes_that_are_not_drawn_are_counted(comparison: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,13 +25,34 @@ def test_methods_and_classes_that_are_not_drawn_are_counted(comparison: Path, mo
     assert "only the first 3 of 10 classes are drawn" in found.missing
 
 
-def test_a_single_test_sample_has_no_features_to_draw(tmp_path: Path) -> None:
+def trained_run(folder: Path, test_samples: np.ndarray) -> Comparison:
+    """Train on 20 samples, and test on these."""
     x = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
     y = np.arange(20) % 2
-    data = tmp_path / "data.npz"
-    np.savez(data, x_train=x, y_train=y, x_test=x[:1], y_test=y[:1])
+    data = folder / "data.npz"
+    np.savez(data, x_train=x, y_train=y, x_test=x[test_samples], y_test=y[: len(test_samples)])
     federation = fedskew.federation(fedskew.load(str(data)), make_partition("iid", clients=2), seed=0)
-    fedskew.run(federation, "fedavg", "dnn", rounds=1, out=tmp_path / "run", progress=False)
-    (loaded,) = comparisons(load_runs([tmp_path / "run"]).runs)
+    fedskew.run(federation, "fedavg", "dnn", rounds=1, out=folder / "run", progress=False)
+    (loaded,) = comparisons(load_runs([folder / "run"]).runs)
+    return loaded
+
+
+def test_a_single_test_sample_has_no_features_to_draw(tmp_path: Path) -> None:
+    loaded = trained_run(tmp_path, np.array([0]))
     reason = "features are drawn in a plane; expected at least two test samples and two features"
     assert section.features(loaded).missing == [f"fedavg: {reason}"]
+    assert len(model_internals([loaded]).charts) == 3, "distances and probabilities need no plane"
+
+
+def test_equal_features_are_not_drawn(tmp_path: Path) -> None:
+    loaded = trained_run(tmp_path, np.zeros(6, np.int64))
+    reason = "all test samples have the same features, so they cannot be drawn"
+    assert section.features(loaded).missing == [f"fedavg: {reason}"]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e39])
+def test_features_that_t_sne_cannot_scale_are_refused(scale: float) -> None:
+    features = scale * np.random.default_rng(0).normal(size=(50, 10))
+    outputs = ModelOutputs(np.arange(50) % 2, features, np.full((50, 2), 0.5))
+    with pytest.raises(UserError, match="differ too little or too much for t-SNE"):
+        _ = outputs.tsne
