@@ -85,13 +85,14 @@ def _check_bytecode() -> Check:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return Check("bytecode", "note", "torch is not installed")
-    if Path(importlib.util.cache_from_source(spec.origin)).is_file():
+    compiled = Path(importlib.util.cache_from_source(spec.origin))
+    if compiled.is_file():
         return Check("bytecode", "ok", "PyTorch is compiled")
-    folder = Path(sys.pycache_prefix or Path(spec.origin).parent)
+    folder = next(parent for parent in compiled.parents if parent.exists())  # Python makes the folders that are missing
     if sys.dont_write_bytecode:
         problem = "PYTHONDONTWRITEBYTECODE is set; unset it"
-    elif not os.access(folder, os.W_OK):
-        problem = f"{folder} is read-only; set PYTHONPYCACHEPREFIX to a writable folder"
+    elif not (folder.is_dir() and os.access(folder, os.W_OK)):
+        problem = f"Python cannot write to {folder}; set PYTHONPYCACHEPREFIX to a writable folder"
     else:
         return Check("bytecode", "ok", "PyTorch is compiled when it is next imported")
     return Check("bytecode", "note", f"every command compiles PyTorch anew, because {problem}")

@@ -38,6 +38,17 @@ def test_an_installation_that_cannot_keep_bytecode_is_noted(monkeypatch: pytest.
     assert is_healthy({"versions": [check]})
 
 
+def test_bytecode_may_go_to_a_new_folder_but_not_below_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "new" / "folder"))
+    assert find(examine(), "versions", "bytecode").status == "ok"
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "file"))
+    check = find(examine(), "versions", "bytecode")
+    assert check.status == "note"
+    assert f"because Python cannot write to {tmp_path / 'file'}; set PYTHONPYCACHEPREFIX" in check.detail
+
+
 @pytest.mark.parametrize(
     ("version", "bounds", "expected"),
     [
