@@ -27,7 +27,7 @@ from fedskew.display import html_table
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
 from fedskew.experiment.config.documentation import documents_settings
-from fedskew.experiment.preparation import partition_rule, prepare
+from fedskew.experiment.preparation import partition_rule, prepare, refuse_other_split
 from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
 from fedskew.results.race import RaceRecord, load_race
@@ -123,7 +123,8 @@ def choose(
     budget: a time such as `5m`, or a total number of rounds over all runs, such as `2000r`.
     partition: the rule that splits `data`. The default is the partition of `config`.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
-    config: a `Config`, whose values the settings override.
+    config: a `Config`, whose values the settings override. If `data` is a federation, the data and the seed of the
+        `Config` are ignored, and its partition too, except `partition.seed`.
     out: the folder of the race. The same call continues an interrupted race there.
     workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
         they are a federation of a dataset in the catalogue.
@@ -133,9 +134,12 @@ def choose(
 
     Methods are compared on validation data, which are held out of the clients' training data. Each trial seed has its
     own validation samples. It also has its own split, unless the split is fixed: by `partition.seed`, or by a rule that
-    draws nothing, such as `column`. The race tries 1/3, 1 and 3 times the learning rate.
+    draws nothing, such as `column`. The first seed is `seed`, by default that of a given federation. The race tries
+    1/3, 1 and 3 times the learning rate.
     """
-    base, make_federation = _base_and_federation(data, partition, with_values(config or Config(), settings))
+    first = {"seed": data.seed} if isinstance(data, Federation) else {}
+    given = with_values(config or Config(), {**first, **settings})
+    base, make_federation = _base_and_federation(data, partition, given)
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
     if metric not in RACE_METRICS:
@@ -196,11 +200,7 @@ def _base_and_federation(data: object, partition: Partition | None, config: Conf
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
-        if (seed := config.partition.seed) not in (None, data.seed):
-            raise UserError(
-                f"partition.seed is {seed}, but the federation is already split with seed {data.seed}; expected "
-                f"{data.seed}, which gives all trials this split, or none, which draws a split for each seed"
-            )
+        refuse_other_split(config, data)
         return _from_federation(data, config)
     if partition is not None:
         config = replace(config, partition=_partition_config(partition.describe(), config.partition.seed))
@@ -210,22 +210,18 @@ def _base_and_federation(data: object, partition: Partition | None, config: Conf
 
 
 def _from_federation(whole: Federation, config: Config) -> tuple[Config, MakeFederation]:
-    """Race on a federation object. Worker processes can make it too if a configuration describes it.
-
-    Without `partition.seed`, the seed of the race is the federation's.
-    """
-    fixed_seed, dataset = config.partition.seed, whole.dataset
+    """Race on a federation object. Worker processes can make it too if a configuration describes it."""
+    dataset = whole.dataset
     name, params = str(dataset.described["name"]), {k: v for k, v in dataset.described.items() if k != "name"}
     described = replace(
         config,
         data=name,
         data_params=dict(dataset.in_memory) or params,
-        partition=_partition_config(whole.partition, fixed_seed),
-        seed=whole.seed if fixed_seed is None else config.seed,
+        partition=_partition_config(whole.partition, config.partition.seed),
     )
     if dataset.name in DATASETS and not dataset.in_memory:
         with contextlib.suppress(UserError):
-            if shared_federation(described).hash == whole.hash:
+            if shared_federation(replace(described, seed=whole.seed)).hash == whole.hash:
                 return described, shared_federation
     return described, lambda trial_config: whole.resplit(trial_config.partition_seed)
 

@@ -360,6 +360,15 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
     expect(requested <= clients, "clients_per_round", requested, f"at most {clients}, the number of clients")
 
 
+def refuse_other_split(config: Config, fed: Federation) -> None:
+    """Refuse a `partition.seed` that is not the seed with which the federation is already split."""
+    if (seed := config.partition.seed) not in (None, fed.seed):
+        raise UserError(
+            f"partition.seed is {seed}, but the federation is already split with seed {fed.seed}; expected {fed.seed}, "
+            "which gives all runs this split, or none, which draws a split for each seed"
+        )
+
+
 def _describe_split(fed: Federation, config: Config) -> PartitionConfig:
     """Describe the split as a configuration. Its seed is None if it is the run's seed and `config` does not set it."""
     params = {key: value for key, value in fed.partition.items() if key not in ("name", "clients")}

@@ -90,7 +90,7 @@ class Finalist:
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
-    """What a local step costs in addition to FedAvg's forward and backward pass."""
+    """What clients compute besides FedAvg's training. A cost is per local step unless its words name a period."""
 
 
 @dataclass(frozen=True)

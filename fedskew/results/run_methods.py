@@ -16,7 +16,7 @@ from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.compare import run_comparison
 from fedskew.experiment.config import Config, PartitionConfig, parse_method, with_values
 from fedskew.experiment.config.documentation import documents_settings
-from fedskew.experiment.preparation import Prepared, partition_rule, prepare
+from fedskew.experiment.preparation import Prepared, partition_rule, prepare, refuse_other_split
 from fedskew.experiment.progress import showing_progress
 from fedskew.methods import Method, Part
 from fedskew.results.comparison import Comparison, compare_runs
@@ -52,6 +52,7 @@ def compare(
     partition: the rule that splits `data`. The default is the partition of `config`.
     same_split: whether all seeds use one split: the federation's, or that of seed 0 if `data` is not a federation. By
         default, each seed has another split by the same rule. A rule that is not random always gives the same split.
+        `partition.seed` also gives all seeds one split: that of this seed.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class, balanced-accuracy, auroc,
         auprc, sensitivity, specificity, sensitivity-at-specificity, kappa, log-loss, brier or ece.
     model: a model's name or a `torch.nn.Module`, as in `fedskew.run`.
@@ -70,8 +71,9 @@ def compare(
     base, given = _base_federation(data, partition, config or Config(), settings)
     model_object = None if isinstance(model, str) else model
     prepared: list[Prepared] = []
-    for seed in _list_seeds(seeds, given.seed):
-        split = given if same_split else given.resplit(seed)
+    is_fixed = same_split or base.partition.seed is not None
+    for seed in _list_seeds(seeds, data.seed if isinstance(data, Federation) else 0):
+        split = given if is_fixed else given.resplit(seed)
         for method in parsed:
             values = {"seed": seed, **({"model": model} if isinstance(model, str) else {})}
             method_object = None if isinstance(method, str | Mapping) else method
@@ -86,18 +88,23 @@ def compare(
 def _base_federation(
     data: object, partition: Partition | None, config: Config, settings: Mapping[str, Any]
 ) -> tuple[Config, Federation]:
-    """Return the shared configuration and the federation. Data that are not a federation are split with seed 0."""
+    """Return the shared configuration and the federation.
+
+    Data that are not a federation are split with `partition.seed`, by default 0.
+    """
     for key in ("seed", "method"):
         if key in settings:
             raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
-    if isinstance(data, Federation) or partition is not None:
-        config = replace(config, partition=PartitionConfig())
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
-        return with_values(config, {**settings, "data": data.dataset.described}), data
+        base = with_values(replace(config, partition=PartitionConfig()), {**settings, "data": data.dataset.described})
+        refuse_other_split(base, data)
+        return base, data
+    if partition is not None:
+        config = replace(config, partition=PartitionConfig(seed=config.partition.seed))
     base = with_values(config, settings)
-    split = federation(data, partition or partition_rule(base), 0, base.data_dir)
+    split = federation(data, partition or partition_rule(base), base.partition.seed or 0, base.data_dir)
     described = {"name": str(data)} if isinstance(data, str | PathLike) else split.dataset.described
     return with_values(base, {"data": described}), split
 

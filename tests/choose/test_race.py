@@ -136,6 +136,17 @@ def test_a_federation_that_is_already_split_has_one_seed() -> None:
         _base_and_federation(held, None, with_values(Config(), {**TINY, "partition.seed": 7}))
 
 
+@pytest.mark.parametrize(("given", "first"), [({}, 5), ({"seed": 2}, 2), ({"seed": 2, "partition.seed": 5}, 2)])
+def test_the_first_seed_is_the_federations_unless_another_is_given(
+    tmp_path: Path, given: dict[str, int], first: int
+) -> None:
+    held = fs.federation("synthetic", fs.Dirichlet(clients=4, beta=0.3), seed=5, **FEW_SAMPLES)
+    config, watcher = with_values(Config(), {**TINY, "rounds": 2, "seed": 9}), Counting()
+    choice = choose(held, ["fedprox"], SMALLEST, config=config, out=tmp_path, workers=1, watcher=watcher, **given)
+    assert choice.race.config["seed"] == first
+    assert min(seed for standing in choice.race.rungs[0].standings for seed in standing.scores) == first
+
+
 def test_the_race_stays_within_its_rounds(finished: fs.Choice) -> None:
     trained = sum(RunFolder(folder).rounds()[-1].round for folder in (finished.folder / RUNS).iterdir())
     assert 40 < trained <= 60

@@ -59,6 +59,24 @@ def test_a_federation_gives_the_first_seed_and_may_keep_its_split() -> None:
     assert varied.runs[1].label_counts.tolist() != kept.runs[1].label_counts.tolist()
 
 
+@pytest.mark.parametrize("rule", [None, RULE])
+def test_a_seed_of_the_partition_gives_all_seeds_one_split(rule: fs.Partition | None) -> None:
+    config = fs.Config(partition=PartitionConfig("dirichlet", 4, 7, {"beta": 0.5}))
+    drawn = fs.federation("digits", RULE, seed=7)
+    found = fs.compare(fs.load("digits"), ["fedavg"], 2, partition=rule, config=config, **SHORT)
+    assert [(run.seed, run.config.partition.seed) for run in found.runs] == [(0, 7), (1, 7)]
+    for run in found.runs:
+        np.testing.assert_array_equal(run.label_counts, drawn.label_counts)
+
+
+def test_a_federation_that_is_already_split_has_one_seed_of_its_split() -> None:
+    fed = fs.federation("digits", RULE, seed=5)
+    found = fs.compare(fed, ["fedavg"], 2, **SHORT, **{"partition.seed": 5})
+    assert [(run.seed, run.config.partition.seed) for run in found.runs] == [(5, 5), (6, 5)]
+    with pytest.raises(fs.UserError, match=r"partition.seed is 7, but the federation is already split with seed 5"):
+        fs.compare(fed, ["fedavg"], 2, **SHORT, **{"partition.seed": 7})
+
+
 def test_the_configuration_of_a_given_federation_or_partition_does_not_limit_the_clients() -> None:
     config = fs.Config(partition=PartitionConfig(clients=1))
     for data, rule in ((fs.federation("digits", RULE), None), ("digits", RULE)):
