@@ -104,8 +104,11 @@ class SiteConfig:
         if self.split is None:
             return np.arange(len(dataset.train), dtype=np.int64)
         groups, names = dataset.groups
-        parts = Saved(self.folder / self.split).split(groups, len(names), 0)
-        expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
+        try:
+            parts = Saved(self.folder / self.split).split(groups, len(names), 0)
+            expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
+        except UserError as error:  # the text names the site's file
+            raise DataUnreadable(str(error)) from error
         return parts[self.client]
 
     def _dataset(self, contract: Contract | None) -> Dataset:

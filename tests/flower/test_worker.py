@@ -181,6 +181,12 @@ def test_names_that_only_this_site_has_stay_in_its_log(own: str, warm: Running) 
     assert "HIV stage" in (warm.folder / "log").read_text()
 
 
+def test_the_path_of_a_split_stays_in_the_site_s_log(warm: Running) -> None:
+    warm.site.write_text("name: a\ndata: digits.npz\nsplit: HIV ward/split.json\nclient: 0\ndevice: cpu\n")
+    assert warm.asked() == {"refused": "its configuration or data cannot be read; the reason is in its log"}
+    assert "HIV ward/split.json" in (warm.folder / "log").read_text()
+
+
 def test_corrected_data_are_read_again(warm: Running) -> None:
     data = dict(np.load(warm.folder / "digits.npz"))
     np.savez(warm.folder / "digits.npz", **{**data, "classes": np.array([f"wrong {c}" for c in data["classes"]])})
