@@ -67,6 +67,22 @@ class LoudLast(Schedule):
         return {"loud": sorted(survey.clients[row] for row in loudest.tolist()), "key": survey.key}
 """
 
+SEVERAL = """
+
+@dataclass(frozen=True)
+class Several(Schedule):
+    sends = "mean norm of its features, once"
+    reveals = "label counts"
+
+    def stages(self, rounds, local_epochs, notes):
+        surveys = ("labels", "global"), ("predictions", "second"), (FeatureNorm(), "second"), (FeatureNorm(), "global")
+        known = [Stage(str(n), 1, CrossEntropy(), model=m, survey=s) for n, (s, m) in enumerate(surveys)]
+        return [*known, Stage("last", 1, CrossEntropy())][: len(notes) + 1]
+
+    def conclude(self, stage, survey):
+        return {stage.name: True}
+"""
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -81,7 +97,7 @@ def split(data: Path) -> Federation:
 @pytest.fixture
 def surveying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of the method in a module that sites allow."""
-    (tmp_path / "surveying.py").write_text(METHOD)
+    (tmp_path / "surveying.py").write_text(METHOD + SEVERAL)
     monkeypatch.syspath_prepend(str(tmp_path))
     return "surveying:LoudLast"
 
@@ -98,6 +114,16 @@ def test_sites_answer_a_survey_as_simulated_clients_do(
     answers = [from_bytes(m.payload) for m in here.grid.sent if m.kind == "survey"]
     assert [set(found) for found in answers] == [{"norm"}] * 3
     assert all(found["norm"].dim() == 0 for found in answers), "one number, and nothing else"
+
+
+@pytest.mark.usefixtures("surveying")
+def test_sites_answer_surveys_that_follow_from_earlier_ones(data: Path, split: Federation, tmp_path: Path) -> None:
+    """The server's notes are part of every request, because a site learns of these stages only from the notes."""
+    config = settings("surveying:Several", lr_decay=0.9)
+    here = case(tmp_path, split, data, config, site={"packages": ("surveying",)})
+    apart, together = run_federation(here.grid, here.context), run_prepared(prepare(config, split))
+    assert_same_model(apart, together)
+    assert [row.stage for row in apart.history[1:]] == ["0", "1", "2", "3", "last"]
 
 
 def test_sites_send_the_statistics_of_a_calibration(data: Path, split: Federation, tmp_path: Path) -> None:
