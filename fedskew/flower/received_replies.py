@@ -37,7 +37,10 @@ class ReceivedReplies:
         write_file(self._folder / f"round-{round}.{site}", head.encode() + b"\n" + reply.payload)
 
     def find(self, round: int, site: str, request: str) -> Reply | None:
-        """Return a site's reply to the request with this digest. None if there is none, or if its file is damaged."""
+        """Return a site's reply to the request with this digest. None if there is none.
+
+        A reply whose first line in its file is damaged counts as none. The tensors after that line are not checked.
+        """
         path = self._folder / f"round-{round}.{site}"
         with reporting_os_errors("read", path):
             content = path.read_bytes() if path.exists() else b""

@@ -233,8 +233,8 @@ class Site:
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         """Train the received model.
 
-        The reply has the trained model and the other tensors that the method sends. It has the loss and the test
-        results only if the server requests them and the site allows them.
+        The reply has the trained model and the other tensors that the method sends. If the app shares losses, it also
+        has the loss and the tallies. It has test results only if the server requests them and the site allows them.
         """
         stage, release = self._require_allowed_training(run, facts)
         trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
