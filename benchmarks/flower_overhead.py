@@ -65,7 +65,7 @@ app = ClientApp()
 
 
 def samples(context):
-    with np.load(context.node_config["data"]) as file:
+    with np.load(context.run_config["data"]) as file:
         x, y = torch.tensor(file["x_train"]).float(), torch.tensor(file["y_train"]).long()
     return x, y
 
@@ -141,7 +141,8 @@ clientapp = "plain_app.client_app:app"
 [tool.flwr.app.config]
 rounds = {rounds}
 sites = {sites}
-log = "{log}"
+log = {log}
+data = {data}
 """
 
 
@@ -209,7 +210,8 @@ class Case:
         files = {"model": self._model, "client_app": PLAIN_CLIENT, "server_app": PLAIN_SERVER, "__init__": ""}
         for name, text in files.items():
             (app / "plain_app" / f"{name}.py").write_text(text)
-        project = PLAIN_PROJECT.format(rounds=self._rounds, sites=len(self._names), log=log)
+        paths = {"log": json.dumps(str(log)), "data": json.dumps(str(self._folder / "data.npz"))}
+        project = PLAIN_PROJECT.format(rounds=self._rounds, sites=len(self._names), **paths)
         (app / "pyproject.toml").write_text(project)
 
         def ends() -> list[int]:
@@ -221,7 +223,7 @@ class Case:
     def _measured(self, app: Path, ends: Callable[[], list[int]], first: int) -> Cost:
         keys = make_credentials(self._folder / "keys", self._names)
         marks: dict[int, tuple[float, float]] = {}
-        with Local(self._folder, app, keys, self._names) as local:
+        with LocalFederation(self._folder, app, keys, self._names) as local:
             for name in self._names:
                 write_site(
                     local.site_file(name),
@@ -239,14 +241,6 @@ class Case:
         (began, spent), (ended, total) = marks[first], marks[self._rounds]
         rounds = self._rounds - first
         return Cost((ended - began) / rounds, (total - spent) / rounds)
-
-
-class Local(LocalFederation):
-    """Sites that both apps can use: ours by its file, the plain one by the data's path."""
-
-    def node_config(self, site: str) -> str:
-        data = self.folder / "data.npz"
-        return f"site={json.dumps(str(self.site_file(site)))} data={json.dumps(str(data))}"
 
 
 def cpu_seconds(local: LocalFederation) -> float:

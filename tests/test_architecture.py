@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import json
 import re
 import runpy
@@ -127,6 +128,20 @@ def test_the_architecture_page_says_where_things_are() -> None:
         source = "".join(file.read_text(encoding="utf-8") for file in files)
         for name in re.findall(r"`([A-Z]\w+(?:\.\w+)?)`", note):
             assert all(re.search(rf"(class|def) {part}\b", source) for part in name.split(".")), f"{change}: {name}"
+
+
+def test_tools_and_benchmarks_import_names_that_exist() -> None:
+    """Some of them need packages that are not installed here, so their imports are only compared."""
+    imported = 0
+    for file in sorted(path for folder in ("tools", "benchmarks") for path in (REPOSITORY / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedskew":
+                module = importlib.import_module(node.module or "")
+                for name in (alias.name for alias in node.names):
+                    is_module = hasattr(module, "__path__") and importlib.util.find_spec(f"{node.module}.{name}")
+                    assert hasattr(module, name) or is_module, f"{file}: {node.module} has no {name}"
+                    imported += 1
+    assert imported > 50
 
 
 def test_the_picture_shows_every_package_and_the_modules_of_a_round() -> None:
