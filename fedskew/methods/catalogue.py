@@ -82,9 +82,9 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """Why example-level privacy does not cover the method. Empty if it does.
+        """How the method uses a client's data for more than the clipped gradients of single samples.
 
-        Then the method uses a client's data for more than the clipped gradients of single samples.
+        Example-level privacy does not cover this use. Empty if there is none.
         """
         another = "needs one more gradient per step for its personal layers" if self._needs_another_gradient else ""
         return next(filter(None, map(uncovered_use, self.parts)), another)
