@@ -60,6 +60,11 @@ class MethodRuns:
         return self.finished_runs or tuple(run for run in self.runs if run.last is not None)
 
     @property
+    def counted(self) -> tuple[Result, ...]:
+        """The name of `counted_runs` in version 0.2."""
+        return self.counted_runs
+
+    @property
     def first(self) -> Result | None:
         """The run with the lowest seed in `counted_runs`, for figures that show one run."""
         return self.counted_runs[0] if self.counted_runs else None

@@ -25,6 +25,7 @@ def comparison() -> fs.Comparison:
 def test_every_method_meets_every_seed(comparison: fs.Comparison) -> None:
     assert [method.label for method in comparison.methods] == ["fedavg", "fedvls"]
     assert [[run.seed for run in method.runs] for method in comparison.methods] == [[0, 1], [0, 1]]
+    assert all(method.counted == method.counted_runs == method.runs for method in comparison.methods)
     first, second = (fs.federation("digits", RULE, seed=seed) for seed in (0, 1))
     for method in comparison.methods:
         counts = [run.label_counts for run in method.runs]

@@ -25,7 +25,8 @@ BOOLEANS = ("False", "True")
 _SPELLINGS = (("False", "false", "FALSE", "0"), ("True", "true", "TRUE", "1"))
 """How files and other versions write booleans. The name of the category is the first."""
 MOST_CATEGORIES = 100
-"""A column with more distinct texts is refused. The option `categorical` allows more."""
+"""A column with more distinct texts is refused, unless the option `categorical`, the column's type or an encoding says
+that they are categories."""
 FEW_ROWS = 20
 """With fewer rows, all values of a column may differ by chance. The column is then not refused as an identifier."""
 

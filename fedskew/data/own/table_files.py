@@ -68,7 +68,7 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
     """Read the header and the cells of each column with pyarrow.
 
-    Return None if pyarrow is not installed or cannot read the file.
+    Return None if pyarrow is not installed, cannot read the file, or finds more or fewer columns than the header has.
     """
     try:
         from pyarrow import ArrowException, csv, string

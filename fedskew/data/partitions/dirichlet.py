@@ -21,7 +21,8 @@ from fedskew.errors import plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""The most random shares that are drawn at once for a class. They fit in the CPU's cache."""
+"""The most random shares that are drawn at once for a class, unless a single draw has more. They fit in the CPU's
+cache."""
 MAX_VALUES = 300_000_000
 """Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256
