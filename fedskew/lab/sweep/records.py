@@ -326,7 +326,7 @@ class Records:
                 records[record.identity] = record
 
     def get(self, job: Job) -> Record | None:
-        """The record of the job's experiment. It may have fewer rounds than the job."""
+        """The record of the job's experiment. It may have fewer or more rounds than the job."""
         return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
