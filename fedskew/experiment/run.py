@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedskew.data import Federation
 from fedskew.engine import arithmetic
-from fedskew.errors import UserError
+from fedskew.errors import UserError, shorten
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.config.documentation import documents_settings
@@ -200,9 +200,24 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
             f"the data or the split has changed since the run in {folder.path} began; restore it, or choose another "
             "--out"
         )
+    _check_order_of_inputs(folder, prepared.federation.dataset.columns)
     models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
     expected = server.network.state().params
     _check_model(folder, expected, next((m for m in models if m.keys() == expected.keys()), models[0]))
+
+
+def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:
+    """Refuse a run with the same inputs in another order.
+
+    Up to version 0.2, categories called true and false had another place among the categories of their column.
+    """
+    recorded = ((folder.about() or {}).get("federation") or {}).get("inputs", {}).get("columns", ())
+    before, now = ([name.lower() for name in names] for names in (recorded, columns))
+    if before != now and sorted(before) == sorted(now):
+        raise UserError(
+            f"the order of the table's inputs has changed since the run in {folder.path} began, from "
+            f"{shorten(recorded)} to {shorten(columns)}; choose another --out"
+        )
 
 
 def _check_model(folder: RunFolder, expected: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:

@@ -33,3 +33,19 @@ def test_another_model_of_the_same_class_is_refused(tmp_path: Path, finished: bo
     with pytest.raises(fs.UserError, match="holds a run of another model"):
         fs.run(federation, "fedavg", Net(16), **settings)
     assert fs.run(federation, "fedavg", Net(8), **settings).model[1].out_features == 8
+
+
+def test_inputs_in_another_order_are_refused(tmp_path: Path) -> None:
+    table, settings = tmp_path / "table.csv", {"rounds": 2, "checkpoint_every": 1, "out": tmp_path / "run"}
+    rows = [(f"{i}.5", ("true", "false", "maybe")[i % 3], "ab"[i % 2]) for i in range(60)]
+    table.write_text("age,flag,y\n" + "".join(f"{age},{flag},{y}\n" for age, flag, y in rows))
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(fs.federation(table, fs.IID(clients=2)), "fedavg", callbacks=[Interruption()], **settings)
+    about = tmp_path / "run" / "about.json"
+    now, before = '"flag=False", "flag=True", "flag=maybe"', '"flag=false", "flag=maybe", "flag=true"'
+    assert now in about.read_text()
+    about.write_text(about.read_text().replace(now, before))  # as in a run of fedskew 0.2
+    with pytest.raises(fs.UserError, match="the order of the table's inputs has changed since the run"):
+        fs.run(fs.federation(table, fs.IID(clients=2)), "fedavg", **settings)
+    about.write_text(about.read_text().replace(before, now.lower()))
+    assert fs.run(fs.federation(table, fs.IID(clients=2)), "fedavg", **settings).finished
