@@ -198,3 +198,15 @@ def test_a_damaged_file_is_refused_in_one_line(change: Any, message: str, tmp_pa
     file.write_text(json.dumps(value))
     with pytest.raises(UserError, match=message):
         read_results(str(file))
+
+
+def _our_files() -> list[Path]:
+    folder = Path(__file__).parents[3] / "benchmarks"
+    return [path for path in sorted(folder.glob("*.json")) if "measurements" in json.loads(path.read_text("utf-8"))]
+
+
+@pytest.mark.parametrize("path", _our_files(), ids=lambda path: path.stem)
+def test_our_tables_are_those_of_the_measurements(path: Path) -> None:
+    """`fedskew bench --render benchmarks/NAME.json` prints benchmarks/NAME.md."""
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert page.strip() == markdown(read_results(path)).strip()
