@@ -73,7 +73,10 @@ def _check(file: str, app: str | None) -> None:
 
 
 def _check_in_other_process(file: str, app: str) -> None:
-    """Check the site's data in another process. This process stays, so it must not load the data and torch."""
+    """Check the site's data in another process, which frees the memory of the data and torch when it ends.
+
+    This process runs for as long as the site is connected.
+    """
     command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
     checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     sys.stdout.write(checked.stdout)
@@ -221,7 +224,7 @@ def _connect(file: Path, superlink: str, folder: Path, log: CommandLog, metrics_
 
 
 def _monitored(file: Path, connection: Connection, port: int | None) -> AbstractContextManager[str | None]:
-    """Serve the site's health and metrics, if there is a port. Only then is Flower imported, because it takes 20 MB."""
+    """Serve the site's health and metrics, if there is a port. Without a port, do not import Flower, to save 20 MB."""
     if port is None:
         return nullcontext()
     from fedskew.flower.monitoring import monitored

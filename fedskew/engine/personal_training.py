@@ -27,9 +27,9 @@ def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState)
 
 
 def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelState:
-    """Return a client's model: the received one with the client's personal tensors.
+    """Return a client's model: the received model, with the client's personal tensors in place of received ones.
 
-    All tensors of a second model are personal. If the client has one, the result is the second model.
+    If the client has a second model, all tensors of the second model are personal. So the result is the second model.
     """
     own = unpack(PERSONAL, state)
 

@@ -50,7 +50,10 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """Items that leave a site only if `reveals` lists them."""
 LOSSES, UPDATES = "losses", "updates"
-"""Items that a site with a demand for noise sends only if `reveals` lists them."""
+"""Items without noise. If a site demands noise, they leave the site only if `reveals` lists them.
+
+`updates` are those to which the server adds the noise. Updates with noise need no entry in `reveals`.
+"""
 SECURE_AGGREGATION = "secure-aggregation"
 """The only value of `require`."""
 _HOURS = re.compile(r"(\d{1,2})-(\d{1,2})")
@@ -154,9 +157,9 @@ class Policy:
         self.require_noise(facts["noise"])
 
     def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
-        """If the site demands noise, refuse losses, and updates to which the server adds the noise.
+        """If the site demands noise, refuse runs that send losses, or updates to which the server adds the noise.
 
-        They are not refused if `reveals` lists them. `privacy` is the run's: local, central, example or none.
+        A run is not refused for an item that `reveals` lists. `privacy` is the run's: local, central, example or none.
         """
         if not self.demands_noise:
             return

@@ -35,7 +35,7 @@ def load_fields(
 ) -> Dataset:
     """Load one pair (inputs by name, labels), or a training pair and a test pair.
 
-    `vocabulary` is the number of tokens, by default the largest id plus 1. `sites` has, for each pair, the number of
+    `vocabulary` is the number of tokens, by default the largest id plus 1. `sites` has one array per pair: the index of
     each sample's site.
     """
     prefixes = ("", "test ")
@@ -63,7 +63,10 @@ def load_fields(
 
 
 def token_columns(columns: Mapping[str, Any]) -> list[str]:
-    """Return the columns of a tokenizer: all columns of lists, if one of them is called `input_ids`."""
+    """Return the names of all columns of lists if `input_ids` is among them, as in the output of a tokenizer.
+
+    Otherwise, return no names.
+    """
     lists = [name for name, column in columns.items() if isinstance(column, np.ndarray) and column.ndim == 2]
     return lists if "input_ids" in lists else []
 
@@ -89,7 +92,7 @@ def _train_and_test(
 
 
 def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
-    """Convert and check the inputs of one part. One number per sample gets the shape (1,)."""
+    """Convert and check the inputs of the training or test data. An input of shape [n] becomes [n, 1]."""
     found: dict[str, npt.NDArray[Any]] = {}
     for key, values in x.items():
         where = f"{prefix}x[{key!r}]"

@@ -73,7 +73,7 @@ class Counts(CountedPartition):
             raise UserError(f"{where}{error}") from error
 
     def _column_classes(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
-        """Return the number of the class that each column of the table counts."""
+        """Return the class index of each column of the table."""
         number = {name.lower(): c for c, name in enumerate(classes)}
         if table.names_classes and any(name.lower() in number for name in table.classes):
             for name in table.classes:
@@ -89,7 +89,7 @@ class Counts(CountedPartition):
 
 
 def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> IntArray:
-    """Add up the counts of the columns of each class: [clients, classes]."""
+    """Sum the columns that belong to the same class. The result has shape [clients, classes]."""
     total = np.zeros((len(counts), classes), np.int64)
     for column, c in enumerate(column_class):
         total[:, c] += counts[:, column]

@@ -96,7 +96,10 @@ def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
 
 
 def _readable_names(ids: tuple[str, ...], words: Path) -> tuple[str, ...]:
-    """Return the first English name of each WordNet id in the file `words`. Ids with equal names or none stay ids."""
+    """Return the first English name of each WordNet id, from the file `words`.
+
+    An id stays as it is if it has no name, or if another id has the same name.
+    """
     if not words.is_file():
         return ids
     lines = (line.partition("\t") for line in words.read_text(encoding="utf-8").splitlines())

@@ -2,11 +2,11 @@
 """The Triton programs of a depthwise convolution. Each computes one block of a client's result.
 
 All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, and gradients of
-the weights [splits, K, taps, C].
+the weights [splits, K, taps, C]. A split is a `chunk` of the pixels, over which one program sums the gradient.
 
-Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
-`groups` times ALIGNED, where ALIGNED is the number of values that one load may take. SHIFTS means that all image sizes
-are powers of two.
+Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
+number of channels C is `groups` times ALIGNED, where ALIGNED is the number of values that one load may take. `groups`
+are not the groups of the convolution. SHIFTS means that all image sizes are powers of two.
 """
 
 import triton

@@ -1,7 +1,7 @@
 """The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-Readers who do not have the data use this file, and so does the export of the model. A run is repeated or resumed
-without it.
+Reports and the export of a model read the federation from this file, because the data may not be there. A run can be
+repeated or resumed without this file.
 """
 
 from __future__ import annotations

@@ -140,7 +140,10 @@ class Record:
         return None if math.isnan(value) else value
 
     def mean_of_last(self, measure: str) -> float:
-        """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds, or the final score."""
+        """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds.
+
+        A measure in `FINAL_SCORES`, such as AUROC, has only one value. Return this value.
+        """
         if measure in FINAL_SCORES:
             return float(self.content[measure])
         return mean_of_last(self._points(measure), self.config.mean_last).accuracy
@@ -154,7 +157,7 @@ class Record:
 
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
-        """Pairs of the computation so far, including that of experts, and the worst class's accuracy."""
+        """Pairs (computation so far, worst class's accuracy). The computation includes the training of experts."""
         return list(zip(self.content["compute"], self.content["worst_class"], strict=True))
 
     @property
@@ -307,10 +310,11 @@ class RecordsFile:
 
 
 class Records:
-    """Records by experiment. If an experiment has several records, the longest is used.
+    """Records by experiment. If an experiment has several records, the one with the most rounds is used.
 
-    Among equally long records, the latest is used. If the runs start from a trained model, a record with a longer
-    training of that model takes precedence. A job with local evaluation (`eval_local`) only gets records that have it.
+    Among records with equally many rounds, the one added last is used. If the runs start from a trained model, the
+    rounds of the start model are compared first, and the rounds of the run decide only between equals. A job with local
+    evaluation (`eval_local`) only gets records with local evaluation.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -330,7 +334,11 @@ class Records:
         return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
 
     def longest(self, job: Job) -> Record | None:
-        """Return the record of the job's experiment. For a method with stages, also accept one with fewer rounds."""
+        """Return the record of the job's experiment.
+
+        For a method with stages, another number of rounds is another experiment. If such a job has no record, return
+        a record of the experiments that differ only in a smaller number of rounds: the one with the most rounds.
+        """
         if (found := self.get(job)) or not has_stages(job.config):
             return found
         rounds_needed = job.config.rounds

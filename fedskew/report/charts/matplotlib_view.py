@@ -86,7 +86,10 @@ def save_figure(figure: Figure, target: Path) -> None:
 
 
 def parse_formats(text: str, others: Iterable[str] = ()) -> list[str]:
-    """Parse a list of file formats such as `svg,pdf`. `others` are further formats to suggest to the user."""
+    """Parse a list of file formats such as `svg,pdf`.
+
+    `others` are formats that only the caller accepts. The error message for an unknown format suggests them, too.
+    """
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
         if kind not in FORMATS:
