@@ -111,8 +111,11 @@ class Dataset:
 
     @property
     def groups(self) -> tuple[Index, tuple[str, ...]]:
-        """The group of each training sample, and the names of the groups. With one class per sample, a group is a
-        class. Partition rules and held-out samples treat groups as classes."""
+        """The group of each training sample, and the names of the groups.
+
+        With one class per sample, the groups are the classes. With several labels per sample, `Task.groups` assigns
+        each sample to one group. Partition rules and hold-outs then use the groups in place of classes.
+        """
         return self.task.groups(self.train.y, self.classes)
 
     @property
@@ -152,7 +155,7 @@ def check_samples(samples: Samples, classes: int, where: str) -> None:
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)
-        y = np.zeros(len(y), np.int64)  # the labels are checked; below, only their number counts
+        y = np.zeros(len(y), np.int64)  # the labels are checked; below, only the number of rows matters
     if len(x) != len(y):
         raise UserError(f"{where}: {plural(len(x), 'input')} but {plural(len(y), 'label')}; expected equal lengths")
     if len(y) == 0:
@@ -201,7 +204,7 @@ def option_names(loader: Callable[..., Dataset]) -> tuple[str, ...]:
 def check_options(
     loader: Callable[..., Dataset], options: dict[str, Any], data: str, also: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `options`, or raise `UserError` if the loader does not take one of them.
+    """Return `options`, or raise `UserError` if one of them is not an option of the loader.
 
     `also` lists further options that the caller handles.
     """

@@ -55,7 +55,7 @@ class LocalOptimiser(ABC):
     ) -> None:
         """Change parameters and state in place.
 
-        The stacked engine on a CUDA GPU passes `lr` as a tensor, because a captured step reads its current value at
+        The stacked engine on a CUDA GPU passes `lr` as a tensor. A captured step reads the tensor's current value at
         each replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
         """
 

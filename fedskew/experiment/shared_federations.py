@@ -91,7 +91,10 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
 
 
 def _key(config: Config, validation: float | None) -> str:
-    """Return the name of a saved split. It leaves out the data folder, because `read_split` compares the labels."""
+    """Return the name of a saved split.
+
+    The data folder is not part of the name. If the folder has other data, `read_split` notices that the labels differ.
+    """
     identity: dict[str, Any] = {
         "data": {"name": config.data, **config.data_params},
         "partition": config.partition.to_mapping(),

@@ -31,7 +31,8 @@ class TrainedPart:
     model: nn.Module
     """The part, as a model."""
     dataset: Dataset
-    """The data, with the inputs of that model."""
+    """The data with the inputs that the part takes: features with `train: head`, the original inputs with
+    `train: lora`."""
     whole: Callable[[nn.Module], nn.Module]
     """Makes the whole model from the trained part."""
 
@@ -44,7 +45,7 @@ def trained_model(config: Config, model: Classifier) -> Classifier:
 
 
 def make_part(config: Config, model: Classifier, dataset: Dataset) -> TrainedPart:
-    """Return the part of a model that the run trains, with its inputs. Features are computed here."""
+    """Return the part of a model that the run trains, with its data. With `train: head`, this computes the features."""
     part = trained_model(config, model)
     if config.train == "head":
         return TrainedPart(part, feature_dataset(dataset, model, config), partial(with_encoder, model))

@@ -1,4 +1,4 @@
-"""Surveys at the end of a stage that are parts of a method: sites answer with the part's hooks."""
+"""Surveys that a method defines as a `Part`, asked at the end of a stage. Sites answer with the hooks of that part."""
 
 from __future__ import annotations
 

@@ -17,8 +17,9 @@ A survey must not show single samples, so no number in it is exact:
   high value. All three are then rounded to multiples of a step, which is at least a tenth of the distance from low to
   high. A column of fewer than 4·`hide_below` values has none of the three.
 - A column of categories: the survey names the categories with at least `hide_below` rows.
-- Gaps in a column: their number is rounded to a multiple of `hide_below`, and their share to 1 %. Fewer gaps than
-  `hide_below` count as none. Otherwise, if a column has fewer values than `hide_below`, they all count as gaps.
+- Gaps in a column: the number of gaps is rounded to a multiple of `hide_below`, and their share to 1 %. There are two
+  exceptions. A column with fewer than `hide_below` gaps has the share 0. A column with at least `hide_below` gaps, but
+  fewer than `hide_below` values, has the share 1.
 
 A site answers a survey only once for the same classes and columns. Otherwise, a server could average out the noise, or
 compare two answers.

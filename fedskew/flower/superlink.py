@@ -44,7 +44,7 @@ from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import Engine, QueuePool, select, update
 
 _LOCK_SECONDS = 120
-"""The longest time that a call waits for the connection. It waits as long again for SQLite's lock."""
+"""The longest time that a call waits for the connection. Then the same limit applies to its wait for SQLite's lock."""
 _CLOSE_SECONDS = 5
 """The longest time that a SuperLink which is told to end waits for open connections."""
 
@@ -73,7 +73,7 @@ def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int
     """Return the replies to these messages, except those that are still being uploaded.
 
     Flower marks all these replies as delivered. So this function then marks the incomplete ones as not delivered. A
-    check before Flower's call would miss a reply that is announced between the two.
+    check before Flower's call would miss a reply that is announced between the check and the call.
     """
     replies = _flower_replies(state, message_ids, run_id)
     reply_ids = [reply.metadata.message_id for reply in replies]

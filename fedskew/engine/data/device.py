@@ -72,7 +72,7 @@ class DeviceSamples:
 
     @property
     def compilable(self) -> bool:
-        """Whether compiled code gives the same images, up to rounding in their normalisation."""
+        """Whether compiled code gives the same images as uncompiled code, up to rounding in the normalisation."""
         return self._augmentation is None or self._augmentation.moves_pixels_only
 
     def tensors(self) -> Tensors:
@@ -90,7 +90,10 @@ class DeviceSamples:
         return self._normalised(self._rows(indices))
 
     def some_inputs(self) -> Tensor:
-        """Return a few inputs to test a model on. They are always the same, so a resumed run gets the same answers."""
+        """Return a few inputs to try out a model with.
+
+        The inputs are always the same, so that a try gives the same result in a resumed run.
+        """
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds a large last index up
 

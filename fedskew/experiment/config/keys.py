@@ -233,7 +233,7 @@ class Config:
             )
 
     def _check_example_privacy(self) -> None:
-        """Refuse one setting of example-level privacy without the other, and balanced batches."""
+        """Refuse `example_clip` and `example_noise` without each other. With both, refuse balanced batches."""
         given, missing = "example_clip", "example_noise"
         if self.example_clip is None:
             given, missing = missing, given
@@ -347,7 +347,7 @@ _CHOICES = ("data.name", "partition.rule", "method.name")
 
 
 def config_hash(config: Config) -> str:
-    """Twelve hex digits that identify a run: a hash of all keys that may not change when it is resumed.
+    """Twelve hex digits that identify a run: a hash of all keys that must not change when it is resumed.
 
     The engine and the device are among these keys. A resumed run must end with the same bits as an uninterrupted one,
     and two engines or devices agree only to float tolerance.
@@ -380,7 +380,7 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     """The folder of a run, such as `digits-dirichlet0.1-fedvls_distill_weight0.5-s0-1a2b3c`.
 
     Settings of the method that are not its defaults are in the name, so that runs of one method can be told apart.
-    A folder of an older version, whose name has no settings, stays in use.
+    Older versions of fedskew left these settings out of the name. An existing folder with such a name stays in use.
     """
     older = Path(parent) / run_name(config)
     settings = "_".join(f"{name}{value}" for name, value in changed_method_params(config).items())

@@ -47,7 +47,7 @@ class Plan:
     scale_clients: int = 1_000_000
     """Clients of the federation on which `SCALE` is measured."""
     compiled_limit: bool = True
-    """Whether to compile the step of the practical limit."""
+    """Whether to compile the step of the device's practical limit (see `limit.py`)."""
 
     @property
     def kind(self) -> str:

@@ -1,4 +1,7 @@
-"""Methods to try: their gains in reruns near a federation, what they reveal and cost, and the gains in papers."""
+"""Methods to try: their gains in reruns of near settings, what they reveal and cost, and the gains that papers print.
+
+A near setting is a setting that resembles the user's federation (see `known.py`).
+"""
 
 from __future__ import annotations
 

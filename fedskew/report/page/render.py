@@ -25,7 +25,7 @@ from fedskew.report.document import Document
 
 
 def page(document: Document, live: bool = False) -> str:
-    """Render the whole page. A live page loads Plotly and updates from its server."""
+    """Render the whole page. A live page gets Plotly and all updates from its server."""
     template = _environment().get_template("page.html")
     return template.render(
         document=document,
