@@ -18,7 +18,7 @@ _SIMILAR = str.maketrans(
 
 
 def allow_any_encoding() -> None:
-    """Make stdout and stderr replace each character that they cannot encode by ASCII."""
+    """Make stdout and stderr print similar ASCII characters, or `?`, for each character that their encoding lacks."""
     codecs.register_error("fedskew", _replace_by_similar)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -3,20 +3,26 @@
 For a column of numbers, a site reports the number of values, the number of gaps, the mean of the values and the sum of
 their squared deviations. For a column of categories, it reports the values that occur, and whether there are gaps.
 
-A group is small if it has fewer than `smallest_group` rows. Small groups are hidden before anything is summed:
+Rows of a column form a group if they have the same category, if they have the same number, if they all have a gap, or
+if they all have a value. A group is small if it has fewer than `smallest_group` rows. Small groups are hidden before
+anything is summed. In a column of categories:
 
-- a small category is left out
-- a small number of gaps is replaced by the median of the column
-- a small number of values counts as gaps
+- a category of few rows is left out
+- few gaps count as no gaps
+
+In a column of numbers:
+
+- few gaps are filled with the median, and count as values
+- few values count as gaps
 - if both gaps and values are few, nothing about the column is reported
-- in a column of repeated numbers, rare numbers are replaced by others: see `_hide_small_groups`
+- if numbers repeat, rare numbers are replaced by others: see `_hide_small_groups`
 
 Measurements usually differ in all rows. Such numbers are not replaced, so their sums are exact. A number far above all
 others then shows in the sum of squares. Sums before and after a row was added would also reveal that row. So a site
 answers only once (see `flower/site_answers.py`).
 
-Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983). Their method loses no digits if the
-mean is large compared with the deviation.
+Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983). Their method loses no digits even
+if the mean is much larger than the deviation.
 """
 
 from __future__ import annotations
@@ -106,9 +112,10 @@ def _sum_numbers(name: str, column: Numbers, smallest: int) -> NumberSums:
 def _hide_small_groups(values: Numbers, smallest: int) -> Numbers:
     """Replace rare values. A value is rare if fewer than `smallest` rows have it.
 
-    Sorted by size, the rows with rare values form groups of at least `smallest` rows. Each group gets its median, which
-    is one of its values, so whole numbers stay whole. If there are too few rows for a group, each gets the nearest
-    frequent value. Nothing is replaced if all values are rare and most of them differ, as measurements do.
+    The rows with rare values are sorted by value, and split into groups of at least `smallest` rows. All rows of a
+    group get the group's median, which is one of the group's values, so whole numbers stay whole. If fewer than
+    `smallest` rows have rare values, each of these rows gets the nearest frequent value. Nothing is replaced if all
+    values are rare and most of them differ, as measurements do.
     """
     distinct, codes, frequencies = np.unique(values, return_inverse=True, return_counts=True)
     rare = np.flatnonzero(frequencies[codes] < smallest)

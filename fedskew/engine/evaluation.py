@@ -31,7 +31,8 @@ class EvaluationSums(NamedTuple):
     confusion: npt.NDArray[np.int64]
     """Counts by true and predicted class, or by label: see `Task.counts_shape`."""
     log_loss: float
-    """The sum of −log p of the true class, in nats, or of the binary log losses of all labels."""
+    """The sum of −log p of the true class over the samples, in nats. With several labels per sample, it is the sum of
+    the binary log losses over the samples and labels."""
 
 
 class Evaluator:

@@ -98,7 +98,7 @@ def export_run(
 
 
 def _require_exportable(run: Result, with_global_model: bool) -> None:
-    """Refuse a run that is not finished. Also refuse a run without a global model, if that is to be exported."""
+    """Refuse a run that is not finished. If the global model is to be exported, also refuse a run without one."""
     if not run.finished:
         raise UserError(f"{run.folder} is not finished; run its command again, then export it")
     _ = run.inputs  # raises a UserError if an earlier version wrote the folder

@@ -64,8 +64,8 @@ class Contract:
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
-    """How a table's columns become inputs, if some have categories or gaps. Otherwise, `columns`, `mean` and `std` say
-    it."""
+    """How a table's columns become inputs. None if no column has categories or marks gaps: `columns`, `mean` and `std`
+    then describe all columns. Also None for images and texts."""
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
     column_sums: bool = False
@@ -261,7 +261,10 @@ class Contract:
         return replace(dataset, train=train, test=test, fields=self.fields)
 
     def _rescale(self, x: Array, scaling: Scaling) -> Array:
-        """Scale a table's columns with the contract's means and deviations. They are scaled with `scaling` before."""
+        """Scale a table's inputs with the contract's means and deviations.
+
+        In `x`, the inputs are scaled with `scaling`. They are not scaled if `scaling` is empty.
+        """
         if not self.scaling or scaling == self.scaling:
             return x
         mean, std = np.array(scaling or ((0.0, 1.0),)).T

@@ -109,7 +109,10 @@ class FederationServer(Server):
         return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
 
     def kept_states(self, state: RunState) -> dict[int, Facts]:
-        """Name the saved state that each site tests its own model with. Empty for methods without a personal part."""
+        """For each site, return the run and the round of the saved state with which the site tests its own model.
+
+        The result is empty for methods without a personal part.
+        """
         if self.personal is None:
             return {}
         run, clients = config_hash(self._config), range(self._federation.clients)

@@ -26,7 +26,8 @@ def run_test(run: SiteRun, test_request: Facts, kept_round: int | None, tensors:
     """Test the received model. Refuse more results, or more detailed ones, than the site allows.
 
     If the method has no global model, the site tests its own model, with `kept`, the personal tensors that it kept in
-    round `kept_round`. If the site trains a second model beside the global one, it reports the totals of both.
+    round `kept_round`. If the site trains a second model beside the global one, the site also reports the totals of
+    the second model.
     """
     require_agreed_tests(test_request, run.method, run.site)
     model, round, labels = test_request["model"], test_request["round"], test_request["labels"]

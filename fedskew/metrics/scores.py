@@ -89,8 +89,8 @@ class Scores:
     sensitivity_at_specificity: float | None = None
     """Sensitivity at `target_specificity`."""
     brier: float | None = None
-    """Brier score, as in scikit-learn. It is at most 1. But if a sample has one of more than two classes, it is at most
-    2."""
+    """Brier score, as in scikit-learn. It is at most 1 with two classes or with several labels per sample. It is at
+    most 2 with more than two classes."""
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None

@@ -18,8 +18,8 @@ MAX_ROWS = 12
 def final_table(race: RaceRecord) -> Table:
     """List the finalists, the best mean over all runs first.
 
-    The gain over FedAvg is measured only on splits that were not used before the final. If the split is fixed, it is
-    measured with new seeds.
+    The gain over FedAvg is measured only on splits that were not used before the final. If the split is fixed, the
+    gain is measured with new seeds instead.
     """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

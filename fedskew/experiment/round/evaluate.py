@@ -126,7 +126,7 @@ class TestSet:
         """Take one evaluator per domain, under the domain's name. For data without domains, take a single one."""
         self._evaluators = evaluators
         self._last_results: dict[int, tuple[int, Confusion]] = {}
-        """The version of each client's own model that was evaluated last, and its confusion matrix."""
+        """For each client: the version of its own model at the last evaluation, and that version's confusion matrix."""
 
     def evaluate(self, model: ModelState, labels: Labels = None) -> Evaluation:
         """Evaluate the model on the test set, or only on samples with these labels."""

@@ -28,7 +28,10 @@ from fedskew.flower.wire import Garbled
 
 STEPS = ("keys", "shares", "input", "confirm", "unmask", "end")
 RecordRelease = Callable[[str, list[str]], None]
-"""Records that a site reveals shares, or refuses it. The arguments are the request's digest and the contributors."""
+"""Records that a site is about to reveal shares, or raises an error if the site must not reveal them.
+
+The arguments are the request's digest and the contributors.
+"""
 
 
 class Participant:
@@ -41,13 +44,13 @@ class Participant:
         self._seed = secrets.token_bytes(SECRET_BYTES)
         """The seed of the site's own mask.
 
-        This mask protects a late update. Otherwise, a server could say that the update is missing, learn its pairwise
-        masks, and read the update when it arrives.
+        This mask protects a late update. Without it, a server could say that the update is missing, learn the update's
+        pairwise masks, and read the update when it arrives.
         """
         self._keys: dict[str, PublicKeys] = {}
         self._own_shares = (b"", b"")
         self._held_shares: dict[str, tuple[bytes, bytes]] = {}
-        """One share of the seed and one of the masking key of every site that sent shares, and of this site."""
+        """A share of the seed and a share of the masking key, by site: for this site and each site that sent shares."""
         self._request = ""
         self._contributors: list[str] = []
         self._next = "keys"
@@ -127,9 +130,10 @@ class Participant:
     def confirm(self, contributors: list[str]) -> str:
         """Step 4: sign the list of sites whose vectors are in the sum.
 
-        A site signs one list per session, and only a list that it is on. So at least two thirds of the sites on a list
-        help to unmask its sum. If sites also signed lists without themselves, a server could have several lists
-        unmasked for the same request. A single vector would follow from these sums.
+        A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
+        of the session's sites have signed the sum's list. If sites also signed lists without themselves, a server could
+        have the sums of several lists unmasked for the same request. The difference of two sums could be a single
+        vector.
         """
         self._begin("confirm")
         if not self._request:
@@ -195,5 +199,5 @@ class Participant:
 
 
 def mask_purpose(session: str, one: str, other: str) -> bytes:
-    """The purpose for which two sites agree on the seed of their pairwise mask."""
+    """Return the `purpose` for `AgreementKey.agree` from which two sites derive the seed of their pairwise mask."""
     return canonical("mask", session, *sorted((one, other)))
