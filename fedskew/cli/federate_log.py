@@ -57,7 +57,11 @@ class CommandLog:
                 raise unknown(name, value, known)
 
     def write(self, line: str) -> None:
-        """Write a line of fedskew. If it starts with `warning: ` or `error: `, that is its level."""
+        """Write a line of fedskew. The line's first word may give its level.
+
+        A line that starts with `warning: ` or `error: ` has that level. A line that says why a run ended (`_ERRORS`)
+        has the level `error`. All other lines have the level `info`.
+        """
         if prefix := _PREFIX.match(line):
             self._write(prefix[1], line[prefix.end() :])
         else:
@@ -76,7 +80,7 @@ class CommandLog:
 
     @contextmanager
     def reporting_errors(self) -> Iterator[None]:
-        """Write a UserError as the last line of the log, so that it has the form of the log."""
+        """Write a UserError as the last line of the log, as text or JSON like all other lines. Then exit."""
         try:
             yield
         except UserError as error:

@@ -160,7 +160,7 @@ def _live(
 
 
 def _require_runs(paths: list[str]) -> None:
-    """Refuse a folder without runs or races. If its name is misspelt, the page would wait forever."""
+    """Refuse a folder without runs or races. The live page of a misspelt folder would wait forever."""
     from fedskew.results import find_runs
     from fedskew.results.race import find_races
 

@@ -118,7 +118,7 @@ def _read_rows(path: Path) -> list[_Row]:
 
 
 def _is_name(cell: str) -> bool:
-    """Return whether a cell is a name. Numbers and empty cells are not names, even invalid counts such as -3."""
+    """Return whether a cell is a name. Empty cells and numbers are not names, not even an invalid count such as -3."""
     return cell != "" and _NUMBER.fullmatch(cell) is None
 
 
@@ -170,7 +170,10 @@ class _Table:
 
 
 def _without_totals(path: Path, table: _Table) -> LabelCounts:
-    """Leave out a row and a column of totals. Raise `UserError` if one is named a total but does not add up."""
+    """Leave out the row and the column of totals, if there are any.
+
+    Raise `UserError` if a row or a column is named a total but is not the sum of the others.
+    """
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
     column = _find_total(f"{path}: column", classes if table.names_classes else None, counts.T)
     if column is not None:
@@ -186,7 +189,11 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
 
 
 def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
-    """Return the row of totals, or None. Its name is in `_TOTALS`, or it is an unnamed last row."""
+    """Return the index of the row of totals, or None. To find a column of totals, pass the transposed counts.
+
+    A row whose name is in `_TOTALS` must be the sum of the others. An unnamed last row is a row of totals only if it is
+    that sum and has at least `_SMALLEST_TOTAL` samples.
+    """
     for row, name in enumerate(names or ()):
         if name.lower() in _TOTALS:
             if not _adds_up(counts, row):

@@ -229,7 +229,7 @@ class BatchGradient:
         loss = getattr(objective, hook)(out, targets, self._client)
         if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
             raise wrong_number(objective, hook, loss)
-        if self.recorded is None:  # record the whole batch's loss, even if the first gradient is of a part of it
+        if self.recorded is None:  # record the whole loss on the whole batch, even if this call is for one `LossPart`
             whole = loss if part is None else objective.loss(out, self._y, self._client)
             self.recorded = whole.detach(), objective.tally(out, self._y)
         grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)

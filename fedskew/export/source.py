@@ -68,7 +68,7 @@ def model_source(
     """Return the text of the file for model `name`.
 
     `with_words` adds code that encodes texts, and `with_rows` adds code that encodes rows of a table. `encoders` is the
-    number of encoders that the model concatenates, or 0. `head` is the run's setting.
+    number of encoders that the model concatenates, or 0. `head` is the kind of head that the run was configured with.
     """
     factory = MODELS[name].factory
     replaces_head = head in heads.HEADS

@@ -98,7 +98,11 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     lock = threading.Lock()  # the component's files are read by one request at a time
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests whose `Host` is this machine. Web pages from elsewhere have another `Host`."""
+        """Answers GET requests whose `Host` is this machine.
+
+        A web page from elsewhere may point its own host name at 127.0.0.1, to read the metrics through a browser
+        on this machine. Its requests have another `Host` and are refused.
+        """
 
         def do_GET(self) -> None:
             if self.headers.get("Host", "").partition(":")[0] not in (ADDRESS, "localhost"):

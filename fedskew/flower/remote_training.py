@@ -117,7 +117,7 @@ class SiteTraining:
 
         quorum = Quorum(self._settings.required_sites - len(known), frozenset(participants.keys() - known.keys()))
         timeout = self._settings.round_timeout
-        repeats = not self._settings.sites_add_noise  # each update of a site with noise costs privacy
+        repeats = not self._settings.sites_add_noise  # if sites add noise, training again would cost more privacy
         answers = self._sites.request("train", asked, payload, timeout, name, quorum, keep=keep, repeats=repeats)
         return dict(sorted({**answers, **known}.items()))
 
@@ -163,7 +163,10 @@ class SiteTraining:
         return combine_updates(plan.work, self._with_noise(plan, updates))
 
     def _with_noise(self, plan: RoundPlan, updates: Mapping[int, Update]) -> Mapping[int, Update]:
-        """Clip every update and add noise, so that the noise on their mean has deviation z·C/K."""
+        """With central privacy, clip the K finite updates and add noise to each.
+
+        The noise on the mean of the updates then has deviation z·C/K, with the settings `noise` (z) and `clip` (C).
+        """
         settings, finite = self._settings, [client for client, update in updates.items() if update.tensors]
         if settings.privacy != "central" or not finite:
             return updates
@@ -197,5 +200,5 @@ class SiteTraining:
 
 
 def round_name(plan: RoundPlan) -> str:
-    """The round's number, counted for its model only. Flower's logs show it."""
+    """Return the round's number among the rounds that train the same model, counted from 1. Flower's logs show it."""
     return str(plan.work.key.round + 1)

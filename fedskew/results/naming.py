@@ -47,9 +47,10 @@ def varied_keys(configs: Sequence[Config]) -> list[str]:
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """Return one label per configuration: the method's name and the parameters that differ between equal methods.
+    """Return one label per configuration: the method's name and the parameters that distinguish it.
 
-    If several parameters differ, a label leaves out those with default values.
+    These are the parameters in which the configurations with the same method differ. If several parameters differ, a
+    label leaves out the parameters with default values.
     """
     found = []
     for config in configs:
@@ -66,7 +67,7 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """Return the default parameters of a method. Empty if it has no name in the catalogue, as a user's own object."""
+    """Return the default parameters of a method. Return {} for a user's own method, which the catalogue lacks."""
     try:
         return make_method(method).params
     except UserError:

@@ -23,7 +23,8 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 Shape = tuple[int, ...]
 
-# Each augmentation takes its own random draws from a sample's key. These are the numbers of the first draws.
+# Each augmentation takes its own random draws from a sample's key. A constant is the index of an augmentation's first
+# draw.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3
@@ -42,7 +43,7 @@ class Augmentation:
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether the steps only move or erase pixels. Compiled code then gives bit-identical results."""
+        """Whether the steps only move or erase pixels. Such steps give bit-identical images when compiled."""
         return all(isinstance(step, Crop | Flip | Cutout) for step in (*self.raw, *self.normalised))
 
     def augment_raw(self, images: Tensor, keys: Tensor) -> Tensor:

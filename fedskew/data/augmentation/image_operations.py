@@ -2,8 +2,8 @@
 
 They give the same pixels as Pillow (ImageOps, ImageEnhance, and Image.transform with nearest neighbours and a black
 background). There are three kinds: an operation moves pixels, maps the levels of each channel through a table, or
-blends the image with a changed copy. A batch passes through all three kinds. The images without an operation of that
-kind stay unchanged.
+blends the image with a changed copy. A batch passes through three steps, one per kind. Each step changes only the
+images whose operation is of its kind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = ran
 COLOR, SHARPNESS = range(13, 15)
 
 SMALLEST_SIDE = 3
-"""The smallest side of an image. Sharpness needs a pixel with neighbours on all sides."""
+"""The least height and width of an image. Sharpness needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
 _GREY_WEIGHTS = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in units of 1/65536

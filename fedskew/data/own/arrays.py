@@ -63,8 +63,8 @@ def array_dataset(
     """Make a dataset from one part, or from a training and a test part. `columns` names the features of a table.
 
     Inputs with two dimensions are a table. Inputs with three dimensions are grey images (n, height, width). Inputs with
-    four dimensions are images. Their channels are the second or the last axis, whichever has size 1, 3 or 4. If both or
-    neither has, `layout` must say "nchw" or "nhwc".
+    four dimensions are images. Their channels are the second or the last axis, whichever has size 1, 3 or 4. If both
+    axes or neither axis has such a size, `layout` must be "nchw" or "nhwc".
     """
     labels = [read_labels(part.y, part.y_name, "row {}".format) for part in arrays]
     where = [part.x_name for part in arrays]
@@ -73,7 +73,8 @@ def array_dataset(
         refuse_unused_options(where[0], "a table of numbers", {"layout": layout})
         tables = _raw_tables(inputs, where, columns)
         dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
-        # The names x0, x1 … are not the user's. Without gaps, `scaling` alone describes the encoding.
+        # Without `columns`, the names x0, x1 … are not the user's. If the training part has no gaps either,
+        # `Dataset.scaling` describes the encoding. The names and the encoding are then dropped.
         is_plain = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
         return replace(dataset, columns=(), encoding=None) if is_plain else dataset
     if columns is not None:
@@ -161,7 +162,11 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 
 
 def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
-    """Convert pixels to uint8. Integers range from 0 to 255. Floats range from 0 to 1, or to 255 if one exceeds 1."""
+    """Convert pixels to uint8.
+
+    Integers range from 0 to 255. Floats range from 0 to 1. If any float in any array exceeds 1, all floats range from 0
+    to 255.
+    """
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue

@@ -23,7 +23,7 @@ The option `missing` adds other gaps, for numbers and for categories."""
 BOOLEANS = ("False", "True")
 """The names of boolean categories and classes."""
 _SPELLINGS = (("False", "false", "FALSE", "0"), ("True", "true", "TRUE", "1"))
-"""How files and other versions write booleans. The name of the category is the first."""
+"""How files, people and other versions of fedskew spell false and true. The first spelling is the category's name."""
 MOST_CATEGORIES = 100
 """A column with more distinct texts is refused, unless the option `categorical`, the column's type or an encoding says
 that they are categories."""
@@ -109,7 +109,7 @@ def boolean_strings(values: Iterable[bool | None], categorical: bool = False) ->
 def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> tuple[Numbers, int | None]:
     """Return the numbers that the texts spell, with NaN for gaps and other texts.
 
-    Also return the first row with another text, or None.
+    Also return the first row whose text is neither a number nor a gap. Return None if there is no such row.
     """
     parsed = np.full(len(column.values) + 1, np.nan)
     odd = np.zeros(len(column.values) + 1, np.bool_)
@@ -165,9 +165,10 @@ class ColumnReader:
     """Columns that the user listed as inputs. They are not refused as identifiers."""
 
     def read(self, name: str, column: Column, expected: str | None = None) -> Array | Strings:
-        """Return numbers, with NaN for gaps, or categories.
+        """Return the column as numbers, in which NaN is a gap, or as categories.
 
-        `expected` is "number" or "category" if an encoding or the training table has decided. Otherwise it is None.
+        `expected` is "number" or "category" if an encoding or the training table determines the column's kind. It is
+        None if the kind is still open.
         """
         if isinstance(column, EncodedImages):
             raise UserError(f"{self.where}: column {name!r} holds images; expected numbers or categories")
@@ -214,9 +215,9 @@ class ColumnReader:
     def _numbers(self, name: str, column: Strings | Cells, expected: str | None) -> Numbers | None:
         """Return the column as numbers, or None if it holds categories.
 
-        A wrong text is neither a number nor a word for a gap, such as NA. A column is refused if it has fewer wrong
-        texts than numbers, and if fewer than half of its rows have a text of either kind. If `expected` is "number",
-        any mixture of numbers and wrong texts is refused.
+        A gap word is a text that means a gap, such as NA. A wrong text is neither a number nor a gap word. A column
+        with wrong texts is refused if it has fewer wrong texts than numbers, and if wrong texts and gap words together
+        fill fewer than half of its rows. If `expected` is "number", any mixture of numbers and wrong texts is refused.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
@@ -333,7 +334,7 @@ def spell_booleans(column: Strings) -> Strings:
 
 
 def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
-    """Spell booleans as the known categories do. Other versions and people write true, TRUE or 1."""
+    """Spell booleans as in `categories`, where people or other versions of fedskew may have written true, TRUE or 1."""
     found = {spelling: word for word in _SPELLINGS for spelling in word if spelling in column.values}
     known = {text: next((s for s in word if s in categories), text) for text, word in found.items()}
     return _respell(column, {text: new for text, new in known.items() if text not in categories})

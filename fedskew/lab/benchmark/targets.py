@@ -123,7 +123,8 @@ def _rounds_row(ours: Measurement, rounds: Sequence[Measurement]) -> RoundsRow:
 
 
 def _engine(m: Measurement) -> str:
-    """The requested engine. `auto` may choose a different one for each method."""
+    """The requested engine. Methods are compared under the same request, because `auto` may choose another engine for
+    each method."""
     return m.asked or m.contender
 
 

@@ -82,7 +82,8 @@ class TableSpec:
     partition: str | None
     """A file of label counts that replaces the split."""
     update: Mapping[str, Any] | None
-    """The client, and the method that trained the model, if the table shows one update of a trained model."""
+    """For a table that shows one client's update of a trained model: the client (`client`), and the method that trained
+    the model before that update (`of`). None for other tables."""
     cells: tuple[Mapping[str, Any], ...]
     """Blocks of cells without published numbers. Each block is crossed with `methods` and `metrics`."""
     methods: tuple[str, ...]

@@ -43,7 +43,8 @@ class Point:
     grid_values: Mapping[str, Any]
     """The run's values on the grid's axes, as the table shows them."""
     tag: str = ""
-    """Varied values that do not distinguish experiments, such as `device=cpu`. They must distinguish the runs here."""
+    """The run's values on axes that do not identify an experiment, such as `device=cpu`. Without the tag, runs that
+    differ only in these values would count as one job."""
 
     @property
     def job(self) -> Job:
