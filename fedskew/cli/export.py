@@ -36,8 +36,8 @@ def _command(
         option(
             "--site",
             "NAME",
-            "for methods that give each client its own model: export that of this client, or of the site with this "
-            "site.yaml",
+            "for methods that give each client its own model: export the model of this client, or of the site whose "
+            "site.yaml this is",
         ),
     ] = None,
     hub: Annotated[

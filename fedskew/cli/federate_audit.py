@@ -54,9 +54,9 @@ def _verify(
     if as_json:
         print_json({"log": str(log), "entries": len(chain.entries), "repaired": chain.repairs, "head": chain.head})
         return
-    repaired = f" {chain.repairs} incomplete, from killed processes;" if chain.repairs else ""
     entries = f"{len(chain.entries)} entr{'y' if len(chain.entries) == 1 else 'ies'}"
-    line = f"{log} is intact: {entries};{repaired} last hash {chain.head}"
+    repaired = f"; killed processes left {chain.repairs} unfinished, which is harmless" if chain.repairs else ""
+    line = f"{log} is intact: {entries}{repaired}; last hash {chain.head}"
     stdout().print(line, soft_wrap=True, markup=False)
 
 

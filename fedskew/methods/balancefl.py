@@ -8,9 +8,9 @@ Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated lear
 The softmax is over the classes of the batch, as in the published code. BalanceFL's other parts (distillation,
 entropy, balanced sampling) are not included.
 
-The noise is Σ_i ξ_i·(f_i − μ_{y_i})·√(n_y/((n_y − 1)·n)) with normal ξ. This sum has covariance Σ, and computing it
-needs no d×d matrix. As in the published code, a client draws 500 noise vectors per round, and each perturbed sample
-takes one of them.
+The noise is the sum over the client's samples i of ξ_i·(f_i − μ_{y_i})·√(n_{y_i}/((n_{y_i} − 1)·n)) with normal ξ_i.
+Its covariance is Σ, and computing it needs no d×d matrix. As in the published code, a client draws 500 noise vectors
+per round, and each perturbed sample takes one of them.
 
 Sent to the server: the model.
 Extra compute: one forward pass of each sample per round.

@@ -9,8 +9,8 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
 In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far.
 
 Clients drift farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning
-rate of 0.01), scaled to the round's steps and learning rate. With momentum, the number of steps is that of steps
-without momentum that would move as far.
+rate of 0.01), scaled to the round's steps and learning rate. With momentum, a step moves farther, and counts
+as the number of steps without momentum that would move as far.
 
 Sent to the server: the model and the client's number of steps.
 Extra compute: one more forward and backward pass.

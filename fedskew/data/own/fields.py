@@ -99,6 +99,8 @@ def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
         array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else _as_array(values, where)
         if array.dtype.kind not in "biuf":
             raise UserError(f"{where}: values of type {array.dtype}; expected numbers")
+        if not array.ndim:
+            raise UserError(f"{where} is a single number; expected one value or row per sample")
         found[str(key)] = array[:, None] if array.ndim == 1 else array
     if not found:
         raise UserError(f"{prefix}x is an empty mapping; expected inputs such as input_ids and attention_mask")
