@@ -282,7 +282,7 @@ def test_a_tokenised_hugging_face_dataset(tmp_path: Path) -> None:
         ({"input_ids": [["a"], ["b"]]}, "values of type <U1; expected numbers"),
         ({"a": [1, 2], "b": [1, 2, 3]}, r"different numbers of samples \(a 2, b 3\)"),
         ({}, "x is an empty mapping"),
-        ({"a": 5}, "x['a'] is a single number; expected one value or row per sample"),
+        ({"a": 5}, r"x\['a'\] is a single number; expected one value or row per sample"),
         ({"input_ids": [[-1], [3]]}, "x holds the number -1; expected token ids and other whole"),
         ({"a": [[np.nan], [1.0]]}, r"x\['a'\]: NaN or infinite value"),
         ({"a": [[1.5], [1.0]], "b": [1 << 25, 1]}, "33554432 is too large to store with floating-point inputs"),
