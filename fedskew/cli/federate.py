@@ -60,8 +60,8 @@ _ColumnSums = Annotated[
     bool,
     typer.Option(
         "--column-sums",
-        help="compute a table's categories, means and deviations from sums that the sites send; --data or --encoding "
-        "then gives only the columns and their kinds",
+        help="use sums that the sites send to compute a table's categories, means and standard deviations; --data or "
+        "--encoding then gives only the columns and their kinds",
         rich_help_panel=FEDERATION,
     ),
 ]

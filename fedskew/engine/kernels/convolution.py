@@ -81,10 +81,11 @@ _MULTIPROCESSORS = 132
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
     """Return the tiling of the forward pass and of the input's gradient.
 
-    The result has `columns` channels, and each tap has `channels`. Blocks are as wide as the result, up to 128 columns,
-    so that the images are read as few times as possible. If 16 divides the number of channels, a block of the reduction
-    lies inside one tap. Otherwise, it has 32 entries, or up to 128 if pixels have four channels of 16 bits, because
-    such pixels are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
+    The result is computed as a matrix product. Its `columns` are the channels of the result, and `channels` are summed
+    per tap. Blocks are as wide as the result, up to 128 columns, so that the images are read as few times as possible.
+    If 16 divides the number of channels, a block of the reduction lies inside one tap. Otherwise, the block has 32
+    entries, or up to 128 if pixels have four channels of 16 bits, because such pixels are loaded whole. Exact float32
+    needs smaller blocks, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)
@@ -99,10 +100,10 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
-    """Return a tiling with many rows of taps and input channels, so that the output's gradient is read few times.
+    """Return the tiling of the weights' gradient, a matrix of taps and input channels by output channels.
 
-    If the number of input channels is not a multiple of 8, or of 16 in float32, a block has fewer pixels. Otherwise,
-    registers would spill. Float32 blocks have fewer output channels, because they are multiplied in parts.
+    A block has many rows, so that the output's gradient is read few times. If the number of input channels is not a
+    multiple of 8 (16 in float32), a block has fewer pixels, because more would spill registers. Float32 blocks have fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32
     depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The Triton programs of a depthwise convolution of stride 1. Each processes some columns of the images, row by row.
 
-A row of an image is loaded once per column of the window, not once per tap. It is used for all rows of the result that
-it affects. Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
+For a window of KH × KW taps, a row of an image is loaded KW times, not KH·KW times. It is used for all rows of the
+result that it affects. Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
 """
 
 import triton

@@ -50,7 +50,7 @@ class GraphProgram(Program):
         self._pools, self._compile, self._notices = pools, compile_steps, notices
         self._device = memory["inputs"]["at"].device
         self._launched: torch.cuda.Event | None = None
-        """Fires when the device has finished all work that was launched before the last window was staged."""
+        """Fires when the device has finished all work that was launched before the most recent call of `stage`."""
 
     def prepare(self, forms: set[bool]) -> None:  # noqa: ARG002
         """Prepare only the form with padding. GPU kernels mask padding at no cost, so a second graph is not needed."""
