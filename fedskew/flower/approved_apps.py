@@ -71,7 +71,7 @@ def file_hashes(archive: bytes) -> dict[str, str]:
 
 
 def installed_file_hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of an app that Flower has installed. Files that Python compiled are left out."""
+    """SHA-256 of each file of an app that Flower has installed. Python's bytecode is left out."""
     files = [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     return {path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

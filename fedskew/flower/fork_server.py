@@ -1,10 +1,10 @@
-"""Start the workers of a trial by forking, so that torch is imported once for all sites of the machine.
+"""Start the workers of a federation on one machine by forking, so that torch is imported once for all sites.
 
     python -m fedskew.flower.fork_server SITE.yaml
 
 A worker that starts as a separate program takes some seconds of CPU time and 260 MB. A fork takes milliseconds, and
-shares the memory of the imported modules. The data of SITE.yaml are read once, only to import the modules that this
-needs.
+shares the memory of the imported modules. Before the first fork, the data of SITE.yaml are loaded and
+discarded, so that the modules that load data are imported, too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-A site's usual time is the median of its last replies. Once enough sites have replied, the round waits for each other
-site at most `grace` times that site's usual time. So the round waits for a site that is always slow, but not for a site
-that hangs.
+A site's usual time is the median of its last replies. Once enough sites have replied, the wait for each of the others
+is limited to its usual time, multiplied by `grace`. So the round waits for a site that is always slow, but not for a
+site that hangs.
 
-Before a site's first reply, only the round's time-out limits the wait. If the site misses the time-out, the usual time
-of all sites counts until the site replies.
+Before a site's first reply, only the round's time-out limits the wait. If the site misses the time-out, its
+usual time is the median over the replies of all sites, until it replies itself.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 """The JSON part of a message."""
 
 FORMAT = "safetensors"
-"""Name of the array's serialisation, and its key."""
+"""The type of the array's serialisation. It is also the array's key in its record."""
 _FACTS, _TENSORS = "facts", "tensors"
 """Keys of the two records of a message."""
 MAX_SAMPLES = 2**40
@@ -28,7 +28,7 @@ _MAX_LENGTH = 300
 
 
 class Garbled(Exception):
-    """A message has unexpected content, which the text describes."""
+    """A message has unexpected content. The text of the error describes the content."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))
@@ -71,8 +71,10 @@ def from_records(records: RecordDict) -> tuple[Facts, bytes]:
     """Read the content that `to_records` made. Raise `Garbled` for anything else."""
     try:
         names = {_FACTS} | ({_TENSORS} if _TENSORS in records else set())
-        if set(records) != names or list(records.config_records[_FACTS]) != ["json"]:
+        if set(records) != names:
             raise Garbled(f"it has records {sorted(records)}; expected {sorted(names)}")
+        if (keys := list(records.config_records[_FACTS])) != ["json"]:
+            raise Garbled(f"its facts have the keys {sorted(keys)}; expected ['json']")
         facts = json.loads(str(records.config_records[_FACTS]["json"]))
         payload = b""
         if _TENSORS in records:

@@ -265,6 +265,13 @@ def test_a_message_too_deep_to_read_is_garbage() -> None:
         from_records(RecordDict({"facts": ConfigRecord({"json": deep})}))
 
 
+def test_a_message_of_another_form_is_garbage() -> None:
+    with pytest.raises(Garbled, match=r"it has records \['other'\]; expected \['facts'\]"):
+        from_records(RecordDict({"other": ConfigRecord({"json": "{}"})}))
+    with pytest.raises(Garbled, match=r"its facts have the keys \['yaml'\]; expected \['json'\]"):
+        from_records(RecordDict({"facts": ConfigRecord({"yaml": "{}"})}))
+
+
 def test_a_bad_update_counts_as_little_as_an_absent_site(data: Path, split: Federation, tmp_path: Path) -> None:
     """Whether it lies or is away, the model is that of the others."""
     (tmp_path / "a").mkdir()

@@ -44,8 +44,8 @@ class LabelImbalance(FewLabels):
 class QuantityImbalance(CountedPartition):
     """Each client has all labels, in quantities that follow a power law. The other samples are not used.
 
-    The labels of a client are put in random order. The client gets q_j = q_1 · j^(−exponent) samples of the j-th label,
-    and at least one. q_1 is an equal share of the class among the clients that have it.
+    The labels of a client are put in random order. Of the j-th label, the client gets share · j^(−exponent) samples,
+    and at least one. The share is the size of that class, divided by the number of clients that have the class.
     """
 
     name: ClassVar[str] = "fedgr-quantity"
@@ -94,7 +94,7 @@ def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels,
     classes = labels.classes
     orders = random_orders(-(-clients * per_client // classes), classes, seed, "partition fedgr labels")
     for i in range(1, len(orders) if classes % per_client else 0):
-        held = orders[i - 1, classes - (i * classes) % per_client :]  # by the client whose entries span both orders
+        held = orders[i - 1, classes - (i * classes) % per_client :]  # labels of the client between two orders
         new = orders[i][np.isin(orders[i], held, invert=True)][: per_client - len(held)]
         orders[i] = np.concatenate([new, orders[i][np.isin(orders[i], new, invert=True)]])
     dealt = orders.ravel()[: clients * per_client].reshape(clients, per_client)

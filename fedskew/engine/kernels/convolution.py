@@ -103,7 +103,8 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: t
     """Return the tiling of the weights' gradient, a matrix of taps and input channels by output channels.
 
     A block has many rows, so that the output's gradient is read few times. If the number of input channels is not a
-    multiple of 8 (16 in float32), a block has fewer pixels, because more would spill registers. Float32 blocks have fewer output channels, because they are multiplied in parts.
+    multiple of 8 (16 in float32), a block has fewer pixels, because more would spill registers. Float32 blocks have
+    fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32
     depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)

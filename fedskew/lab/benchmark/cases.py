@@ -154,7 +154,8 @@ def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArra
 def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
     """Make images with one learnable pattern per class, plus noise. Every image occurs twice, with two labels.
 
-    So training neither diverges nor reaches a loss of zero, because vanishing gradients would change the speed.
+    The patterns keep training from diverging, and the two labels keep the loss above zero. Otherwise, gradients could
+    vanish, which would change the speed.
     """
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)
