@@ -34,6 +34,14 @@ def test_a_script_trains_and_prints_one_line_of_json(script: str) -> None:
     assert result["first_round"] > 0
 
 
+def test_scripts_keep_bytecode_and_use_all_cores(importable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    import compare
+
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert not {"PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS"} & compare._environment().keys()
+
+
 def test_the_plain_loop_and_fedskew_train_the_same_network(importable: None) -> None:
     import torch
     from torch_parts import CNN, count_parameters, tensors
