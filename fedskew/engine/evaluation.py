@@ -112,7 +112,7 @@ class Evaluator:
         if self._compile:
             with contextlib.suppress(Exception):  # a compiler may fail in any way, and the program works without it
                 return captured(compiled(batch, self._memory), self._memory, None, "testing")
-        return captured(batch, self._memory, None, "testing")
+        return captured(batch, self._memory, None, "testing", has_kernels=True)
 
     def _replay(self, model: ModelState) -> dict[str, Tensor]:
         assert self._layouts is not None

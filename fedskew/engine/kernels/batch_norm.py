@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.geometry import alignment, blocks, channels_first, channels_last, is_power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 Activation = Literal["none", "relu", "relu6"]
@@ -126,7 +127,7 @@ def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[
     grid, chunk = _grid_and_chunk(x, tiling)
     partial = x.new_empty(tiling.splits, clients, 2, channels, dtype=torch.float32)
     counts = x.new_empty(tiling.splits, clients, dtype=torch.float32)
-    statistics_program[grid](
+    launch(statistics_program, grid)(
         x,
         _as_bytes(valid, x),
         partial,
@@ -159,7 +160,7 @@ def launch_normalisation(
     mean, var = (x.new_empty(clients, channels, dtype=torch.float32) for _ in range(2))
     scale, scale_stride = _by_client(weight, x)
     shift, shift_stride = _by_client(bias, x)
-    normalisation_program[grid](
+    launch(normalisation_program, grid)(
         x,
         scale,
         shift,
@@ -221,7 +222,7 @@ def launch_gradient_sums(grad: Tensor, saved: SavedForBackward, tiling: Tiling) 
     x = saved.x
     grid, chunk = _grid_and_chunk(x, tiling)
     partial = x.new_empty(tiling.splits, x.shape[0], 2, x.shape[4], dtype=torch.float32)
-    gradient_sums_program[grid](
+    launch(gradient_sums_program, grid)(
         grad,
         *saved.pointers(),
         partial,
@@ -244,7 +245,7 @@ def launch_input_gradient(
     grid, chunk = _grid_and_chunk(x, tiling)
     grad_x = torch.empty_like(x)
     grad_weight, grad_bias = torch.empty_like(saved.mean), torch.empty_like(saved.mean)
-    input_gradient_program[grid](
+    launch(input_gradient_program, grid)(
         grad,
         *saved.pointers(),
         partial,

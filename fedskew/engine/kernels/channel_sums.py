@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedskew.engine.kernels.geometry import blocks, power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 _PROGRAMS = 1056
@@ -38,7 +39,7 @@ def _partial_sums(images: Tensor) -> Tensor:
     block_rows, block_channels, splits = _cut(images)
     rows = samples * h * w
     partial = images.new_empty(splits, clients, channels, dtype=torch.float32)
-    sums_program[(blocks(channels, block_channels), clients, splits)](
+    launch(sums_program, (blocks(channels, block_channels), clients, splits))(
         images.contiguous(),
         partial,
         rows,

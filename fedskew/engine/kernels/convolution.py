@@ -17,6 +17,7 @@ from torch import Tensor
 from fedskew.engine.kernels.availability import tf32_allowed, working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, alignment, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 from fedskew.engine.kernels.weights import packed_weights, summed_gradient
 
@@ -159,7 +160,7 @@ def launch_forward(
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.o)
     grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.o, tiling.channels), clients)
     program = fixed_forward_program if _has_fixed_sizes(shape) else forward_program
-    program[grid](
+    launch(program, grid)(
         x.contiguous(),
         weight.contiguous(),
         None if bias is None else bias.contiguous(),
@@ -188,7 +189,7 @@ def launch_input_gradient(
     phases = shape.sh * shape.sw
     grid = (blocks(samples * phase_pixels, tiling.pixels) * blocks(shape.c, tiling.channels), clients, phases)
     program = fixed_input_gradient_program if _has_fixed_sizes(shape) else input_gradient_program
-    program[grid](
+    launch(program, grid)(
         grad.contiguous(),
         weight,
         grad_x,
@@ -214,7 +215,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tf32: bool,
     chunk = blocks(blocks(samples * shape.ho * shape.wo, tiling.pixels), tiling.splits) * tiling.pixels
     grid = (blocks(shape.depth, tiling.depth) * blocks(shape.o, tiling.channels), clients, tiling.splits)
     program = fixed_weight_gradient_program if _has_fixed_sizes(shape) else weight_gradient_program
-    program[grid](
+    launch(program, grid)(
         x.contiguous(),
         grad.contiguous(),
         partial,

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedskew.engine.kernels.availability import working_dtype
 from fedskew.engine.kernels.channel_sums import channel_sums
 from fedskew.engine.kernels.geometry import Geometry, blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 
@@ -93,7 +94,7 @@ def _launch_sliding(
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
     grid = (blocks(samples * shape.wo, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
-    convolution_program[grid](
+    launch(convolution_program, grid)(
         x.contiguous(),
         weight.contiguous(),
         None if bias is None else bias.contiguous(),
@@ -116,7 +117,7 @@ def launch_forward(x: Tensor, weight: Tensor, bias: Tensor | None, shape: Geomet
     clients, samples = x.shape[:2]
     y = x.new_empty(clients, samples, shape.ho, shape.wo, shape.c)
     grid = (blocks(samples * shape.ho * shape.wo, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
-    forward_program[grid](
+    launch(forward_program, grid)(
         x.contiguous(),
         weight.contiguous(),
         None if bias is None else bias.contiguous(),
@@ -139,7 +140,7 @@ def launch_input_gradient(grad: Tensor, weight: Tensor, shape: Geometry, tiling:
     clients, samples = grad.shape[:2]
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
     grid = (blocks(samples * shape.h * shape.w, tiling.pixels) * blocks(shape.c, tiling.channels), clients)
-    input_gradient_program[grid](
+    launch(input_gradient_program, grid)(
         grad.contiguous(),
         weight.contiguous(),
         grad_x,
@@ -165,9 +166,11 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     grid = (blocks(shape.c, tiling.channels), clients, tiling.splits)
     arguments = (x.contiguous(), grad.contiguous(), partial, samples, chunk, *shape.sizes())
     if slides:
-        sliding_program[grid](*arguments, **_sliding_window(shape), **tiling.constants())
+        launch(sliding_program, grid)(*arguments, **_sliding_window(shape), **tiling.constants())
     else:
-        weight_gradient_program[grid](*arguments, SHIFTS=shape.shifts, **shape.constants(), **tiling.constants())
+        launch(weight_gradient_program, grid)(
+            *arguments, SHIFTS=shape.shifts, **shape.constants(), **tiling.constants()
+        )
     return partial
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fedskew.engine.kernels.geometry import blocks, channels_first, channels_last, power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 _VALUES = 2048
@@ -52,7 +53,9 @@ def _forward(x: Tensor, side: int, relu: bool) -> Tensor:
     ho, wo, images = h // side, w // side, clients * samples
     y = x.new_empty(clients, samples, ho, wo, channels)
     grid, constants = _grid(images * ho * wo, channels)
-    forward_program[grid](x.contiguous(), y, images, h, w, ho, wo, C=channels, SIDE=side, RELU=relu, **constants)
+    launch(forward_program, grid)(
+        x.contiguous(), y, images, h, w, ho, wo, C=channels, SIDE=side, RELU=relu, **constants
+    )
     return y
 
 
@@ -63,7 +66,7 @@ def _gradient(grad: Tensor, x: Tensor, side: int, relu: bool) -> Tensor:
     clients, samples, h, w, channels = x.shape
     images, grad_x = clients * samples, x.new_empty(x.shape)
     grid, constants = _grid(images * blocks(h, side) * blocks(w, side), channels)
-    gradient_program[grid](
+    launch(gradient_program, grid)(
         x.contiguous(), grad.contiguous(), grad_x, images, h, w, h // side, w // side, C=channels, SIDE=side, RELU=relu,
         **constants,
     )  # fmt: skip

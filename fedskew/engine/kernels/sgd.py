@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedskew.engine.kernels.availability import supported
 from fedskew.engine.kernels.geometry import blocks
+from fedskew.engine.kernels.launches import launch
 
 _SIZE = 1024
 """The number of values that one program updates."""
@@ -28,7 +29,7 @@ def stacked_sgd_step(
     from fedskew.engine.kernels.sgd_programs import sgd_program
 
     size = param[0].numel()
-    sgd_program[(blocks(size, _SIZE), len(param))](
+    launch(sgd_program, (blocks(size, _SIZE), len(param)))(
         param, grad.contiguous(), velocity, lr, size, param.stride(0), velocity.stride(0), momentum, weight_decay,
         HAS_MOMENTUM=momentum != 0, NESTEROV=nesterov, SIZE=_SIZE, num_warps=4,
     )  # fmt: skip

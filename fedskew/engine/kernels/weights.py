@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedskew.engine.kernels.availability import supported
 from fedskew.engine.kernels.geometry import blocks, power_of_two
+from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 _BLOCK = 32
@@ -32,7 +33,7 @@ def _converted(weight: Tensor, dtype: torch.dtype) -> Tensor:
     from fedskew.engine.kernels.weights_programs import convert_program
 
     result, size = weight.new_empty(weight.shape, dtype=dtype), weight[0].numel()
-    convert_program[(blocks(size, _CONVERTED), len(weight))](
+    launch(convert_program, (blocks(size, _CONVERTED), len(weight)))(
         weight, result, weight.stride(0), size, SIZE=_CONVERTED, num_warps=8
     )
     return result
@@ -59,7 +60,7 @@ def packed_weights(weight: Tensor, wide: int, dtype: torch.dtype, outputs_last: 
     weight = weight if weight[0].is_contiguous() else weight.contiguous()
     tap_slots = 1 << (taps - 1).bit_length()
     block_outs, run = (32, 4) if outputs_last else (1, power_of_two(1, max(4, _RUN * 32 // max(tap_slots, 32)), wide))
-    pack_program[(blocks(out, block_outs) * blocks(wide, run), clients)](
+    launch(pack_program, (blocks(out, block_outs) * blocks(wide, run), clients))(
         weight, packed, weight.stride(0), *packed.stride()[1:], out, C=channels, WIDE=wide, TAPS=taps, OUTS=block_outs,
         CHANNELS=run, TAP_SLOTS=tap_slots, num_warps=4,
     )  # fmt: skip
@@ -73,7 +74,7 @@ def summed_gradient(partial: Tensor, like: Tensor) -> Tensor:
     clients, out, channels, kh, kw = like.shape
     taps, block_outs = kh * kw, power_of_two(16, _BLOCK, out)
     grad = like.new_empty(like.shape)
-    gradient_program[(blocks(channels * taps, _BLOCK) * blocks(out, block_outs), clients)](
+    launch(gradient_program, (blocks(channels * taps, _BLOCK) * blocks(out, block_outs), clients))(
         partial, grad, clients, len(partial), out, C=channels, WIDE=partial.shape[2] // taps, TAPS=taps, PLACES=_BLOCK,
         OUTS=block_outs, num_warps=4,
     )  # fmt: skip

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fedskew.engine.data.device import stream_for
+from fedskew.engine.kernels.launches import compile_ahead
 
 Memory = dict[str, dict[str, Tensor]]
 """All tensors that a step reads and writes, by kind and name."""
@@ -28,8 +29,12 @@ _WARM_UPS = 2
 _ONE_CAPTURE_AT_A_TIME = threading.Lock()
 
 
-def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "training") -> Callable[[], None]:
+def captured(
+    step: StaticStep, memory: Memory, pool: object, purpose: str = "training", *, has_kernels: bool = False
+) -> Callable[[], None]:
     """Capture the step as one CUDA graph, and return a function that replays it.
+
+    With `has_kernels`, the step may launch Triton kernels, which are compiled in parallel first.
 
     Graphs with the same pool or the same purpose share temporary memory, so they must not run at the same time. The
     step runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset
@@ -40,6 +45,8 @@ def captured(step: StaticStep, memory: Memory, pool: object, purpose: str = "tra
         stream = stream_for(f"capturing {purpose}", device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
+            if has_kernels:
+                compile_ahead(lambda: step(memory), device)
             for _ in range(_WARM_UPS):
                 step(memory)
         torch.cuda.current_stream().wait_stream(stream)

@@ -97,7 +97,8 @@ class GraphProgram(Program):
             except Exception as error:  # a compiler may fail in any way
                 self._notice("cannot be compiled, so it runs uncompiled", error)
         try:
-            return captured(replace(step, use_kernel=True), self.memory, self._pools.steps)
+            uncompiled = replace(step, use_kernel=True)
+            return captured(uncompiled, self.memory, self._pools.steps, has_kernels=True)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
