@@ -56,14 +56,14 @@ def compile_ahead(step: Callable[[], None], device: torch.device) -> None:
 
 
 def _async_compile_mode() -> Any:
-    """Return Triton's class, or None if Triton is missing, lacks it, or only interprets kernels."""
+    """Return Triton's `AsyncCompileMode`. Return None if Triton is missing, lacks it, or only interprets kernels."""
     if os.environ.get("TRITON_INTERPRET") == "1" or find_spec("triton") is None:
         return None
     return getattr(import_module("triton"), "AsyncCompileMode", None)
 
 
 def _load(kernel: Any, device: torch.device) -> None:
-    """Load a compiled kernel on the device. Triton also compiles a small C function that launches it."""
+    """Load a compiled kernel on the device. Triton then also compiles a small C function that launches it."""
     with contextlib.suppress(Exception), torch.cuda.device(device):
         kernel = kernel.result() if hasattr(kernel, "result") else kernel
         kernel.run  # noqa: B018 (reading this property loads the kernel)

@@ -49,7 +49,9 @@ STAGED_STEPS = 16
 """The maximum number of steps whose batches are staged at a time. It is small, so that the first step starts soon."""
 
 _WINDOWS = {"cpu": 1, "cuda": 2, "mps": 1}
-"""The number of windows of staged batches in memory. A CUDA GPU stages one while it steps through the other."""
+"""The batches of several steps, a *window*, are staged at once. This is the number of windows in memory.
+
+A CUDA GPU stages one window while it steps through the other."""
 
 _PER_SLOT = ("params", "buffers", "state", "sums", "label_counts")
 """The kinds of memory with a row for each slot, besides the optimiser's state."""
@@ -335,6 +337,7 @@ class StackedEngine(Engine):
     def _try_work(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:
         try:
             trial = Trial(self._network, self._data, work)
+            trial.compile_kernels(plans[0].width)
             tally, paddable = trial.tally_dtypes(), trial.ignores_padding()
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except UserError:

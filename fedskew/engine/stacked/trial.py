@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedskew.engine.contract import PassKind, RoundWork
 from fedskew.engine.data.batches import padded_targets, plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
+from fedskew.engine.kernels.launches import compile_ahead
 from fedskew.engine.model.network import Network
 from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
 from fedskew.methods.hook_results import wrong_number, wrong_tally, wrong_tensors
@@ -34,6 +35,20 @@ class Trial:
         largest = max(work.assignments, key=lambda a: len(a.samples))
         self._client = replace(largest, samples=largest.samples[:3])
         """The round's largest client, with only a few of its samples."""
+
+    def compile_kernels(self, width: int) -> None:
+        """On a CUDA GPU, compile the kernels of all trial steps in parallel, before the first one runs."""
+        device, samples = self._data.y.device, self._client.samples
+
+        def take_steps() -> None:
+            for rows in (samples, np.concatenate([samples, samples])):
+                self._compute_step(1, rows, len(samples))
+            for clients in (1, 2):
+                self.step(clients, width)
+
+        if device.type == "cuda":
+            with suppress(Exception):  # an error of a hook shows again when the step runs
+                compile_ahead(take_steps, device)
 
     def tally_dtypes(self) -> dict[str, torch.dtype]:
         """Return the dtypes of the objective's tally. Raise an error if the step or closing pass cannot be stacked."""
