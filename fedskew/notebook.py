@@ -1,4 +1,4 @@
-"""HTML for notebooks, made with NumPy alone: an area that is redrawn, curves, and the class × client map."""
+"""HTML for notebooks, made with NumPy alone: an area that is redrawn, curves, and a heat map of classes and clients."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _thin_out(curve: Points) -> Points:
 
 
 def label_map(counts: npt.NDArray[np.int64], clients: Sequence[str], classes: Sequence[str]) -> str:
-    """Return the class × client map: a row per class, a column per client. More samples give a darker cell."""
+    """Return a heat map of label counts, a row per class and a column per client. More samples give a darker cell."""
     largest = int(counts.max(initial=0))
     with_counts = len(clients) <= MAX_CLIENTS_WITH_COUNTS
     headings = [f"<th>{escape(name)}</th>" for name in clients] if with_counts else [f"<th>{len(clients)} clients</th>"]
@@ -133,7 +133,7 @@ def _count_cells(held: npt.NDArray[np.int64], largest: int) -> str:
 
 
 def _strip(held: npt.NDArray[np.int64], largest: int) -> str:
-    """Return an image with one pixel per client, stretched to a readable width. It is shorter than a row of cells."""
+    """Return an image with one pixel per client, stretched to a readable width. Its HTML is short."""
     shares = held / max(1, largest)
     shades = np.where(held > 0, 210 - 190 * np.sqrt(shares), 255).astype(np.uint8)
     width = min(600, max(4, 400 // len(held)) * len(held))

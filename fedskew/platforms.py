@@ -1,8 +1,8 @@
 """Portable functions for what differs between Linux, macOS and Windows.
 
 The engine's workers are forked on Linux only. macOS has `os.fork`, but Apple's libraries may abort in a forked process.
-Windows has no fork. The processes of a federation across machines (`fedskew federate`) need Unix sockets, process
-groups and forks, so these processes do not run on Windows.
+Windows has no fork. `fedskew federate` runs federations across machines. The processes that it starts need Unix
+sockets, process groups and forks, so they do not run on Windows.
 """
 
 from __future__ import annotations

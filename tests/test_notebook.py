@@ -1,4 +1,4 @@
-"""What notebooks show: small HTML with the class × client map and curves, and progress in a real kernel."""
+"""What notebooks show: small HTML with the map of classes and clients, and curves, and progress in a real kernel."""
 
 from __future__ import annotations
 

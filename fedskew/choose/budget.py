@@ -1,4 +1,4 @@
-"""The budget of a race, and the plan that fits into it."""
+"""The budget of a race, and the plan that fits into it. `race` explains rungs and the final, `field` candidates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 MAX_PER_METHOD = 2
 """The maximum number of candidates per method from the second rung on, so that one method cannot fill a rung."""
 PLANNED_SHARE = 0.85
-"""Plans use only this share of a time budget, because rounds differ in length."""
+"""Plans use only this share of a time budget, because some rounds take longer than estimated."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Plan:
     """The numbers that decide how thorough a race is."""
 
     settings: int
-    """Which settings of a method are tried besides its defaults.
+    """Whether the settings in `DEFAULT_FIELD` are tried besides a method's defaults.
 
-    0: none. 1: others with the configured learning rate. 2: others with every learning rate.
+    0: no. 1: with the configured learning rate. 2: with every learning rate.
     """
     splits: int
     """The number of splits in each rung."""

@@ -134,8 +134,8 @@ def choose(
 
     Methods are compared on validation data, which are held out of the clients' training data. Each trial seed has its
     own validation samples. It also has its own split, unless the split is fixed: by `partition.seed`, or by a rule that
-    draws nothing, such as `column`. The first seed is `seed`, by default that of a given federation. The race tries
-    1/3, 1 and 3 times the learning rate.
+    draws nothing, such as `column`. The first seed is `seed`. If `data` is a federation, its seed is the default. The
+    race tries 1/3, 1 and 3 times the learning rate.
     """
     first = {"seed": data.seed} if isinstance(data, Federation) else {}
     given = with_values(config or Config(), {**first, **settings})
@@ -166,8 +166,8 @@ def _race(
     federation = make_federation(base)
     if federation.dataset.task.name == "multi-label":
         raise UserError(
-            f"{federation.dataset.name!r} has several labels per sample, and a race needs one class; "
-            "expected `fedskew compare` with methods that fit"
+            f"{federation.dataset.name!r} has several labels per sample, but a race needs exactly one; "
+            "use `fedskew compare` with methods that support several labels"
         )
     for note in federation.notes:
         watcher.on_notice(note)
@@ -210,7 +210,10 @@ def _base_and_federation(data: object, partition: Partition | None, config: Conf
 
 
 def _from_federation(whole: Federation, config: Config) -> tuple[Config, MakeFederation]:
-    """Race on a federation object. Worker processes can make it too if a configuration describes it."""
+    """Return what `_base_and_federation` returns, for a federation object.
+
+    If a configuration alone gives the same federation, worker processes can make it.
+    """
     dataset = whole.dataset
     name, params = str(dataset.described["name"]), {k: v for k, v in dataset.described.items() if k != "name"}
     described = replace(
@@ -233,14 +236,14 @@ def _partition_config(rule: Mapping[str, object], seed: int | None) -> Partition
 
 
 def _trial_config(base: Config) -> Config:
-    """Return the configuration of trials. They evaluate every round, and compile only on request: most are short."""
+    """Return the configuration of trials. Most are short, so they compile only if the user asks for it."""
     every = rung_ends(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)
 
 
 def _name(base: Config, methods: tuple[str, ...]) -> str:
-    """Return a readable folder name, which is the same for the same federation and methods."""
+    """Return a readable folder name. The same federation, settings and methods give the same name."""
     text = json.dumps([config_hash(base), methods])
     return f"choose-{run_name(base).rsplit('-', 1)[0]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 

@@ -3,8 +3,9 @@
 The finalists are ordered by their means over all splits on which they were trained to the end. This includes the splits
 of the last rung, because there are few splits in all.
 
-The choice is the best finalist that beats tuned FedAvg by more than noise. Its mean lead on the fresh splits must
-exceed one standard error of the paired differences. If no finalist does that, the choice is FedAvg.
+The choice is the best finalist that ranks above tuned FedAvg in this order and also beats it on the fresh splits by
+more than noise: its mean lead there exceeds one standard error of the paired differences. If there is none, the choice
+is FedAvg.
 
 A significance test at 5 % would be the wrong rule, because one method must be chosen in any case. With few splits, the
 test would choose FedAvg where other methods are several points better. The answer reports the test beside the choice.
@@ -41,8 +42,8 @@ _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, the answer has a warning. For example, a method that fails on one split in six succeeds on seven
-splits in a quarter of the races."""
+"""With fewer splits, an answer that chooses another method than FedAvg has a warning, because a weakness may not have
+shown yet: a method that fails on one split in six still succeeds on all of seven splits in a quarter of the races."""
 
 
 def decide(
@@ -50,8 +51,8 @@ def decide(
 ) -> dict[str, Any]:
     """Return the last fields of the race's record: the finalists, the choice and the answer.
 
-    `class_weights` is the setting of all runs, which can reveal label counts. `repeats` has the words for what differs
-    between trials: splits, or seeds if the split is fixed.
+    `class_weights` is the configuration key of that name. Some of its values make clients reveal label counts.
+    `repeats` has the words for what differs between trials: splits, or seeds if the split is fixed.
     """
     baseline, _, baseline_trials = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
@@ -97,7 +98,7 @@ def _finalist(
 
 
 def _beats(standing: Standing, baseline: Standing) -> bool:
-    """Whether the mean lead over FedAvg exceeds one standard error."""
+    """Whether the mean lead over FedAvg on the fresh splits exceeds one standard error."""
     leads = [standing.scores[seed] - score for seed, score in baseline.scores.items()]
     return standing is not baseline and fmean(leads) > stdev(leads) / math.sqrt(len(leads))
 
@@ -109,7 +110,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, tried: in
     lines = [f"{advice}, mean of {tried} {repeats.many}."]
     baseline = next(finalist for finalist in final if finalist.standing.method == BASELINE)
     if chosen is baseline:
-        lines += [_no_better(final, baseline, metric, repeats)]
+        lines += [_no_better(final, baseline, metric, tried, repeats)]
     elif chosen.difference is not None:
         tuned = f"FedAvg with its best learning rate, {baseline.standing.lr:g}"
         where = f"{repeats.on.capitalize()} {fresh} fresh {repeats.many}"
@@ -125,12 +126,14 @@ def _warning(tried: int, repeats: Repeats) -> list[str]:
     return [f"{risk} A larger budget tries more."]
 
 
-def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, repeats: Repeats) -> str:
+def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, tried: int, repeats: Repeats) -> str:
     best = next(finalist for finalist in final if finalist is not baseline)
     if best.overall <= baseline.overall:
         return f"No other method in the final has a higher mean {metric}; {best.standing.label} comes next."
     lead = f"{100 * (best.overall - baseline.overall):.1f} points"
-    return f"{_named(best.standing)} is {lead} better on average, which is within the noise between {repeats.many}."
+    better = f"{_named(best.standing)} is {lead} better on average over all {tried} {repeats.many}"
+    fresh = f"{repeats.on} the {len(best.standing.scores)} fresh ones"
+    return f"{better}, but {fresh} it does not lead by more than the noise (one standard error)."
 
 
 def _lead(difference: Difference, repeats: Repeats) -> str:
@@ -161,12 +164,12 @@ def _cost(finalist: Finalist) -> str:
 
 
 def _extra_compute(finalist: Finalist) -> str:
-    """Name what clients compute in addition. A cost is per local step unless its words name another period."""
+    """Name what clients compute in addition to FedAvg. A cost without a period is per local step."""
     if finalist.extra_compute == "none":
         return ""
     items = finalist.extra_compute.split(", ")
     named = [item if " per " in item or "last round" in item else f"{item} per step" for item in items]
-    return f" ({', '.join(named)})"
+    return f" (in addition: {', '.join(named)})"
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:

@@ -53,7 +53,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """A name for files, which is the same for the same candidate."""
+        """A file name that identifies the candidate."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return f"{self.method.replace(':', '_')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

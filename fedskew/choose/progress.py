@@ -90,7 +90,7 @@ class RaceProgress(RaceWatcher):
 
 
 class _Lines(RaceProgress):
-    """Prints lines for logs: when a rung begins, every few seconds, and the best candidates when it ends."""
+    """Prints a line when a rung begins and every few seconds, and the best candidates when it ends."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)
@@ -148,7 +148,7 @@ class NotebookRace(RaceProgress):
             self.show_now()
 
     def show_now(self) -> None:
-        """Redraw the output, however recent the last update is."""
+        """Redraw the output now, even if `show` has just drawn it."""
         self._area.show(self.html())
 
     def html(self) -> str:
@@ -172,8 +172,7 @@ class NotebookRace(RaceProgress):
 def showing_race(progress: bool | None, config: Config, rank_by: str) -> Iterator[RaceWatcher]:
     """Yield a watcher that shows a race.
 
-    By default (None), the race is shown in a notebook, or if standard error is a terminal. True always shows it, and
-    False never.
+    None shows the race in a notebook, or if standard error is a terminal. True always shows it, and False never.
     """
     if progress is not None and not isinstance(progress, bool):
         raise UserError(f"progress is {progress!r}; expected True, False or None")

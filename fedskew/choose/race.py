@@ -6,8 +6,8 @@ the third rung, which ends after the last round. The best methods and tuned FedA
 no rung has used. Runs continue from their checkpoints, so no round is trained twice.
 
 Each split belongs to a seed. If the federation's split is fixed, all seeds have the same split. Their trials then
-differ in validation samples, initial model, clients and batches. In this package, "split" stands for "seed" in that
-case.
+differ in validation samples, initial model, the clients sampled in each round, and batches. In that case, read "split"
+as "seed" in this package.
 
 Optuna's pruner is not used, because it stops single trials. Here, all candidates of a rung are compared on the same
 splits, FedAvg is never dropped, one method cannot fill a rung with its settings, and the plan follows from a budget.
@@ -41,7 +41,7 @@ from fedskew.experiment.config import Config
 from fedskew.results.race import RaceRecord, Rung, Standing, save_race
 
 MAX_SPLITS = 3
-"""The maximum number of splits in a rung. The seeds of the final are larger than those of the rungs."""
+"""The maximum number of splits in a rung. The final uses the seeds after these, so its splits are fresh."""
 
 
 @dataclass
@@ -90,9 +90,9 @@ class Race:
         return plan
 
     def _measured_costs(self, rounds: int) -> Costs:
-        """Return the seconds per round of each method and per start of a trial, as measured on the first split.
+        """Return the costs in seconds, from trials on the first split. Methods that failed are removed from the race.
 
-        Methods that failed are removed from the race.
+        Each method has its own cost per round. The cost of starting a trial is the same for all.
         """
         per_round, starts = {}, []
         for method in self.record.methods:

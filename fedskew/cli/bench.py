@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedskew.lab.benchmark.run import ShowProgress
 
 _MIN_WIDTH = 170
-"""The least width of a table in characters. In a narrower table, numbers would be cut off."""
+"""The minimum width of a table in characters. In a narrower table, numbers would be cut off."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Compare the speed of rounds with a plain PyTorch loop and with the device's practical limit."""
+    """Compare the speed of rounds with a plain PyTorch loop and with one model trained on one large batch."""
     if render is not None:
         _render(render)
         return

@@ -48,7 +48,7 @@ def _methods(
 
     if combinations:
         if as_json:
-            raise UserError("--combinations prints Markdown; expected it without --json")
+            raise UserError("--combinations prints Markdown and cannot be used with --json; remove one of them")
         from fedskew.methods.compatibility import markdown_tables
 
         typer.echo(markdown_tables(), nl=False)

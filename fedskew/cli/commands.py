@@ -38,7 +38,8 @@ class Commands(TyperGroup):
 def add_command(app: typer.Typer, name: str, command: Callable[..., None], *examples: str, group: str = "") -> None:
     """Register a command. Its docstring is its help, and the first sentence is shown in lists of commands.
 
-    Typer keeps the line breaks of a docstring. Those within paragraphs are removed, because a terminal wraps the lines.
+    Typer would keep the line breaks of the docstring. This function removes those within paragraphs, because terminals
+    wrap lines.
     """
     EXAMPLES[f"{group} {name}".strip()] = examples
     heading = "Examples:" if len(examples) > 1 else "Example:"
@@ -256,7 +257,7 @@ _SET = Annotated[
     option(
         "--set",
         "KEY=VALUE",
-        "set any key, for example method.NAME, partition.NAME or data.NAME; overrides flags; repeatable",
+        "set any key, for example method.mu=0.1 or partition.min_size=5; overrides flags; repeatable",
         CONFIGURATION,
     ),
 ]

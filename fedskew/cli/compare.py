@@ -158,7 +158,7 @@ def read_plan(
 
 
 def _leave_out_unfit(plan: ComparisonPlan) -> list[Config]:
-    """Return the methods that can run with this data and model. Name the others, with the reason."""
+    """Return the methods that can run with this data and model. Print why the others cannot."""
     from fedskew.cli.terminal import notice
     from fedskew.experiment.preparation import build_federation, prepare
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedskew.report.charts.table import Table
 
 MAX_ROWS = 12
-"""The most rows of a table in the terminal. The page and --json have all of them."""
+"""The maximum number of rows of a table in the terminal. The HTML page and --json have all of them."""
 HIDDEN_COLUMNS = ("sends", "numbers from", "source", "paper")
 """Columns that a terminal has no room for."""
 
@@ -152,7 +152,7 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
         console.print(f"Other gains printed in papers ({others}) were confirmed, were smaller, or were not rerun; "
                       "-o FILE.html and --json list them.",
                       soft_wrap=True)  # fmt: skip
-    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "No near setting was rerun."
+    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "fedskew has rerun no similar setting."
     console.print(f"{start} To measure which method is best here: {command}", markup=False, soft_wrap=True)
 
 

@@ -36,8 +36,8 @@ def _command(
         option(
             "--site",
             "NAME",
-            "for methods that give each client its own model: export the model of this client, or of the site whose "
-            "site.yaml this is",
+            "for methods that give each client its own model: export the model of this client; for a site of a "
+            "federation, give the path of its site.yaml",
         ),
     ] = None,
     hub: Annotated[

@@ -60,7 +60,7 @@ _ColumnSums = Annotated[
     bool,
     typer.Option(
         "--column-sums",
-        help="use sums that the sites send to compute a table's categories, means and standard deviations; --data or "
+        help="compute a table's categories, means and standard deviations from sums that the sites send; --data or "
         "--encoding then gives only the columns and their kinds",
         rich_help_panel=FEDERATION,
     ),
@@ -197,7 +197,7 @@ def _init(
 
     config, names = settings.config(), split_names(sites)
     if (classes is None) != (shape is None and encoding is None) or (shape and encoding):
-        raise UserError("expected --classes with either --shape or --encoding, not both, or --data instead")
+        raise UserError("expected --classes with exactly one of --shape and --encoding, or --data instead")
     if classes is not None and encoding is not None:
         contract = contract_from_file(classes, encoding)
     elif classes is not None and shape is not None:

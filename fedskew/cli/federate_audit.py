@@ -36,7 +36,7 @@ def add_to(group: typer.Typer, with_flower: Callable[[Callable[..., None]], Call
 def _verify(
     path: _Log,
     contains: Annotated[
-        str | None, option("--contains", "HASH", "a hash that was noted earlier; the log must still have its entry")
+        str | None, option("--contains", "HASH", "also check that the log has the entry with this hash")
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _REAL_FEDERATIONS = """These keys are for testing, because you know every site's private key. For a real federation,
 - get the server's certificate from your organisation or a public authority;
-- let each site create a key pair, ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and send you only node.key.pub."""
+- let each site create a key pair (ssh-keygen -t ecdsa -b 384 -N '' -f node.key) and send you only node.key.pub."""
 
 
 def certs(

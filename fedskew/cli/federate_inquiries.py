@@ -144,12 +144,12 @@ def show_survey(found: dict[str, Any]) -> None:
 
 def describe_column(column: dict[str, Any]) -> str:
     """Describe a column of a survey in words."""
-    gaps = f"{100 * column['missing']:.0f} % gaps"
+    missing = f"{100 * column['missing']:.0f} % missing"
     if column["kind"] == "category":
-        return f"{column['name']}: {', '.join(column['values']) or 'no frequent value'}; {gaps}"
+        return f"{column['name']}: {', '.join(column['values']) or 'no frequent value'}; {missing}"
     if column["low"] is None:
-        return f"{column['name']}: too few values; {gaps}"
-    return f"{column['name']}: {column['low']:g} to {column['high']:g}, median {column['median']:g}; {gaps}"
+        return f"{column['name']}: too few values; {missing}"
+    return f"{column['name']}: {column['low']:g} to {column['high']:g}, median {column['median']:g}; {missing}"
 
 
 def show_evaluation(found: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fedskew.data import Federation
 
 MAX_CLIENTS = 20
-"""The most clients whose classes are listed without --all."""
+"""The maximum number of clients whose classes are listed without --all."""
 
 
 def add_to(app: typer.Typer) -> None:

@@ -48,7 +48,7 @@ def _command(
     settings: Settings,
     epochs: Annotated[str, option("--epochs", "N", "passes over the training data (default: 50)", TRAINING)] = "50",
     out: Annotated[
-        str | None, option("--out", "FOLDER", "folder for weights and card (default: pretrained/DATA-MODEL)",
+        str | None, option("--out", "FOLDER", "folder for weights and model card (default: pretrained/DATA-MODEL)",
                            CONFIGURATION)
     ] = None,
     live: Live = False,

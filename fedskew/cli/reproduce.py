@@ -65,7 +65,9 @@ def _reproduce(
     ] = None,
     methods: Annotated[str | None, option("--methods", "A,B", "only these methods", TRAINING)] = None,
     variant: Annotated[
-        str | None, option("--variant", "NAME", "a deviation from the protocol; --list shows them", TRAINING)
+        str | None,
+        option("--variant", "NAME",
+               "a named deviation from the paper's protocol; `fedskew reproduce PAPER --list` lists them", TRAINING),
     ] = None,
     plan: Annotated[
         str | None, option("--plan", "FILE", "YAML file with several selections, run in that order", CONFIGURATION)
@@ -137,7 +139,7 @@ def _note_missing_methods(selections: Sequence[Selection]) -> None:
 
     missing = {method for selection in selections for method in selection.missing()}
     if missing:
-        notice(f"skipped, because this version does not have them: {', '.join(sorted(missing))}")
+        notice(f"skipped methods that this version does not have: {', '.join(sorted(missing))}")
 
 
 def _report(selections: Sequence[Selection], campaign: Campaign, as_json: bool) -> None:

@@ -55,11 +55,11 @@ def _command(
     search: Annotated[
         str | None,
         option(
-            "--search", "optuna", "search the file's `search` space for the best point on validation data", TRAINING
+            "--search", "optuna", "search the file's `search` space for the best values on validation data", TRAINING
         ),
     ] = None,
     trials: Annotated[
-        str | None, option("--trials", "N", f"number of points a search tries (default: {TRIALS})", TRAINING)
+        str | None, option("--trials", "N", f"number of combinations that a search tries (default: {TRIALS})", TRAINING)
     ] = None,
     out: Annotated[
         str | None, option("--out", "FOLDER", "folder for runs and tables (default: runs/FILE)", CONFIGURATION)

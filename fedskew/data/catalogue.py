@@ -54,7 +54,7 @@ class DatasetEntry:
     licence: str
     citation: str
     loader: Callable[..., Dataset]
-    """Loads the dataset from the list of its files, if there are any, and the options."""
+    """Gets the list of the dataset's files, if it has any, and the options. Returns the dataset."""
     published: Published | None = None
     """The dataset's files; None if it is generated, ships with an installed package or consists of other datasets."""
     components: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class DatasetEntry:
 
 
 def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
-    """Return where the dataset's files are (a folder, or a phrase) and their total size in bytes.
+    """Return where the dataset's files are (a folder, or words for the user) and their total size in bytes.
 
     Both are None if the files are not on this machine. The size is also None for generated data and for data that are
     part of scikit-learn.
@@ -255,7 +255,7 @@ _ENTRIES = (
     DatasetEntry(
         name="digits-domains",
         kind="image",
-        description="four domains of digits at 32×32 colour: mnist, usps, svhn, syn-digits (FPL's Digits)",
+        description="four domains of digits at 32×32 colour: mnist, usps, svhn, syn-digits (the benchmark of FPL)",
         classes=10,
         train=619_948,
         test=47_592,

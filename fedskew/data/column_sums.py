@@ -1,7 +1,8 @@
-"""Sums over the columns of a site's table. From these sums, several sites fit one encoding without showing their rows.
+"""Sums over the columns of a site's table. From several sites' sums, the server fits one encoding for all tables.
 
-For a column of numbers, a site reports the number of values, the number of gaps, the mean of the values and the sum of
-their squared deviations. For a column of categories, it reports the values that occur, and whether there are gaps.
+For a column of numbers, a site reports the number of values, the number of gaps (missing values), the mean of the
+values and the sum of their squared deviations. For a column of categories, it reports the values that occur, and
+whether there are gaps. It reports no rows.
 
 Rows of a column form a group if they have the same category, if they have the same number, if they all have a gap, or
 if they all have a value. A group is small if it has fewer than `smallest_group` rows. Small groups are hidden before
@@ -105,7 +106,7 @@ def _sum_numbers(name: str, column: Numbers, smallest: int) -> NumberSums:
         return NumberSums(name, len(values), missing, float(values[0]))
     mean, correction, squares = _moments(values)
     if not math.isfinite(squares):
-        raise UserError(f"the values in column {name!r} are too large to be standardised")
+        raise _too_large(name)
     return NumberSums(name, len(values), missing, mean, correction, squares)
 
 
@@ -204,4 +205,11 @@ def _add_moments(name: str, sums: Sequence[NumberSums]) -> tuple[float, float]:
     try:
         return float(mean), math.sqrt((within + between) / count) or 1.0
     except OverflowError as error:
-        raise UserError(f"the values in column {name!r} are too large to be standardised") from error
+        raise _too_large(name) from error
+
+
+def _too_large(column: str) -> UserError:
+    return UserError(
+        f"the values in column {column!r} are too large to be standardised; correct them, or divide the column by the "
+        "same constant at every site"
+    )

@@ -151,7 +151,7 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
 
 
 def check_samples(samples: Samples, classes: int, where: str) -> None:
-    """Raise `UserError` for bad samples. If a single row is bad, the message names it."""
+    """Raise `UserError` for bad samples. The message names the first bad row, if there is one."""
     x, y = samples.x, samples.y
     if y.ndim == 2:
         check_label_matrix(y, classes, where)

@@ -51,7 +51,7 @@ class Federation:
         return f"Federation({self.dataset.name!r}, {plural(self.clients, 'client')}, {rule}, seed={self.seed})"
 
     def _repr_html_(self) -> str:
-        """Show the class × client map in a notebook."""
+        """Show the label counts of all clients as a map in a notebook."""
         unused = f", {plural(self.unused, 'sample')} unused" if self.unused else ""
         caption = f"{self!r}: {plural(int(self.sizes.sum()), 'sample')}{unused}"
         shown = label_map(self.label_counts, self.client_labels, self.dataset.classes)
@@ -128,7 +128,7 @@ class Federation:
         return _indices_where(self.label_counts[client] == 0)
 
     def minority(self, client: int) -> tuple[int, ...]:
-        """Classes that make up some, but at most 1/classes, of the client's labels."""
+        """Classes that the client has, but that make up at most 1/classes of its labels."""
         counts = self.label_counts[client]
         return _indices_where((counts > 0) & (counts * self.classes <= counts.sum()))
 
@@ -140,7 +140,7 @@ class Federation:
     def restrict(self, labels: Sequence[int]) -> Federation:
         """Return the same federation with only the samples of these labels. A client may have none left."""
         if self.dataset.train.y.ndim > 1:
-            raise UserError("samples with several labels cannot be restricted to some labels; expected one class each")
+            raise UserError("samples with several labels cannot be restricted to some labels; expected one per sample")
         is_kept = np.zeros(self.classes, np.bool_)
         for label in labels:
             if not 0 <= label < self.classes:
@@ -166,7 +166,7 @@ class Federation:
             raise UserError("a restricted federation cannot be split again; split the whole dataset, then restrict it")
         if len(self.held_out) or len(self.server_samples):
             raise UserError(
-                f"the federation has samples that clients hold out or the server holds, so it cannot be split again "
+                f"the federation has test samples of clients or samples of the server, so it cannot be split again "
                 f"with seed {seed}; pass a federation without them, and set client_test or server_data instead"
             )
         return federation(self.dataset, make_partition(str(params.pop("name")), **params), seed)

@@ -54,8 +54,8 @@ def decode_all(
 ) -> Pixels:
     """Decode every image and resize it to `size`. Without `size`, all images must have the same size.
 
-    `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` describes the
-    image with an index, for error messages.
+    `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` turns an
+    image's index into its name for error messages.
     """
     pillow = _pillow()
     if not sources:

@@ -37,7 +37,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     the list. It does not apply to Python objects.
 
     Some named datasets have `options`, which `fedskew datasets` lists. These are the options of your own data:
-        test=None: a test part of the same form; for a table file or a folder of images, its path
+        test=None: test data of the same form as the data; for a table file or a folder of images, their path
         test_fraction=0.2: the share of each class held out if there is no test part
         classes=None: the names of all classes, in order, if some may have no samples
         name=None: the name of the data, for Python objects
@@ -46,7 +46,8 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         columns=None: the input columns of a table, or the names of an array's features. The default is all
         drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values
-        missing=None: further values that mean a gap, such as -999. Such a label is refused, unless `classes` is set
+        missing=None: further values that mean a gap, such as -999. A label with such a value is refused, unless
+            `classes` is set
         site=None: the column that says where a row is from. It is not an input
         encoding=None: a file that says how columns become inputs. The default is fitted on the training part
         rename=None: old and new names of columns

@@ -247,14 +247,14 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
         raise UserError(f"{where}: {entry!r} is not a column; expected entries such as {_EXAMPLE}")
     name = entry["name"]
     if strange := [key for key in entry if key not in _KEYS]:
-        raise UserError(f"{where}: column {name!r} has {strange[0]!r}; expected {', '.join(_KEYS)}")
+        raise UserError(f"{where}: column {name!r} has the key {strange[0]!r}; expected {', '.join(_KEYS)}")
     categories = entry.get("categories")
     if categories is not None and not isinstance(categories, list | tuple):
         raise UserError(f"{where}: categories of {name!r} are {categories!r}; expected a list such as [f, m]")
     try:
         mean, std = float(entry.get("mean", 0.0)), float(entry.get("std", 1.0))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: mean and std of {name!r} are not numbers") from error
+        raise UserError(f"{where}: mean and std of {name!r} are not numbers; expected, say, 60 and 15") from error
     if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
         raise UserError(
             f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite numbers, and std above 0"
@@ -266,7 +266,7 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
 
 
 def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Return each column's mean and standard deviation without gaps. A constant column has deviation 1."""
+    """Return each column's mean and standard deviation. Gaps are ignored. A constant column has deviation 1."""
     gaps = np.isnan(numbers)
     if not gaps.any():
         mean, std = numbers.mean(axis=0), numbers.std(axis=0)

@@ -32,12 +32,14 @@ _WORTH_STACKING = 4
 _LARGE_ATTENTION = 1e6
 """With this many multiplications per sample or more, most models with attention train faster client by client on a CPU.
 
-`python benchmarks/attention.py` measured this. With fewer multiplications, stacked took 0.8 to 0.9 times as long as
-plain. With more, it took 0.9 to 2.1 times as long (docs/speed.md).
+`python benchmarks/attention.py` measured this. With fewer multiplications, the stacked engine took 0.8 to 0.9 times
+as long as the plain engine. With more, it took 0.9 to 2.1 times as long (docs/speed.md).
 """
 SHORT_RUN = 30.0
 """The estimated seconds below which starting worker processes does not pay off."""
 ENGINES = ("plain", "stacked", "pool", "pool-stacked")
+"""`plain` trains the clients one by one, and `stacked` trains them together, as one stack of models. `pool` and
+`pool-stacked` do the same in several worker processes."""
 
 
 def choose_devices(name: str) -> tuple[torch.device, ...]:
@@ -59,13 +61,21 @@ def choose_devices(name: str) -> tuple[torch.device, ...]:
     for device in devices:
         if device.type == "cuda" and (device.index or 0) >= available:
             raise UserError(
-                f"device is {str(device)!r}, but {_cuda_devices_are(available)} available; expected cpu or auto"
+                f"device is {str(device)!r}, but {_cuda_devices_are(available)} available; "
+                f"expected {_cuda_names(available)}cpu or auto"
             )
     return devices
 
 
 def _cuda_devices_are(count: int) -> str:
     return {0: "no CUDA device is", 1: "1 CUDA device is"}.get(count, f"{count} CUDA devices are")
+
+
+def _cuda_names(count: int) -> str:
+    """Return the names of these CUDA devices, to begin a list."""
+    if count <= 2:
+        return "".join(f"cuda:{index}, " for index in range(count))
+    return f"cuda:0 to cuda:{count - 1}, "
 
 
 def choose_device(name: str) -> torch.device:
@@ -112,9 +122,10 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
     """Resolve `auto`. `sample` is one input of the model, and `seconds` is the estimated duration of the run.
 
-    A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which has fewer kinds of operations. No engine was timed there.
-    For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its configuration,
-    and `cpu_engine` decides at each start. That decision depends on the machine, and a resumed run may be on another.
+    A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which needs fewer kinds of operations. No engine was timed
+    there. For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its
+    configuration, and `cpu_engine` decides at each start. That decision depends on the machine, and a resumed run may
+    be on another.
     """
     if name.startswith("pool") and device.type != "cpu":
         raise UserError(f"engine {name!r} needs device cpu, not {device}; expected plain, stacked or auto here")
@@ -219,7 +230,7 @@ _MULTIPLICATIONS_PER_SECOND = 1e10
 
 
 def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: float) -> float:
-    """Estimate roughly how long `steps` local steps take on a CPU if they visit `visits` samples.
+    """Estimate roughly how long `steps` local steps take on a CPU, with `visits` samples in all their batches together.
 
     The estimate is the same on every machine. `sample` is one input of the model.
     """

@@ -54,9 +54,9 @@ class LocalTraining:
     batches: str = "shuffled"
     """How batches are drawn: `shuffled`, or `balanced` over the client's classes."""
     example_clip: float | None = None
-    """The largest norm of the gradient of one sample, for example-level privacy. None without it."""
+    """Example-level privacy clips each sample's gradient to this norm. None without it."""
     example_noise: float | None = None
-    """The noise multiplier of example-level privacy. None without it."""
+    """The noise multiplier of example-level privacy. None without such privacy."""
 
     @property
     def is_private(self) -> bool:
@@ -112,7 +112,7 @@ class RoundWork:
     stays: frozenset[str] = frozenset()
     """Names of the personal tensors, which stay on the clients. The method's other parts do not see these tensors."""
     noise: Noise = keyed_noise
-    """The source of noise for example-level privacy. At a real site, it must be secret."""
+    """The source of the noise that example-level privacy adds. At a real site, it must be secret."""
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -1,4 +1,4 @@
-"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, and the survey that PKD uses."""
+"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, features, and mean predictions."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Evaluates the next `size` samples. It reads and writes static memory only."""
+    """Evaluates the next `size` samples. It reads and writes only `memory`, as a CUDA graph requires."""
 
     network: Network
     data: DeviceSamples

@@ -55,8 +55,8 @@ class LocalOptimiser(ABC):
     ) -> None:
         """Change parameters and state in place.
 
-        The stacked engine on a CUDA GPU passes `lr` as a tensor. A captured step reads the tensor's current value at
-        each replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
+        The stacked engine on a CUDA GPU passes `lr` as a tensor, because a step in a CUDA graph must read its current
+        value at each replay. `use_kernel` allows the kernel, which a compiler cannot fuse with other operations.
         """
 
     def new_state(self, params: Sequence[Tensor]) -> State:

@@ -1,7 +1,7 @@
-"""Local training of methods with a personal part. The training has phases, and some tensors stay on the clients.
+"""Local training of methods with a personal part (`methods.personal`).
 
-Each phase is ordinary work for an engine. Parameters that a phase does not train are among the buffers of the phase's
-model, so no engine changes them.
+The training has phases, and some tensors stay on the clients. Each phase is ordinary work for an engine. Parameters
+that a phase does not train are among the buffers of the phase's model, so no engine changes them.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class PrivateGradient:
         if self._gradients > self._work.solver.gradients():
             raise UserError(
                 f"a step of {type(self._work.solver.members[0]).__name__} computes more gradients than its gradients() "
-                "says, so example-level privacy would not count them all; with personal layers, expected "
-                "plain_gradient = False for a solver that does not compute the gradient at the current parameters"
+                "returns, so example-level privacy would not count them all; expected a larger gradients(), "
+                "or plain_gradient = False if the step never calls gradient(params)"
             )
         sums = self._clipped_sums(at, part)
         clip, multiplier = self._work.local.example_privacy
@@ -147,7 +147,7 @@ def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor)
 
 
 def require_sample_gradients(model: nn.Module, sample: Tensor) -> None:
-    """Refuse a model that has no gradients of single samples. `sample` is a batch of one input."""
+    """Refuse a model if torch cannot compute its gradients sample by sample. `sample` is a batch of one input."""
     layer = next((type(m).__name__ for m in model.modules() if isinstance(m, _BatchNorm)), None)
     if layer is not None:
         raise UserError(

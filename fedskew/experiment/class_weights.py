@@ -47,7 +47,7 @@ def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dic
 
 
 def with_class_weights(method: Method, setting: Setting, dataset: Dataset) -> Method:
-    """Return the method with the weights of a setting that `resolve_class_weights` returned."""
+    """Return the method with class weights. `setting` is what `resolve_class_weights` returned."""
     if setting is None:
         return method
     _refuse_unfit(method, setting)

@@ -1,7 +1,8 @@
 """Run several methods under equal conditions.
 
 With equal settings and seeds, all methods get the same split. Most also get the same initial model, clients and
-batches. The exceptions are methods that need another head, and methods in stages that choose other clients or samples.
+batches. The exceptions are methods that need another classifier head, and methods with stages that choose other clients
+or samples.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from fedskew.experiment.run import run_prepared
 def prepare_comparison(base: Config, methods: Sequence[Config], seeds: Sequence[int]) -> list[Prepared]:
     """Prepare every method with every seed, so that errors show before any run starts.
 
-    The data and the split come from `base`. `methods` has one configuration per method, with everything else. Each must
-    name the same data and split as `base`.
+    The data and the split come from `base`. `methods` has one configuration per method, with the same data and split.
     """
     runs = []
     for seed in seeds:

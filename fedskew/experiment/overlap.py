@@ -1,6 +1,6 @@
 """The rounds of a run on CUDA, arranged so that the device rarely waits for the host.
 
-A round's training, aggregation and evaluation are queued on the device at once. To wait until all updates are known to
+A round's training, aggregation and evaluation are queued on the device at once. Waiting until all updates are known to
 be finite would leave the device idle. So the aggregation is computed optimistically, and redone if any update is not
 finite. If rounds are short, the host records the previous round and plans the next one while the device trains. Rows
 are recorded in order. Their numbers are those of `loop`, to the last bit.
@@ -27,7 +27,7 @@ from fedskew.experiment.round.state import RunState, ServerModel
 from fedskew.methods import Stage
 
 _SHORT_ROUND_SECONDS = 1.0
-"""A round that takes no longer is short.
+"""A round that takes at most this long is short.
 
 After a short round, the host works ahead: it plans the next round while the current one trains, and records the current
 round while the next one trains. After a longer round, it records the current round at once, so that the user sees it.

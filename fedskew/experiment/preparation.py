@@ -273,7 +273,7 @@ def _weigh_classes(method: Method, config: Config, dataset: Dataset) -> tuple[Me
 
 
 def _name_of_part(part: Part, method: Method) -> str:
-    """Return the name of the combined method that has this part."""
+    """Return which method has this part, if `method` combines several."""
     names = [name for name in method.name.split("+") if name in METHODS and type(part) in METHODS[name].parts]
     return names[0] if names else method.name
 

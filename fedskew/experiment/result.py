@@ -149,7 +149,7 @@ class Result:
 
     @cached_property
     def evaluations(self) -> dict[int, Evaluation]:
-        """Evaluations of the global model, by round. As in the papers, only rounds that train it are counted."""
+        """Evaluations of the global model, by round. Only rounds that train it are counted, as in the papers."""
         return {row.model_round: row.required_evaluation for row in self.evaluated}
 
     @property
@@ -336,7 +336,7 @@ class Result:
         return f"{config.method} on {config.data}, {config.partition.rule} split, seed {config.seed}"
 
     def _repr_html_(self) -> str:
-        """Show the result in a notebook: a table, the accuracy over the rounds, and the class × client map."""
+        """Show the result in a notebook: a table, the accuracy over the rounds, and the label counts."""
         state = ", stopped early" if self.stopped_early else "" if self.finished else ", unfinished"
         lines = [("rounds", f"{self.rounds}{state}")]
         if self.last is not None:
@@ -357,7 +357,7 @@ class Result:
         return f"{table}{curves({self.method: [accuracy]})}{self._label_map()}"
 
     def _label_map(self) -> str:
-        """The class × client map, for notebooks. Empty if the label counts are unknown."""
+        """A heat map of classes and clients, for notebooks. Empty if the label counts are unknown."""
         return "" if self.label_counts is None else label_map(self.label_counts, self.client_labels, self.classes)
 
 

@@ -42,7 +42,7 @@ def describe_disclosures(run: Result) -> str:
         loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
             f"Training used secure aggregation: in each round, the server learned the mean of the sites' updates{loss} "
-            f"and totals of their counts, but no site's own. {_private(run)}"
+            f"and totals of their counts, but no single site's values. {_private(run)}"
         )
     sends = sent_by_clients(entries) + (" and the mean training loss" if _reported_losses(run) else "")
     return (

@@ -98,7 +98,7 @@ def _dataset(run: Result, site: str | None) -> dict[str, str]:
     if site is not None:
         return {"type": "private", "name": f"held-out samples of {site}", "split": "test"}
     if run.sites:
-        return {"type": "private", "name": "test samples of the sites", "split": "test"}
+        return {"type": "private", "name": "test samples of the federation", "split": "test"}
     hub, known = _hub_dataset(run), DATASETS.get(run.config.data.lower())
     name = known.name if known else hub or "own data"
     return {"type": hub or (known.name if known else "private"), "name": name, "split": "test"}

@@ -40,7 +40,7 @@ def _python_use(run: Result, with_words: bool) -> str:
     if has_named_columns(run):
         name, imported = "inputs", "classes, load, rows"
         example = ", ".join(f"{json.dumps(c['name'])}: {_example_value(c)}" for c in _columns(run))
-        prepared = f"inputs = rows()([{{{example}}}])  # one dictionary per row; None is a gap"
+        prepared = f"inputs = rows()([{{{example}}}])  # one dictionary per row; None is a missing value"
     return (
         "`model.py` in this folder needs only PyTorch and safetensors:\n\n```python\n"
         f"from model import {imported}\n\nmodel = load()\n{prepared}\n"
@@ -81,7 +81,7 @@ def _column_table(run: Result) -> str:
         )
         for column in _columns(run)
     ]
-    return table(("column", "values", "gaps"), rows)
+    return table(("column", "values", "missing values"), rows)
 
 
 def _naming_code(run: Result) -> str:
@@ -127,7 +127,7 @@ def describe_inputs(run: Result, onnx: bool, with_words: bool) -> str:
             made_by = "`rows()` makes the inputs" if is_built_in else "The inputs are made"
             encoded = (
                 f"{made_by} from the table's columns. A column of numbers gives one input, and a column of "
-                "categories gives one per category. Gaps in numbers become the mean."
+                "categories gives one per category. Missing numbers become the mean."
             )
             described = f"{encoded}\n\n{_column_table(run)}\n\n{described}"
     else:

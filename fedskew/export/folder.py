@@ -59,7 +59,7 @@ def export_run(
 ) -> Exported:
     """Export the model of a finished run. If the run trained your own module, pass an instance of it as `model`.
 
-    With `site`, export the own model of that client or site. The method must have such models. In a federation across
+    With `site`, export that client's or site's own model. The method must have such models. In a federation across
     machines, `kept` is the site's state. `licence` is the model's licence for its card, such as `cc-by-4.0`.
     """
     for name in formats:

@@ -22,9 +22,9 @@ from fedskew.flower.wire import Facts, is_count, one_line, tensors_record
 _GREET_AGAIN_SECONDS = 30.0
 """Seconds after which a site that was not admitted is greeted again."""
 _LOST_SECONDS = 60.0
-"""Seconds after which a site that has not replied is greeted again. Flower delivers a message at most once."""
+"""Seconds after which a site that has not replied is greeted again. Flower may lose a message."""
 _HELLO_SECONDS = 600.0
-"""Seconds in which a site must reply to a greeting. It reads its data in this time."""
+"""Seconds in which a site must reply to a greeting. It reads its data before it replies."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Node:
 
 
 class Admission:
-    """The nodes of a federation. A site's number is the position of its name in the list."""
+    """The nodes of a federation. A site's number is the position of its name in `names`."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Admission:
             return f"it reports {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
         client = self._names.index(name)
         if self.admitted.get(client, number) != number:
-            return f"another node, {self.admitted[client]}, is already {name!r}"
+            return f"node {self.admitted[client]} is already admitted as {name!r}"
         node.client, self.admitted[client], self.samples[client] = client, number, samples
         for warning in version_warnings(versions, installed_versions()):
             self._log(f"warning: {name} has {warning}")

@@ -1,17 +1,18 @@
 """The audit logs of a federation: what was requested, which app requested it, what left a site, and what was refused.
 
-Every site has a log in its state folder, and the server has a log in the run's folder. Both are chained logs. A site
-writes an entry before its reply leaves. If the entry cannot be written, the site sends a refusal instead of the reply.
+Every site has a log in its state folder, and the server has a log in the run's folder. Each line has
+the hash of the line before it (`chained_log.py`). A site writes an entry before its reply leaves. If the entry cannot
+be written, the site sends a refusal instead of the reply.
 
     event      at sites and server: reply, refused, failed, repaired
                at the server only: request, start, end, disconnected, discarded (the reply is not used), late and
                absent (there is no reply)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
-    app        hash of the app that passed the request on, as `fedskew federate approve` shows it
+    app        hash of the app that received the request, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
     tensors    names, types and shapes of the reply's tensors, with their size and digest
-    epsilon    ε of the whole site and of one sample, for all updates in all runs together
+    epsilon    ε of differential privacy, for the whole site and for one sample, over all updates in all runs
     reason     why a request was refused or failed
 
 The server logs the digests of the replies that it receives, so the two logs can be compared.

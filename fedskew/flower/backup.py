@@ -1,8 +1,8 @@
-"""A backup of a federation's server, taken while it works.
+"""A backup of a federation's server, taken while the server runs.
 
-A plain copy of the server's files can be unusable, because they change meanwhile. Here, SQLite itself copies its
-database. The audit log and its head are copied while nobody can write to them. The other files of the run are copied in
-an order in which every copy can be resumed.
+A plain copy of the server's files can be unusable, because they change during the copy. Here, SQLite copies its own
+database. The audit log and its head (the file with its last hash) are copied while they are locked. The other files of
+the run are copied in such an order that the run can be resumed from the copy.
 
     superlink.db    the SuperLink's database, with the registered keys
     run/            the run folder
@@ -41,7 +41,7 @@ class Backup:
 def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | None = None) -> Backup:
     """Write and check a backup. The folder must be new or empty. Afterwards, only its owner can enter it."""
     if not RunFolder(run).config_path.exists():
-        raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, once a run has begun")
+        raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, after a run began")
     with reporting_os_errors("write", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not an empty folder; choose another")

@@ -104,7 +104,7 @@ def days_left(certificate: bytes) -> float:
     loaded = x509.load_pem_x509_certificate(certificate)
     now = datetime.now(UTC)
     if now < loaded.not_valid_before_utc:
-        raise ValueError(f"it is valid from {loaded.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on")
+        raise ValueError(f"it is not valid before {loaded.not_valid_before_utc:%Y-%m-%d %H:%M} UTC")
     return (loaded.not_valid_after_utc - now) / timedelta(days=1)
 
 

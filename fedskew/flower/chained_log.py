@@ -45,7 +45,7 @@ class LogDamaged(UserError):
 
 @dataclass(frozen=True)
 class Chain:
-    """The lines of a log, up to the first one that does not belong there."""
+    """The lines of a log, up to the first one that breaks the chain."""
 
     entries: tuple[Entry, ...]
     repairs: int

@@ -1,6 +1,7 @@
-"""The ClientApp. It passes messages to the site's worker, and passes the worker's replies back.
+"""The ClientApp. It passes messages to the site's worker (`worker.py`), and passes the worker's replies back.
 
-Flower starts a new process for every message, so this module neither imports torch nor reads tensors or data.
+Flower's SuperExec starts a new process for every message, so this module neither imports torch nor reads tensors or
+data.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def _connect_to_worker(site: Path) -> socket.socket:
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
-    """Let the fork server start the site's worker, and return None. Without one, start a process and return it."""
+    """Start the site's worker and return its process. If a fork server (`fork_server.py`) starts it, return None."""
     with contextlib.suppress(KeyError, OSError):
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None

@@ -1,7 +1,7 @@
 """The contract of a federation: the class names, the form of an input, and the normalisation at all sites.
 
 With `column_sums`, the app's contract is a draft, which has only the names and kinds of a table's columns. Before the
-first round, the sites send sums. The server makes the complete contract from these sums.
+first round, the sites send sums of their columns. The server makes the complete contract from these sums.
 
 Classes are numbered in the order of the contract. A site may list them in another order. Its labels are then renumbered
 by name. With one label per sample, a site may also lack some classes.
@@ -36,7 +36,7 @@ Scaling = tuple[tuple[float, float], ...]
 
 
 class ContractMismatch(UserError):
-    """A site's data do not meet the contract. The message has the site's names, so it stays at the site."""
+    """A site's data do not meet the contract. The message has names from the data, so it stays at the site."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Contract:
     vocabulary: int = 0
     """Number of words or tokens, for text."""
     columns: tuple[str, ...] = ()
-    """Names of a table's inputs, in order. With `encoding`, a column may have several inputs. If there are no names,
+    """Names of a table's inputs, in order. With `encoding`, a column may become several inputs. If there are no names,
     nothing checks that sites use the same columns."""
     words: str = ""
-    """For text: the dataset whose training part numbers the words. Empty for tokenised text."""
+    """For text: the dataset whose training part gives the words their numbers. Empty for tokenised text."""
     words_hash: str = ""
-    """For text: SHA-256 of the words in the order of their numbers. Datasets of the same name may have other words."""
+    """For text: SHA-256 of the words in the order of their numbers. The dataset's name does not identify them."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
-    """How a table's columns become inputs. None if no column has categories or marks gaps: `columns`, `mean` and `std`
-    then describe all columns. Also None for images and texts."""
+    """How a table's columns become inputs. None if no column has categories or an input that marks missing values:
+    `columns`, `mean` and `std` then describe all columns. Also None for images and texts."""
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
     column_sums: bool = False
@@ -291,7 +291,7 @@ class Contract:
         if dataset.task.name != self.task:
             found.append(f"labels are {dataset.task.name}, expected {self.task}")
         elif self.task == "multi-label" and (missing := [name for name in self.classes if name not in dataset.classes]):
-            found.append(f"labels {shorten(missing)} are missing; filling in 0 would claim that no sample has them")
+            found.append(f"labels {shorten(missing)} are missing, and it is not known which samples have them")
         if foreign := [name for name in dataset.classes if name not in self.classes]:
             found.append(f"classes {shorten(foreign)} are not among {shorten(self.classes)}")
         if dataset.input_shape != self.shape:

@@ -1,6 +1,6 @@
 """The keys of a test federation, as files.
 
-    ca.pem, ca.key              the authority; its key is needed only to sign server certificates
+    ca.pem, ca.key              the certificate authority; its key is needed only to sign server certificates
     server.pem, server.key      the certificate of the SuperLink, or of the proxy in front of it
     sites/NAME/                 the files of one site: ca.pem, node.key, node.pub
 
@@ -180,7 +180,7 @@ def _read(path: Path) -> bytes:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file atomically, with `mode` from its first byte on."""
+    """Write a file atomically. Its permissions are `mode` from the start."""
 
     def put(draft: Path) -> None:
         draft.unlink(missing_ok=True)

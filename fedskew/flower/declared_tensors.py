@@ -17,8 +17,8 @@ def refuse_undeclared(work: RoundWork, uplink: Tensors, tally: Tensors) -> None:
     counters = [
         part for part in work.members if isinstance(part, Objective) and type(part).tally is not Objective.tally
     ]
-    kinds = ((uplink, senders, ""), (tally, counters, ", or federation.share_loss = false, which keeps counts here"))
-    for sent, parts, otherwise in kinds:
+    unshared = ", or federation.share_loss = false, so that counts stay at the site"
+    for sent, parts, otherwise in ((uplink, senders, ""), (tally, counters, unshared)):
         undeclared = [part for part in parts if not part.sends]
         if sent and undeclared:
             raise UserError(

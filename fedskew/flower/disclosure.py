@@ -22,7 +22,7 @@ from fedskew.models import has_features, make_model
 
 TESTS = {
     "class": "results and score histograms by class, whose sums are the label counts of the site's test part",
-    "total": "the number of test samples and how many of them are right",
+    "total": "the number of test samples and of correct predictions",
     "none": "nothing",
 }
 
@@ -63,11 +63,11 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
     tests, labels = TESTS[settings.site_metrics], learned_labels(settings, config)
     personal = make_method(config.method, config.method_params).personal
     if settings.site_metrics != "none" and personal is not None and personal.own_solver() is not None:
-        tests += "; also how many its own model gets right"
+        tests += "; also how many predictions of its own model are correct"
     if settings.local_tests:
         tests += (
-            f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many are right before "
-            "and after its local training"
+            f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many predictions are "
+            "correct before and after its local training"
         )
     return [
         *([SURVEY] if settings.survey else []),
@@ -134,7 +134,7 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     if ratio <= 1:
         return None
     return (
-        f"the noise on a round's mean is {ratio:.0f} times as large as the change of the model can be, so the model "
-        f"will hardly learn: federation.noise is {settings.noise:g} for {sites} sites and {parameters:,} parameters; "
-        "expected more sites, less noise or a smaller model"
+        f"the noise on a round's mean is {ratio:.0f} times as large as the largest possible change of the model, so "
+        f"the model will hardly learn: federation.noise is {settings.noise:g} for {sites} sites and {parameters:,} "
+        "parameters; expected more sites, less noise or a smaller model"
     )

@@ -1,4 +1,4 @@
-"""End the processes of a trial that was killed.
+"""End the processes of a trial that was killed. A trial is a federation on one machine.
 
     python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedskew.engine import RoundResult
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.experiment.config import Config
 from fedskew.experiment.loop import Stopwatch
 from fedskew.experiment.recorder import Recorder
@@ -126,9 +126,9 @@ class FederatedRounds:
             self._sites.log(f"warning: round {number}: {arrived} in attempt {attempt}")
             requested = None
         raise UserError(
-            f"round {number} had too few good updates in every attempt ({self._settings.attempts}), so the run "
-            "does not restart by itself; the log has each site's reason; correct it, then start the run again to "
-            "resume from here"
+            f"round {number} had too few good updates in {plural(self._settings.attempts, 'attempt')}, so the run does "
+            "not restart by itself; the log has each site's reason; remove the cause, then start the run again to "
+            "resume it"
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:

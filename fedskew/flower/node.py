@@ -182,7 +182,7 @@ def main(options: list[str]) -> None:
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads its own name when it ends
+    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads this name when it exits
     fleet_http_connection.make_simple_http_retry_invoker = patient_retry_invoker  # type: ignore[attr-defined]
     flower_supernode()
     # Flower gave up on the server. It would stay alive without another attempt to connect, so no service manager would

@@ -24,9 +24,9 @@ To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
 The server knows a site by the name that its key is registered with, so a site cannot pass for another.
 
-Flower's open build has no user accounts. Anyone who reaches the SuperLink's port can start runs, and so execute code at
-every site that has not limited itself to approved apps. The SuperLink therefore listens on 127.0.0.1 only. Sites reach
-it through the reverse proxy of fedskew's docs/deploy.md, on port 9092.
+Flower's open-source version has no user accounts. Anyone who reaches the SuperLink's port can start runs, and so
+execute code at every site that has not limited itself to approved apps. The SuperLink therefore listens on 127.0.0.1
+only. Sites reach it through the reverse proxy of fedskew's docs/deploy.md, on port 9092.
 
 ## On every site
 

@@ -18,7 +18,8 @@
       hours: 20-6                    # hours of the day in which the site works, local time
       require: [secure-aggregation]  # what a run must use; default: nothing
 
-`column sums` and `local tests` leave a site only if `reveals` lists them.
+`column sums` (counts, means and deviations of a table's columns) and `local tests` (accuracies before and after local
+training) leave a site only if `reveals` lists them.
 
 A site whose policy has `epsilon`, `example_epsilon` or `noise` demands noise. It sends nothing without noise, except:
 

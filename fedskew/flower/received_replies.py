@@ -39,7 +39,7 @@ class ReceivedReplies:
     def find(self, round: int, site: str, request: str) -> Reply | None:
         """Return a site's reply to the request with this digest. None if there is none.
 
-        A reply whose first line in its file is damaged counts as none. The tensors after that line are not checked.
+        A file whose first line is damaged counts as no reply. The tensors after that line are not checked.
         """
         path = self._folder / f"round-{round}.{site}"
         with reporting_os_errors("read", path):

@@ -70,7 +70,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
 
 
 def _require_declared(tensors: Tensors, work: RoundWork) -> None:
-    """Refuse an uplink of a method that declares none, and a tally that is not a single number."""
+    """Refuse extra tensors (uplink) that no part declares, and counts of the objective (tally) that are not scalars."""
     declares_uplink = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
         if name.startswith("uplink/") and not declares_uplink:
@@ -111,12 +111,16 @@ def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
     return [client for client, form in found.items() if form != usual]
 
 
+_SIZED = {"change": "its change", "uplink": "what it sends besides the model"}
+"""The words for the keys of `SizeCheck.medians` in a reason."""
+
+
 def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]) -> SizeCheck:
     """Find the clients whose update is more than `limit` times as large as the round's median.
 
-    One large update ruins the mean, even if all its numbers are finite. The median is the lower one, so that the larger
-    of two updates does not set the standard. A single update is compared with `usual`, the medians of the previous
-    round.
+    One large update ruins the mean, even if all its numbers are finite. For an even number of updates, the lower median
+    is used, so that the larger of two updates does not set the standard. A single update is compared with `usual`, the
+    medians of the previous round.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)
@@ -125,7 +129,7 @@ def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, us
         for kind in kinds:
             medians[kind] = sorted(found.get(kind, 0.0) for found in norms.values())[(len(norms) - 1) // 2]
     discarded = {
-        client: f"its {kind} has norm {norm:.3g}, more than {limit:g} times the usual {medians[kind]:.3g}"
+        client: f"{_SIZED[kind]} has norm {norm:.3g}, more than {limit:g} times the usual {medians[kind]:.3g}"
         for client, found in norms.items()
         for kind, norm in found.items()
         if 0 < medians.get(kind, 0.0) * limit < norm

@@ -1,4 +1,4 @@
-"""The privacy that an update spends: that of the whole site, and that of one sample.
+"""The privacy that an update costs the whole site, and that it costs one sample.
 
 An update with noise consists of Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
 `privacy.py`). Over rounds and runs, the squares of μ add up. This is exact for Gaussian mechanisms, even if a mechanism
@@ -40,7 +40,7 @@ class Release:
     run: str
     round: int
     privacy: str
-    """Who adds noise: local, central, example or none."""
+    """The kind of privacy: local, central, example or none."""
     noise: float | None
     """The noise multiplier. None without noise."""
     releases: int = 1

@@ -80,7 +80,7 @@ def read_sums(answer: Reply | Failure, draft: TableEncoding, most_samples: int) 
 def _read_column(found: Any, column: ColumnEncoding, most_samples: int) -> ColumnSums:
     expected = _NUMBER_FIELDS if column.categories is None else _CATEGORY_FIELDS
     if not isinstance(found, dict) or found.keys() != expected or found["name"] != column.name:
-        raise Garbled(f"its sums of column {column.name!r} have another form")
+        raise Garbled(f"its sums of column {column.name!r} do not have the expected form")
     if column.categories is not None:
         return _read_categories(found)
     counts, moments = [found["count"], found["missing"]], [found["mean"], found["correction"], found["squares"]]

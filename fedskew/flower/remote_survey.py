@@ -46,14 +46,14 @@ def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings)
 
 
 def read_description(answer: Reply | Failure, contract: Contract) -> dict[str, Any]:
-    """Read a site's answer. Raise `Garbled` if it has another form."""
+    """Read a site's answer. Raise `Garbled` if it does not have the expected form."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     counts, columns, rules = (answer.facts.get(key) for key in ("label_counts", "columns", "rules"))
     if not isinstance(counts, list) or len(counts) != len(contract.classes) or not all(map(is_count, counts)):
         raise Garbled(f"it does not report label counts of {len(contract.classes)} classes")
     if not isinstance(columns, list) or not all(map(_is_column, columns)):
-        raise Garbled("its description of the columns has another form")
+        raise Garbled("its description of the columns does not have the expected form")
     if not isinstance(rules, dict) or rules.keys() != {"hide_below", "round_to", "epsilon"}:
         raise Garbled("it does not say how it hides single samples")
     if not all(isinstance(value, int | float | None) for value in rules.values()):

@@ -171,9 +171,9 @@ def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage,
 
 
 def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]], config: Config, site: str) -> Stage:
-    """Return the round in which a site answers the survey at the end of a stage.
+    """Return the stage, of one round, in which a site answers the survey at the end of a stage.
 
-    Refuse a survey, or settings of this round, that the run's configuration does not plan.
+    Refuse a survey or settings that the run's configuration does not plan.
     """
     number, done = facts["stage"], facts["key"]["round"]
     has_survey = number in range(len(planned)) and planned[number][0].survey is not None
@@ -217,7 +217,7 @@ def require_agreed_survey(policy: Policy) -> SurveyRules:
     """Return the site's rules for surveys. Refuse the survey if the site allows none."""
     if policy.survey is None:
         raise UserError(
-            "the server requests a survey, which this site does not allow; expected policy.survey, {} for the defaults"
+            "the server requests a survey, which this site does not allow; expected policy.survey ({} for the defaults)"
         )
     return policy.survey
 
@@ -226,8 +226,8 @@ def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
     """Return the site's rules for tests of finished models. Refuse the test if the site allows none."""
     if policy.evaluate is None:
         raise UserError(
-            "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate, "
-            "{} for the defaults"
+            "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate "
+            "({} for the defaults)"
         )
     if method.personal is not None and not method.personal.has_global_model:
         raise UserError(f"method {method.name!r} has no global model that the site could test")

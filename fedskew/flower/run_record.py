@@ -1,7 +1,7 @@
 """The settings of a federation, which are saved as `federation.json` in the folder of its run.
 
-All rounds of a run must have the same settings. A run that resumes with other settings, for instance without its
-privacy, is refused.
+All rounds of a run must have the same settings. A run that resumes with other settings, for instance without
+noise, is refused.
 
 With noise, the file also counts the releases, from which ε is computed. A round that is repeated after a crash is
 another release. If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request

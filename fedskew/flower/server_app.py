@@ -1,6 +1,7 @@
 """The ServerApp, the part of a federation that runs on the server.
 
-It trains a model with the sites and writes the run's folder, or it asks the sites without any training.
+It trains a model with the sites and writes the run's folder. Without training, it surveys the sites' data, or lets the
+sites test a finished model.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
         record.fitted = record.fitted or _fit_encoding(grid, settings, contract, config, audit)
         contract = contract.complete(record.fitted.encoding)
     dataset = _server_data(settings, contract)
-    # The terms need the prepared configuration. So the run is prepared with sites without terms, which are never asked.
+    # The terms need the prepared configuration. So the run is first prepared with sites that get no requests.
     provisional = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
     prepared = prepare(config, provisional)
     refuse_unfit(prepared.method, prepared.config)

@@ -74,7 +74,9 @@ class FederationSettings:
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(
-        None, optional(integer(1)), "sites that a round needs to begin and to count; default: half of all sites"
+        None,
+        optional(integer(1)),
+        "sites that must be connected, and updates that must arrive, for a round; default: half of all sites",
     )
     begin_with: int | None = _option(
         None, optional(integer(1)), "sites that must be connected before a run begins; default: the minimum"
@@ -121,7 +123,7 @@ class FederationSettings:
     secure_threshold: float = _option(
         LEAST_THRESHOLD,
         real(at_least=LEAST_THRESHOLD, at_most=1),
-        "share of a round's sites that secure aggregation needs to the end; at least 2/3",
+        "with secure aggregation, share of a round's sites that must stay to its end; at least 2/3",
     )
     largest_change: float = _option(
         16.0, real(above=0), "with secure aggregation, the largest change of any number of the model in a round"
@@ -135,7 +137,7 @@ class FederationSettings:
         "whether `fedskew federate survey` may ask for label counts and ranges of columns",
     )
     evaluate_only: bool = _option(
-        False, flag, "whether `fedskew federate evaluate` may have finished models tested, by score histograms"
+        False, flag, "whether `fedskew federate evaluate` may ask for tests (score histograms) of finished models"
     )
     purpose: str = _option(
         "train", choice("train", "survey", "evaluate"), "what a run does; the commands survey and evaluate set it"
@@ -167,7 +169,7 @@ class FederationSettings:
             )
         if self.sites_add_noise and self.attempts > 1:
             raise invalid_value(
-                "federation.attempts", self.attempts, f"1 with {self.privacy} privacy: every attempt is a release"
+                "federation.attempts", self.attempts, f"1 with {self.privacy} privacy: every attempt spends privacy"
             )
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
@@ -177,7 +179,8 @@ class FederationSettings:
     def _check_secure_aggregation(self) -> None:
         """Refuse settings with which the server would need or learn more than sums."""
         if len(self.sites) < FEWEST_SITES:
-            raise invalid_value("federation.sites", ", ".join(self.sites), f"at least {FEWEST_SITES} for secure sums")
+            names = ", ".join(self.sites)
+            raise invalid_value("federation.sites", names, f"at least {FEWEST_SITES} sites for secure aggregation")
         if missing := [site for site in self.sites if site not in (self.node_keys or {})]:
             raise UserError(
                 f"federation.node_keys has no key of {missing[0]!r}, which secure aggregation needs; expected "
@@ -250,8 +253,8 @@ def require_example_settings(settings: FederationSettings, config: Config) -> No
         raise UserError("federation.privacy is 'example' without example_clip and example_noise; expected both")
     if settings.privacy != "example" and has_noise:
         raise UserError(
-            f"example_noise is set, but federation.privacy is {settings.privacy!r}; expected 'example', which accounts "
-            "for it"
+            f"example_noise is set, but federation.privacy is {settings.privacy!r}; expected 'example', so that ε "
+            "includes this noise"
         )
 
 

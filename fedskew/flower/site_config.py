@@ -129,7 +129,7 @@ def load_site(path: str | Path) -> SiteConfig:
     """Read the configuration in a site's YAML file."""
     values = read_yaml(path)
     if not isinstance(values, dict):
-        raise UserError(f"{path}: expected keys such as name and data")
+        raise UserError(f"{path} has no keys; expected keys such as name and data")
     known = {spec.name for spec in fields(SiteConfig)} - {"folder", "data_params"}
     for key in values:
         if key not in known:

@@ -1,4 +1,5 @@
-"""What a site reports in a survey, before anybody trains: label counts, and ranges and gaps of a table's columns.
+"""What a site reports in a survey, before anybody trains: label counts, and ranges and missing values of a table's
+columns.
 
 A survey must not show single samples, so no number in it is exact:
 
@@ -17,9 +18,9 @@ A survey must not show single samples, so no number in it is exact:
   high value. All three are then rounded to multiples of a step, which is at least a tenth of the distance from low to
   high. A column of fewer than 4·`hide_below` values has none of the three.
 - A column of categories: the survey names the categories with at least `hide_below` rows.
-- Gaps in a column: the number of gaps is rounded to a multiple of `hide_below`, and their share to 1 %. There are two
-  exceptions. A column with fewer than `hide_below` gaps has the share 0. A column with at least `hide_below` gaps, but
-  fewer than `hide_below` values, has the share 1.
+- Missing values of a column: the survey has their share. Their number is rounded to a multiple of `hide_below`, and the
+  share to 1 %. The share is 0 if fewer than `hide_below` values are missing. It is 1 if at least `hide_below` values
+  are missing and fewer than `hide_below` are present.
 
 A site answers a survey only once for the same classes and columns. Otherwise, a server could average out the noise, or
 compare two answers.
@@ -46,7 +47,7 @@ _TAIL = 0.05
 _FEW_CLASSES = 10
 """Up to this number of classes, the largest count is computed from the others."""
 _STEPS = 10
-"""About the largest number of steps between the low and the high value."""
+"""The low and the high value are at most about this many steps apart."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def _describe_numbers(name: str, column: Numbers, smallest: int) -> dict[str, An
 def _step(distance: float, size: float) -> float:
     """Return 1, 2 or 5 times a power of ten, which is at least a tenth of the distance.
 
-    If the distance is 0, the step is at least a tenth of the size.
+    If the distance is 0, the step is at least a tenth of `size`. If both are 0, it is 0.1.
     """
     target = (distance or size or 1.0) / _STEPS
     power = 10.0 ** math.floor(math.log10(target))

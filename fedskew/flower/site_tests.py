@@ -54,7 +54,7 @@ def run_test_or_refuse(
 ) -> Facts:
     """Return the test results. If the site refuses to report them, return the reason instead of raising it.
 
-    A site that trains a round may refuse the tests of that round, and still trains.
+    A site may refuse to test a round's model, and still train the round.
     """
     try:
         return run_test(run, test_request, kept_round, tensors, kept)

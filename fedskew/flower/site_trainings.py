@@ -1,8 +1,8 @@
 """Limits how often a site trains the same planned round.
 
-A server learns more with each update of the same round from another model. So a site answers only a few different
-requests per planned round. It needs to answer more than one, because a restarted server repeats a round, perhaps with
-another model.
+A server learns more each time that a site trains the same round from another model. So a site answers only a few
+different requests per planned round. It needs to answer more than one, because a restarted server repeats a round,
+perhaps with another model.
 
 A repeated request gives the same update, so it does not count again. But if the site adds noise, every request counts,
 because the noise is new each time. The site's state folder has the counts, so they survive a restart of the worker.

@@ -23,7 +23,7 @@ _RESTART_CHECK_SECONDS = 5.0
 
 
 class Sites:
-    """All sites of a federation. A site's number is the position of its name in the list."""
+    """All sites of a federation. A site's number is the position of its name in `names`."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class Sites:
     ) -> dict[int, Reply | Failure]:
         """Send each site its own facts and the same payload. Return the answers that arrive within `timeout` seconds.
 
-        After `quorum` is reached, the server waits for a site only as long as the site usually takes, times some grace
-        (see `reply_times`). If `is_timed` is False, the replies do not change the sites' usual times. `keep` is called
-        with each reply before the audit log records it.
+        After `quorum` is reached, a site's usual time limits how long the server waits for it (see `reply_times`). If
+        `is_timed` is False, the replies do not change the sites' usual times. `keep` is called with each reply before
+        the audit log records it.
 
         With `repeats`, a site whose SuperNode has started again gets its request again. A SuperNode that ends loses its
         requests.

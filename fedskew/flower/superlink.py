@@ -44,7 +44,7 @@ from flwr.supercore.state.schema.objectstore_models import StoredObject
 from sqlalchemy import Engine, QueuePool, select, update
 
 _LOCK_SECONDS = 120
-"""The longest time that a call waits for the connection. Then the same limit applies to its wait for SQLite's lock."""
+"""The longest time that a call waits for the connection, and then again for SQLite's lock."""
 _CLOSE_SECONDS = 5
 """The longest time that a SuperLink which is told to end waits for open connections."""
 

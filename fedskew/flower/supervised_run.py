@@ -65,7 +65,7 @@ class FlowerRun:
         return self.process
 
     def stop_left_over(self, folder: Path, log: Callable[[str], None]) -> None:
-        """Stop the run of this folder that an earlier command left at the SuperLink when that command was ended.
+        """Stop the run of this folder if an earlier command ended and left it at the SuperLink.
 
         Otherwise, that run would keep the folder locked. `only_command` ensures that no other command follows that run.
         """

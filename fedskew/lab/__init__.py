@@ -1,1 +1,1 @@
-"""Instruments built on the library: sweeps, reruns of papers, benchmarks, diagnosis. The library never imports them."""
+"""Tools built on the library: sweeps, reruns of papers, benchmarks, diagnosis. The library never imports them."""

@@ -1,4 +1,4 @@
-"""Distillation: divergences from a frozen teacher, or from PKD's experts, over all or some of the classes."""
+"""Distillation: divergences from a frozen teacher, or from experts for groups of classes (PKD)."""
 
 from __future__ import annotations
 

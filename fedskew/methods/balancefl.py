@@ -1,4 +1,4 @@
-"""BalanceFL's feature augmentation adds noise, with the covariance of the features, to the features of rare classes.
+"""BalanceFL's feature augmentation adds noise to the features of rare classes. The noise has the features' covariance.
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
@@ -37,7 +37,7 @@ from fedskew.randomness import fold, uniform
 @method("balancefl", paper="Shuai et al., IPSN 2022")
 @dataclass(frozen=True)
 class BalanceFL(Objective):
-    """Cross entropy on features, to which noise is added more often for rarer classes."""
+    """Cross entropy on features with noise, which the samples of rarer classes get more often."""
 
     probability: tuple[float, ...] = ()
     """The probability of noise: one number, or one per class. Default: 1 − n_c/max n (0 for balanced classes)."""

@@ -82,7 +82,7 @@ class Entry:
 
     @property
     def uncovered_use(self) -> str:
-        """How the method uses a client's data for more than the clipped gradients of single samples.
+        """How the method uses a client's data besides the clipped gradients of single samples.
 
         Example-level privacy does not cover this use. Empty if there is none.
         """

@@ -179,9 +179,9 @@ def _check_stands_alone(entries: list[Entry], name: str) -> None:
     bounds = [entry for entry in entries if entry.stands_alone]
     closed_forms = [entry for entry in entries if not entry.trains_clients]
     for entry in (*bounds, *closed_forms):
-        reason = "is a reference bound, not a federated method," if entry in bounds else "computes without training"
+        reason = "is a reference bound, not a federated method" if entry in bounds else "trains no client"
         raise UserError(
-            f"{entry.name!r} {reason} and combines with nothing; expected {entry.name!r} alone instead of {name!r}"
+            f"{entry.name!r} {reason}, so it cannot be combined; use {entry.name!r} alone instead of {name!r}"
         )
 
 

@@ -146,7 +146,7 @@ def _mean_over_known(stacked: Tensor, known: Tensor) -> Tensor:
 
 
 def _distance(one: Tensor, other: Tensor) -> Tensor:
-    """Return 1 − cos for the rows of two tensors. The authors' constant keeps a row of zeros finite."""
+    """Return 1 − cos for the rows of two tensors. The authors' constant avoids a division by zero."""
     cosines: Tensor = (one * other).sum(dim=-1) / (one.norm(dim=-1) * other.norm(dim=-1) + 1e-6)
     return 1 - cosines
 

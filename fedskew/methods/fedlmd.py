@@ -6,6 +6,7 @@ Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 
     FedLMD-Tf  the same with the uniform distribution over minority∖{y} as the teacher
 
 C is the number of classes. A class is a majority class of the client if it has more than n/C of the client's n samples.
+All other classes are the client's minority, including vacant ones.
 With `majority_rule=paper`, C is the number of classes that the client has, and n/C samples are enough.
 
 Sent to the server: the model. Label counts stay on the client.

@@ -7,7 +7,7 @@ smooth landscape", ICML 2023.
              direction = ∇L(v + e) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w), at the end of the round
     server   s ← ρ·m/‖m‖,  m = the mean of the participants' μ_k;  the model as in FedDyn
 
-The perturbations of all clients are drawn to a common one, s, by the dual variables μ_k.
+The dual variables μ_k pull the perturbations of all clients towards a common one, s.
 
 Sent to the server: the model and μ_k, which has the size of one model.
 Extra compute: one more forward and backward pass.
@@ -28,7 +28,7 @@ from fedskew.methods.parts import STATE, Client, Gradient, Tensors, Trained, Upd
 
 @dataclass(frozen=True)
 class DynamicPerturbation(DynamicRegularisation):
-    """FedDyn's direction, at a point that the client's dual variable and the common perturbation decide."""
+    """FedDyn's direction, at a point that the client's dual variable and the common perturbation determine."""
 
     rho: float = 0.1
     """ρ, the length of a perturbation."""

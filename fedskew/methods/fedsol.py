@@ -1,4 +1,4 @@
-"""FedSOL: the gradient of the loss, at a point to which a proximal loss has moved the parameters.
+"""FedSOL perturbs the parameters along the gradient of a proximal loss, and steps along the loss's gradient there.
 
 Lee et al., "FedSOL: stabilized orthogonal learning with proximal restrictions in federated learning", CVPR 2024.
 
@@ -53,7 +53,7 @@ class ProximalDistillation(CrossEntropy):
 
 @dataclass(frozen=True)
 class OrthogonalSteps(Solver):
-    """The gradient at the point to which the proximal gradient leads."""
+    """The gradient at a point that is perturbed along the proximal gradient."""
 
     rho: float = 1.0
     """ρ; the value in the authors' configuration."""
@@ -83,5 +83,5 @@ register(
     "fedsol",
     parts=(ProximalDistillation, OrthogonalSteps),
     paper="Lee et al., CVPR 2024",
-    summary="The gradient at a point to which a distillation loss has moved the parameters.",
+    summary="Local steps along the gradient at a point that is perturbed along the gradient of a distillation loss.",
 )

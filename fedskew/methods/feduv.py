@@ -1,4 +1,4 @@
-"""FedUV: predictions that vary over the batch as those of balanced data do, and features spread evenly.
+"""FedUV penalises predictions that vary too little over the batch, and features that lie close together.
 
 Son et al., "FedUV: uniformity and variance for heterogeneous federated learning", CVPR 2024.
 

@@ -1,4 +1,4 @@
-"""The parts of a method: the contract between methods and engines.
+"""The parts of a method. An engine runs a method by calling the hooks of its parts.
 
 A method has up to seven parts. Each part is the maths of one client or of one server step:
 
@@ -51,7 +51,7 @@ Tensors = dict[str, Tensor]
 """Named tensors: a model's parameters, a state, or a message between client and server."""
 
 LossPart = Literal["first", "second", "proximal"]
-"""The loss on one half of a batch, or the objective's proximal loss."""
+"""The loss on the first or second half of a batch, or the objective's proximal loss."""
 SGD_OPTIMIZERS = ("sgd", "nesterov")
 """The local optimisers whose steps are weighted sums of gradients."""
 Mode = Literal["eval", "train"]
@@ -364,7 +364,7 @@ class Objective(Part):
 
     def proximal(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         """Return a second loss. A solver computes its gradient with `gradient(params, "proximal")`."""
-        raise UserError(f"{type(self).__name__} has no proximal(), but the solver needs it")
+        raise UserError(f"{type(self).__name__} has no proximal(), but the solver needs it; choose another of the two")
 
     def companions(self) -> dict[str, Mode]:
         """Name the frozen models whose outputs the loss uses, each with its mode.

@@ -12,7 +12,7 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
 Sent to the server: the model. Unless the groups are given, also the client's label counts and, for each true class, the
 mean predicted probability of every class, once. A client that trains an expert reveals that it has a label of the
 expert's group. While it distils, a client also sends how many samples each expert taught. The sites of a federation
-keep these numbers if they do not share their losses (`share_loss`).
+send these numbers only if they share their losses (`share_loss`).
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
 """
 

@@ -149,9 +149,9 @@ class SurveyRule(ServerRule):
 
 
 def survey_stage(stage: Stage) -> Stage:
-    """Return the round in which all clients answer the stage's survey, which must be a part."""
+    """Return a stage in which all clients answer the survey of `stage`, which must be a part."""
     if not isinstance(stage.survey, Part):
-        raise UserError(f"stage {stage.name!r} has no survey that is a part")
+        raise UserError(f"the survey of stage {stage.name!r} is {stage.survey!r}; expected a part")
     answering = stage_without_training(stage.name, SurveyRule(stage.survey))
     return replace(answering, model=stage.model, concatenates=stage.concatenates)
 

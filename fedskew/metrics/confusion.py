@@ -32,7 +32,8 @@ MEASURES = (
 )  # fmt: skip
 """The metrics that are single numbers. Each is an attribute of `Evaluation`.
 
-To add a metric, write the property and list it here. It then appears in rounds.jsonl, `to_frame()` and the trackers.
+To add a metric, write the property and list it here. It then appears in rounds.jsonl, in `to_frame()` and in
+experiment trackers.
 """
 LOST = 0.05
 """A class is lost if its accuracy is below this."""
@@ -65,7 +66,9 @@ class Evaluation:
         if not self._has_form(matrix):
             raise ValueError(f"the confusion matrix has shape {matrix.shape}; expected {self._FORM}")
         if self.totals is not None and (matrix.any() or not 0 <= self.totals[0] <= self.totals[1] != 0):
-            raise ValueError(f"totals are {self.totals}; expected numbers of correct and of all predictions")
+            raise ValueError(
+                f"totals are {self.totals}; expected numbers of correct and of all predictions, with a matrix of zeros"
+            )
         if matrix.min(initial=0) < 0 or (matrix.sum() == 0 and self.totals is None):
             raise ValueError("the confusion matrix is empty or has a negative cell; expected counts of samples")
         matrix.flags.writeable = False

@@ -1,8 +1,8 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
-AUROC, AUPRC, sensitivity and specificity score one class against the rest. With two classes, this is the positive
-class. With more classes, or with several labels per sample, they are means over the classes. A class to which all test
-samples or none belong is left out.
+AUROC, AUPRC, sensitivity and specificity score one class against the rest. With two classes, it is the positive
+class. With more classes, or with several labels per sample, the scores are means over the classes. A class to which all
+test samples or none belong is left out.
 
 In a simulation, all probabilities are known, and `score_probabilities` is exact. In a federation, the probabilities
 stay at the sites, which send histograms instead (score_histograms.py).
@@ -62,7 +62,10 @@ class Reliability:
 
     @classmethod
     def from_sums(cls, sums: Floats) -> Reliability:
-        """Make the diagram from the sums per bin [3, bins]: samples, probabilities, predictions that came true."""
+        """Make the diagram from the sums per bin [3, bins]: samples, probabilities, and hits.
+
+        A hit is a positive sample, or a correct prediction.
+        """
         samples, probability, hits = sums.tolist()
         filled = [(p / n, h / n) if n else (None, None) for n, p, h in zip(samples, probability, hits, strict=True)]
         return cls(tuple(map(int, samples)), tuple(p for p, _ in filled), tuple(f for _, f in filled))

@@ -6,7 +6,7 @@
     retrained  z = R h, with a head R that the server trains; clients train a generic head G instead
 
 s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): the angle between any two of them is
-the same, and as large as C directions allow. No class can lose its direction to the others.
+the same, and as large as C directions allow.
 """
 
 from __future__ import annotations

@@ -61,7 +61,10 @@ def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[
     if not chosen:
         layers = [name for name, layer in model.named_modules() if _is_adaptable(name, layer)]
         if not layers:
-            raise UserError("train is 'lora', but the encoder has no linear layer and no ungrouped 2D convolution")
+            raise UserError(
+                "train is 'lora', but the encoder has no linear layer and no ungrouped 2D convolution; "
+                "expected all or head"
+            )
         raise UserError(f"lora_targets {', '.join(targets)} match no layer; expected patterns such as {layers[0]!r}")
     adapted.encoder.requires_grad_(False)
     for layer in adapted.encoder.modules():

@@ -80,7 +80,7 @@ class BasicBlock(nn.Module):
 
 
 class ZeroPadded(nn.Module):
-    """The shortcut of option A: keeps every stride-th pixel, and adds channels of zeros before and after the rest."""
+    """The shortcut of option A in the ResNet paper: keeps every stride-th pixel, and adds channels of zeros."""
 
     def __init__(self, before: int, after: int, stride: int, norm: Norm) -> None:
         del norm  # this shortcut has no BatchNorm
@@ -94,7 +94,7 @@ class ZeroPadded(nn.Module):
 
 
 def projection(before: int, after: int, stride: int, norm: Norm) -> nn.Module:
-    """Make the shortcut of option B: a 1×1 convolution and a normalisation."""
+    """Make the shortcut of option B in the ResNet paper: a 1×1 convolution and a normalisation."""
     return nn.Sequential(nn.Conv2d(before, after, kernel_size=1, stride=stride, bias=False), norm(after))
 
 

@@ -122,7 +122,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
     try:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors for damaged files and for other contents
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or "it is empty or damaged").splitlines()[0]
         raise UserError(
             f"cannot read init {file}: {reason[:120]}; expected a state dict of tensors, as "
             "torch.save(model.state_dict(), path) writes"

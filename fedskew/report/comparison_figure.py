@@ -82,7 +82,7 @@ def _curves_title(comparison: Comparison) -> str:
 
 
 def draw_class_accuracy(comparison: Comparison, axes: Axes) -> None:
-    """Draw a heat map of methods × classes after the last round, as means over the seeds."""
+    """Draw a heat map of accuracy by method and class after the last round, as means over the seeds."""
     methods, classes = comparison.methods, comparison.classes
     cells = 100 * np.array([method.class_accuracy for method in methods], np.float64)
     image = axes.imshow(cells, aspect="auto", cmap=AMOUNT, vmin=0, vmax=100, interpolation="none")

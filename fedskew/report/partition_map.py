@@ -1,4 +1,4 @@
-"""The client × class map of a federation, for the terminal, as a figure or as a table of counts."""
+"""The map of a federation: the samples of each client by class, for the terminal, as a figure or as a CSV table."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def class_accuracy_table(comparison: Comparison, width: int) -> Table:
-    """Show methods × classes in percent, as means over the seeds. If not all classes fit, show the worst ones."""
+    """Show accuracy by method and class in percent, the mean over the seeds. If not all classes fit, show the worst."""
     methods, classes = comparison.methods, comparison.classes
     margin = min(CLASS_TABLE_NAME_WIDTH, max(len(method.label) for method in methods)) + 4
     cell = min(9, max(3, *(len(name) for name in classes)))

@@ -291,7 +291,7 @@ class Comparison:
         return f"<Comparison: {self.label}{by}: {found or 'nothing evaluated yet'}>"
 
     def _repr_html_(self) -> str:
-        """Show the comparison in a notebook: a table, the accuracy over the rounds, and the class × client map."""
+        """Show the comparison in a notebook: a table, the accuracy over the rounds, and the label counts."""
         records = [
             {
                 "method": m.label,

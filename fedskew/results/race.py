@@ -34,7 +34,7 @@ class Repeats(NamedTuple):
 
 SPLITS = Repeats("split", "splits", "on")
 SEEDS = Repeats("seed", "seeds", "with")
-"""Trials on the same split differ in validation samples, initial model, clients and batches."""
+"""Trials on one split differ in validation samples, initial model, the clients sampled in each round, and batches."""
 
 
 def repeats(config: Mapping[str, Any]) -> Repeats:
@@ -55,7 +55,10 @@ class Standing:
     lr: float
     params: Mapping[str, Any]
     scores: Mapping[int, float]
-    """Validation score by seed. Each seed has other validation samples, and another split if the rule is random."""
+    """Validation score by seed.
+
+    Each seed has its own validation samples. It also has its own split, unless the split is fixed (see `repeats`).
+    """
     kept: bool
     """Whether the candidate goes on to the next rung, or to the final after the last rung."""
 

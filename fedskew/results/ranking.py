@@ -127,7 +127,7 @@ def _reason(run: Result, metric: RankingMetric) -> str:
     if run.evaluation.totals is not None:
         return "its sites reported total accuracy only; expected --rank-by accuracy"
     if metric.score is not None and not run.finished:
-        return f"{metric.label} is computed when a run is finished"
+        return f"{metric.label} is computed when a run is finished; finish it, or rank by accuracy or macro-f1"
     if run.sites:
         return "its sites did not report it; rank by accuracy or macro-f1 instead"
     if metric.score is not None and run.evaluated[-1].client_accuracy is not None:

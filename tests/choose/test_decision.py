@@ -30,7 +30,7 @@ def test_a_clear_lead_wins_with_its_interval_and_cost() -> None:
     assert "On 3 fresh splits it beats FedAvg with its best learning rate, 0.1" in answer
     assert "by 20.0 points (interval +17.5 to +22.5, better on 3 of 3 splits; significant at 5 %)" in answer
     assert "1.33 times the computation" in answer
-    assert "(1 teacher forward per step)" in answer
+    assert "(in addition: 1 teacher forward per step)" in answer
     assert "Besides its updates, a site reveals nothing about its labels." in answer
 
 
@@ -41,7 +41,7 @@ def test_with_a_fixed_split_the_answer_speaks_of_seeds() -> None:
     answers = [" ".join(decide(results, "accuracy", repeats=SEEDS)["answer"]) for results in (close, clear, same)]
     assert not any("split" in answer for answer in answers)
     assert "mean of 3 seeds." in answers[0]
-    assert "within the noise between seeds." in answers[0]
+    assert "over all 3 seeds, but with the 3 fresh ones it does not lead by more than the noise" in answers[0]
     assert "With 3 fresh seeds it beats FedAvg" in answers[1]
     assert "better with 3 of 3 seeds" in answers[1]
     assert "It was tried with only 3 seeds. It may fail with others." in answers[1]
@@ -58,9 +58,9 @@ def test_class_weights_from_the_federations_counts_reveal_them() -> None:
 @pytest.mark.parametrize(
     ("method", "named"),
     [
-        ("fedrep", "(10 epochs of the head per round)"),
-        ("fedbabu", "(5 epochs of fine-tuning after the last round)"),
-        ("ditto+fedsam", "(1 forward and backward per step, local training of a second model per round)"),
+        ("fedrep", "(in addition: 10 epochs of the head per round)"),
+        ("fedbabu", "(in addition: 5 epochs of fine-tuning after the last round)"),
+        ("ditto+fedsam", "(in addition: 1 forward and backward per step, local training of a second model per round)"),
         ("fedavgm", "1.50 times the computation of FedAvg."),
     ],
 )
@@ -72,7 +72,7 @@ def test_the_answer_says_how_often_clients_compute_more(method: str, named: str)
 def test_a_lead_within_the_noise_leaves_fedavg() -> None:
     winner, answer = chosen(finalist("fedavg", [0.5, 0.6, 0.55]), finalist("fedprox", [0.56, 0.55, 0.555]))
     assert winner == "fedavg"
-    assert "within the noise" in answer
+    assert "does not lead by more than the noise" in answer
 
 
 def test_fedavg_wins_where_it_leads() -> None:
@@ -134,7 +134,9 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
     assert winner == "fedvls"
     assert "74.4 % accuracy on validation data, mean of 5 splits" in answer
     early = finalist("fedrs", [0.50, 0.53, 0.50], raced=[0.9, 0.9])
-    assert chosen(fedavg, early)[0] == "fedavg"
+    winner, answer = chosen(fedavg, early)
+    assert winner == "fedavg"
+    assert "points better on average over all 5 splits, but on the 3 fresh ones it does not lead" in answer
 
 
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:

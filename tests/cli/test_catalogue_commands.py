@@ -89,7 +89,7 @@ def test_a_combination_that_is_refused_is_not_shown(cli):
 def test_the_table_of_combinations_is_not_json(cli):
     outcome = cli("methods", "--combinations", "--json")
     assert outcome.status == 2
-    assert "--combinations prints Markdown; expected it without --json" in outcome.err
+    assert "--combinations prints Markdown and cannot be used with --json" in outcome.err
 
 
 def test_a_pattern_picks_methods(cli):

@@ -73,7 +73,7 @@ def test_a_person_may_write_the_file(tmp_path: Path) -> None:
         ("3", "not a list of columns"),
         ("[]", "not a list of columns"),
         ("[age]", "'age' is not a column"),
-        ("[{name: age, average: 3}]", "column 'age' has 'average'; expected name, mean, std, categories, marks_gaps"),
+        ("[{name: age, average: 3}]", "column 'age' has the key 'average'; expected name, mean, std, categories,"),
         ("[{name: age, mean: old}]", "mean and std of 'age' are not numbers"),
         ("[{name: age, std: 0}]", "column 'age' has mean 0 and std 0; expected finite numbers, and std above 0"),
         ("[{name: sex, categories: f}]", "categories of 'sex' are 'f'; expected a list"),

@@ -339,7 +339,7 @@ def test_a_head_on_features_of_a_model_with_batch_norm_is_covered() -> None:
         ({"method": "fedavg+ccvr"}, "trains in stages"),
         ({"method": "fedavg", "class_weights": "balanced"}, "the setting class_weights has a loss that depends on"),
         ({"method": "fedavg", "class_weights": "counts"}, "the setting class_weights reveals label counts"),
-        ({"method": "fedavg", "batches": "balanced"}, "expected shuffled with example-level privacy"),
+        ({"method": "fedavg", "batches": "balanced"}, "expected shuffled, because example-level privacy forbids"),
         ({"method": "fedavg", "example_clip": None}, "example_noise is set without example_clip"),
         ({"method": "fedavg", "example_noise": None}, "example_clip is set without example_noise"),
         ({"method": "fedavg", "example_noise": 0}, "example_noise is 0; expected a finite number above 0"),

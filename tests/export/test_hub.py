@@ -233,5 +233,5 @@ def test_metrics_that_the_sites_kept_are_left_out() -> None:
     sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
     data = metadata(model_card(finished("dnn", form("dnn"), partition=sites), None, False))
     assert data.datasets is None
-    assert data.eval_results[0].dataset_name == "test samples of the sites"
+    assert data.eval_results[0].dataset_name == "test samples of the federation"
     assert "roc_auc" not in data.metrics

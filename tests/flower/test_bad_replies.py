@@ -180,7 +180,7 @@ def other_start(facts: Facts, tensors: Tensors) -> None:
     ("change", "line"),
     [
         (huge_change, "its change has norm .*, more than 30 times the usual"),
-        (huge_uplink, "its uplink has norm .*, more than 30 times the usual"),
+        (huge_uplink, "what it sends besides the model has norm .*, more than 30 times the usual"),
         (other_start, "it was trained from another model than the server sent"),
     ],
 )
@@ -323,8 +323,8 @@ def test_a_round_with_too_few_good_updates_is_trained_again(
 def test_too_few_good_updates_end_the_run_which_can_go_on(data: Path, split: Federation, tmp_path: Path) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(garbage), minimum=3, attempts=2)
     reason = (
-        "round 2 had too few good updates in every attempt (2), so the run does not restart by itself; the log has "
-        "each site's reason; correct it, then start the run again to resume from here"
+        "round 2 had too few good updates in 2 attempts, so the run does not restart by itself; the log has each "
+        "site's reason; remove the cause, then start the run again to resume it"
     )
     with pytest.raises(UserError, match=re.escape(reason)):
         run_federation(here.grid, here.context)

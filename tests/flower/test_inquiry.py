@@ -279,7 +279,7 @@ def test_a_bound_that_is_not_finite_or_too_large_for_a_float_is_refused(low: flo
     contract = Contract("table", ("a", "b"), (1,))
     reply = Reply({"label_counts": [10, 20], "columns": [column | {"low": 0.0}], "rules": rules}, b"")
     assert read_description(reply, contract)["label_counts"] == [10, 20]
-    with pytest.raises(Garbled, match="its description of the columns has another form"):
+    with pytest.raises(Garbled, match="its description of the columns does not have the expected form"):
         read_description(replace(reply, facts=reply.facts | {"columns": [column]}), contract)
 
 

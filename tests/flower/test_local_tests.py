@@ -182,7 +182,7 @@ def test_the_report_the_card_and_the_check_say_so(
     capsys.readouterr()
     assert main(["federate", "site", str(tmp_path / "site.yaml"), "--check", str(tmp_path / "app")]) == 0
     shown = capsys.readouterr()
-    assert "if its policy.reveals lists 'local tests', also how many are right before and after its local" in shown.out
+    assert "policy.reveals lists 'local tests', also how many predictions are correct before and after" in shown.out
     assert "this site's policy does not allow local tests" in shown.err
 
 

@@ -90,7 +90,7 @@ def test_the_contract_says_that_there_are_several_labels(tmp_path: Path) -> None
         train=replace(dataset.train, y=dataset.train.y[:, :3]),
         test=replace(dataset.test, y=dataset.test.y[:, :3]),
     )
-    with pytest.raises(UserError, match="labels 'pain' are missing; filling in 0 would claim that no sample has them"):
+    with pytest.raises(UserError, match="labels 'pain' are missing, and it is not known which samples have them"):
         contract.admit(fewer)
     one = replace(dataset, train=replace(dataset.train, y=dataset.train.y[:, 0]),
                   test=replace(dataset.test, y=dataset.test.y[:, 0]))  # fmt: skip

@@ -209,5 +209,5 @@ def test_what_the_accounting_does_not_cover_is_refused(
 def test_local_privacy_beside_metrics_without_noise_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="report losses or metrics without noise"):
         case(tmp_path, split, data, settings(), privacy="local", attempts=1)
-    with pytest.raises(UserError, match="every attempt is a release"):
+    with pytest.raises(UserError, match="every attempt spends privacy"):
         case(tmp_path, split, data, settings(), privacy="local", share_loss=False)

@@ -83,7 +83,7 @@ def test_the_site_command_checks_data_against_the_federation(
     assert main(["federate", "site", file, "--check", str(tmp_path / "app" / "pyproject.toml")]) == 0
     told = capsys.readouterr().out
     assert "a: 16 training samples (dog 8, cat 8)" in told
-    assert "tests: the number of test samples and how many of them are right" in told
+    assert "tests: the number of test samples and of correct predictions" in told
     assert "the server learns about the site's labels: nothing" in told
     assert "privacy: no noise is added" in told
 

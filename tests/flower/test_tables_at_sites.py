@@ -152,7 +152,7 @@ def test_a_contract_from_a_file_needs_no_data(whole: Path, tmp_path: Path, capsy
     (tmp_path / "encoding.yaml").write_text(ENCODING)
     init = ["federate", "init", str(tmp_path / "app"), "--sites", "east,north", "--method", "fedavg"]
     assert main([*init, "--encoding", str(tmp_path / "encoding.yaml")]) == 2
-    assert "expected --classes with either --shape or --encoding" in capsys.readouterr().err
+    assert "expected --classes with exactly one of --shape and --encoding" in capsys.readouterr().err
     assert main([*init, "--classes", "no,yes,dead", "--encoding", str(tmp_path / "encoding.yaml")]) == 0
     contract = read_app(tmp_path / "app")[1]
     assert contract.columns == ("age", "lactate", "lactate missing", "ward=a", "ward=b", "ward=icu")

@@ -138,7 +138,7 @@ def test_the_tests_of_a_site_s_own_model_are_reported_and_the_app_says_so(
     data: Path, split: Federation, tmp_path: Path
 ) -> None:
     """Ditto's sites train a second model."""
-    contract, phrase = Contract.from_dataset(split.dataset), "; also how many its own model gets right"
+    contract, phrase = Contract.from_dataset(split.dataset), "; also how many predictions of its own model are correct"
     for method in ("fedavg", "ditto"):
         own = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
         tests = [m.facts for m in sent_by(method, tmp_path / method, data, split, **own) if m.kind == "evaluate"]
@@ -321,7 +321,7 @@ def test_counts_of_a_method_leave_only_if_they_are_declared(
         assert bool(tensors) == (is_sent is not None)
         if is_sent is None:
             assert "its part Counting does not declare what it sends" in message.facts["refused"]
-            assert message.facts["refused"].endswith("or federation.share_loss = false, which keeps counts here")
+            assert message.facts["refused"].endswith("federation.share_loss = false, so that counts stay at the site")
         assert any(name.startswith("tally/") for name in tensors) == bool(is_sent)
 
 

@@ -135,7 +135,7 @@ def test_one_round_without_training_is_recorded(model: Classifier) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_combines_with_them(method: str) -> None:
     for other in ("fedsam", "fedavgm", "fedprox", "feddisco", "fpl"):
-        with pytest.raises(UserError, match=f"'{method}' computes without training and combines with nothing"):
+        with pytest.raises(UserError, match=f"'{method}' trains no client, so it cannot be combined"):
             make_method(f"{method}+{other}")
 
 

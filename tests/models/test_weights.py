@@ -72,6 +72,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
     model = make_model("dnn", TEN, 0)
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")  # a pickled object, not tensors
     torch.save([1, 2], tmp_path / "list.pt")
+    (tmp_path / "empty.pt").touch()
     (tmp_path / "damaged.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header...")
     save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
     (tmp_path / "run").mkdir()
@@ -82,6 +83,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
         "run": "did you mean '.*model.safetensors'",
         "module.pt": "expected a state dict of tensors",
         "list.pt": "has no named tensors",
+        "empty.pt": "it is empty or damaged; expected a state dict of tensors",
         "damaged.safetensors": "is not a safetensors file",
         "other.safetensors": r"no tensor .* fits Classifier .* 'encoder.1.weight' \(200, 64\), and the file 'other'",
     }

@@ -1,4 +1,4 @@
-"""The client × class map in the terminal, as a picture and as counts."""
+"""The map of clients and classes in the terminal, as a picture and as counts."""
 
 from __future__ import annotations
 

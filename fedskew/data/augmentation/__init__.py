@@ -1,1 +1,1 @@
-"""Random changes to training images, keyed sample by sample."""
+"""Random changes to training images. Each sample has its own random key."""

@@ -23,8 +23,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 Shape = tuple[int, ...]
 
-# Each augmentation takes its own random draws from a sample's key. A constant is the index of an augmentation's first
-# draw.
+# Each augmentation uses other random draws of a sample's key. These are the indices of their first draws.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3

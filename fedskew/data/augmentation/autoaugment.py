@@ -11,9 +11,9 @@ from torch import Tensor
 from fedskew.data.augmentation import image_operations as ops
 from fedskew.data.augmentation.per_sample import draw_uniforms, integers_below
 
-_BINS = 10
+_BINS = 10  # bins of equal width in each range of magnitudes
 _RANGES = {
-    # the magnitudes at the start of the first bin and at the end of the last; other operations have no magnitude
+    # the lowest and the highest magnitude; operations that are not listed have no magnitude
     ops.SHEAR_X: (-0.3, 0.3),
     ops.SHEAR_Y: (-0.3, 0.3),
     ops.TRANSLATE_X: (-150 / 331, 150 / 331),
@@ -28,7 +28,7 @@ _RANGES = {
 }
 
 POLICY = (
-    # two operations, applied in order, each with its probability and the bin of its magnitude
+    # A line is a sub-policy: two operations, applied in order, each with its probability and the bin of its magnitude.
     ((ops.INVERT, 0.1, 7), (ops.CONTRAST, 0.2, 6)),
     ((ops.ROTATE, 0.7, 2), (ops.TRANSLATE_X, 0.3, 9)),
     ((ops.SHARPNESS, 0.8, 1), (ops.SHARPNESS, 0.9, 3)),

@@ -22,7 +22,7 @@ def integers_below(limit: int, uniforms: Tensor) -> Tensor:
 def pick(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Return images whose pixel (y, x) comes from row `rows[n, y, x]` and column `columns[n, y, x]` of image n.
 
-    The pixel is 0 if that position is outside the image. Both arguments may have sizes of 1, which are broadcast.
+    The pixel is 0 if that position is outside the image. `rows` and `columns` are broadcast to [N, H, W].
     """
     height, width = images.shape[-2:]
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)

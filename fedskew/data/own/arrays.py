@@ -73,8 +73,8 @@ def array_dataset(
         refuse_unused_options(where[0], "a table of numbers", {"layout": layout})
         tables = _raw_tables(inputs, where, columns)
         dataset = assemble(name, kind, list(map(Part, tables, labels, where)), classes, test_fraction)
-        # Without `columns`, the names x0, x1 … are not the user's. If the training part has no gaps either,
-        # `Dataset.scaling` describes the encoding. The names and the encoding are then dropped.
+        # Without `columns`, the names x0, x1 … are made up. They are dropped, and so is the encoding, because
+        # `Dataset.scaling` has its means and deviations. Both are kept if the encoding also marks gaps.
         is_plain = columns is None and dataset.encoding is not None and dataset.encoding.only_numbers
         return replace(dataset, columns=(), encoding=None) if is_plain else dataset
     if columns is not None:
@@ -111,8 +111,8 @@ def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence
     names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
     if len(names) != width or len(set(names)) < width:
         raise UserError(
-            f"columns has {plural(len(set(names)), 'different name')}, but {where[0]} has "
-            f"{plural(width, 'feature')}; expected one name per feature"
+            f"columns has {plural(len(names), 'name')} ({len(set(names))} distinct), but {where[0]} has "
+            f"{plural(width, 'feature')}; expected a distinct name for each feature"
         )
     tables = []
     for array, source in zip(arrays, where, strict=True):
@@ -122,7 +122,10 @@ def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence
             )
         bad = np.isinf(array).any(axis=1)
         if bad.any():
-            raise UserError(f"{source}: infinite value in row {int(bad.argmax())}; expected finite numbers, or gaps")
+            raise UserError(
+                f"{source}: infinite value in row {int(bad.argmax())}; "
+                "expected finite numbers, or NaN for a missing value"
+            )
         tables.append(RawTable(names, array.astype(np.float64), {}))
     return tables
 
@@ -150,8 +153,11 @@ def _channel_order(images: Array, where: str, layout: str | None) -> str:
         return layout or "nhw"
     first_fits, last_fits = images.shape[1] in _CHANNELS, images.shape[3] in _CHANNELS
     if first_fits == last_fits:
-        which = "both axes 1 and 3 could be" if first_fits else "neither axis 1 nor axis 3 can be"
-        raise UserError(f"{where}: shape {images.shape}; {which} the channels; set layout to nchw or nhwc")
+        which = "both axis 1 and axis 3 have" if first_fits else "neither axis 1 nor axis 3 has"
+        raise UserError(
+            f"{where}: shape {images.shape}; {which} size 1, 3 or 4, so the channels are unknown; "
+            "set layout to nchw or nhwc"
+        )
     return "nchw" if first_fits else "nhwc"
 
 
@@ -164,18 +170,17 @@ def _channels_first(images: npt.NDArray[np.uint8], order: str) -> npt.NDArray[np
 def _as_uint8(arrays: Sequence[Array], where: Sequence[str]) -> list[npt.NDArray[np.uint8]]:
     """Convert pixels to uint8.
 
-    Integers range from 0 to 255. Floats range from 0 to 1. If any float in any array exceeds 1, all floats range from 0
-    to 255.
+    Integers are read as 0 to 255. Floats are read as 0 to 1, or as 0 to 255 if any float in any array exceeds 1.
     """
     for array, name in zip(arrays, where, strict=True):
         if array.dtype == np.uint8:
             continue
         flat = array.reshape(len(array), -1).astype(np.float64)
-        bad = np.flatnonzero(~((flat >= 0) & (flat <= 255)).all(axis=1))  # NaN fails both
+        bad = np.flatnonzero(~((flat >= 0) & (flat <= 255)).all(axis=1))  # NaN fails both comparisons
         if len(bad):
             raise UserError(
-                f"{name}: a pixel in row {bad[0]} is NaN, negative or above 255; expected 0 to 1 or 0 to 255 "
-                "(fedskew normalises images itself)"
+                f"{name}: image {bad[0]} (counted from 0) has a pixel that is NaN, negative or above 255; "
+                "expected 0 to 1 or 0 to 255 (fedskew normalises images itself)"
             )
     largest_float = max((float(a.max(initial=0)) for a in arrays if a.dtype.kind == "f"), default=0.0)
     scale = 255.0 if largest_float <= 1 else 1.0

@@ -109,14 +109,20 @@ def _table_dataset(
     fitted = fit_encoding(train) if encoding is None else encoding
     for column in fitted.columns:
         if not (math.isfinite(column.mean) and math.isfinite(column.std)):
-            raise UserError(f"{name}: the values in column {column.name!r} are too large to be standardised")
+            raise UserError(
+                f"{name}: the values in column {column.name!r} are too large to be standardised; "
+                "correct them, or divide the column by a constant"
+            )
     samples = []
     for raw, split in ((train, splits[0]), (test, splits[1])):
         x = fitted.encode(raw)
         bad = np.flatnonzero(~np.isfinite(x).all(axis=1))
         if len(bad):
             feature = fitted.features[int(np.argmin(np.isfinite(x[bad[0]])))]
-            raise UserError(f"{split.where}: a value in column {feature!r} is too large to be standardised")
+            raise UserError(
+                f"{split.where}: a value in column {feature!r} is too large to be standardised; "
+                "correct it, or remove its row"
+            )
         samples.append(Samples(x, split.y))
     return Dataset(
         name,
@@ -156,7 +162,8 @@ def _encoding_notes(
     for part in (train, test):
         for column, values in encoding.unknown_values(part).items():
             notes.append(
-                f"{name}: column {column!r} has values without a category ({_shortened(values)}), which become 0"
+                f"{name}: column {column!r} has values that are not among its categories ({_shortened(values)}); "
+                "they become 0"
             )
     return tuple(dict.fromkeys(notes))
 

@@ -208,7 +208,7 @@ class ColumnReader:
         return self._texts(array_strings(column) if isinstance(column, np.ndarray) else column)
 
     def _texts(self, column: Strings | Cells) -> Strings:
-        """Return a column's texts. The markers in `missing` become gaps."""
+        """Return a column's texts. Texts in `missing` become gaps."""
         strings = column.strings if isinstance(column, Cells) else column
         return spell_booleans(_with_gaps(strings, set(self.missing)))
 
@@ -249,7 +249,7 @@ class ColumnReader:
         if bad.any():
             raise UserError(
                 f"{self.where}: infinite value in column {name!r}, {self.row(int(bad.argmax()))}; "
-                "expected finite numbers, or gaps"
+                "expected finite numbers or missing values"
             )
         return numbers
 

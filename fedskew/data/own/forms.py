@@ -29,7 +29,7 @@ _TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
-    """Load the data at `path`, which must exist. For tables and folders of images, `test` is a test part's path."""
+    """Load the data at `path`, which must exist. The option `test` is the path of test data (tables, images)."""
     if path.suffix == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
     if is_mapped(path):

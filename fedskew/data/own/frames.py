@@ -32,7 +32,7 @@ def _is_pandas(data: object) -> bool:
 def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = None) -> Table:
     """Read the columns of a DataFrame. If `labels` are given, they become the last column, with the name `label`.
 
-    By default, the name is that of the labels. It is extended if the table already has such a column.
+    Without `label`, the name is that of the labels, with underscores added if the table has such a column.
     """
     table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
     if labels is None:
@@ -42,8 +42,8 @@ def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = 
 
 
 def _free_name(labels: Any, table: Table) -> str:
-    """Return the name of the labels, such as that of a Series, extended until no column of the table has it."""
-    own = getattr(labels, "name", None)  # for a DataFrame with a column "name", this is the column, not a text
+    """Return the labels' name, or "label". Add underscores until no column of the table has this name."""
+    own = getattr(labels, "name", None)  # if the labels are a DataFrame, this may be its column "name"
     name = own if isinstance(own, str) and own else "label"
     while name in table.columns:
         name += "_"

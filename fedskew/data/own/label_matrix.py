@@ -39,7 +39,8 @@ def encode_matrix(
     """Check the matrices. Return the names of the labels, and the matrices. Without `classes`, labels are numbered."""
     widths = {matrix.shape[1] for matrix in matrices}
     if len(widths) > 1:
-        raise UserError(f"{where}: {' and '.join(map(str, widths))} columns of labels; expected equal numbers")
+        found = " and ".join(map(str, widths))
+        raise UserError(f"{where}: {found} columns of labels; expected the same number in training and test data")
     names = tuple(map(str, range(matrices[0].shape[1]))) if classes is None else tuple(classes)
     if len(names) != matrices[0].shape[1] or len(set(names)) < len(names):
         raise UserError(

@@ -154,7 +154,7 @@ def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequen
 def _encode_by_value(
     parts: Sequence[Labels], known: Sequence[str] = ()
 ) -> tuple[tuple[str, ...], list[npt.NDArray[np.int64]]]:
-    """Encode labels by the values that occur in any part, sorted. A label is no gap if it is among the `known`."""
+    """Encode labels by the values that occur in any part, sorted. Labels in `known` are not gaps."""
     for part in parts:
         _refuse_gaps(part, known)
     kinds = {part.values.dtype.kind for part in parts}
@@ -173,7 +173,7 @@ def _encode_by_value(
 def _refuse_gaps(part: Labels, known: Sequence[str]) -> None:
     """Refuse labels that mean a gap: those in the option `missing`, and texts such as NA among numbers or booleans.
 
-    A label that is among the `known` classes is none.
+    Labels in `known` are not refused.
     """
     if part.values.dtype.kind != "U" and not part.markers:
         return

@@ -124,7 +124,7 @@ def load_samples(
         form = (LENGTH if length is None else length, VOCABULARY if vocabulary is None else vocabulary)
         return assemble(name, "text", texts, names, test_fraction, *form)
     if is_image(inputs[0][0]):
-        refuse_unused_options(sources[0], "images of Pillow", {"layout": layout, **for_text})
+        refuse_unused_options(sources[0], "Pillow images", {"layout": layout, **for_text})
         size, layout = parse_size(image_size), "nchw"
         inputs = [_pixels(images, where, size) for images, where in zip(inputs, sources, strict=True)]
         channels = max(len(image) for part in inputs for image in part)

@@ -171,7 +171,7 @@ _UNUSED_OPTIONS = {
 
 
 def _encoding_file(encoding: object) -> object:
-    """Return the encoding if the user set it. A contract sets a `TableEncoding`, and checks the inputs itself."""
+    """Return the encoding if it is a user's file. A deployment sets a `TableEncoding`, and checks the inputs itself."""
     return None if isinstance(encoding, TableEncoding) else encoding
 
 
@@ -258,7 +258,7 @@ def _split_lists(table: Table, training: Table, label_and_site: tuple[str, ...])
     for name, column in table.columns.items():
         parts = {name: column} if name in label_and_site else _list_parts(name, column)
         if name not in label_and_site and len(parts) != len(_list_parts(name, training.columns.get(name, column))):
-            raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
+            raise UserError(f"{table.where}: lists in column {name!r} are not as long as in the training data")
         if twice := [part for part in parts if part in columns]:
             raise UserError(f"{table.where}: two columns are called {twice[0]!r}; rename one of them")
         columns |= parts
@@ -309,7 +309,7 @@ def _markers(missing: object) -> tuple[str, ...]:
     if not all(isinstance(marker, str | int | float) for marker in listed):
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
     texts = [str(marker).strip() for marker in listed]
-    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # -999.0 is the category -999
+    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # category -999.0 is -999
     return tuple(dict.fromkeys([*texts, *numbers]))
 
 
@@ -325,7 +325,7 @@ def _check_site(table: Table, site: str | None, label: str) -> None:
 def _label_column(table: Table, label: str | None) -> str:
     """Find the label column: `label`, or the only `ClassLabel` column, or the first with one of the `LABEL_NAMES`.
 
-    Refuse a table if the only `ClassLabel` column is not called like a label, but another column is.
+    Refuse a table if its only `ClassLabel` column has none of these names, but another column has one.
     """
     if label is not None:
         if label not in table.columns:
@@ -336,7 +336,7 @@ def _label_column(table: Table, label: str | None) -> str:
         with_names = next(iter(table.class_names))
         if called not in (None, with_names) and with_names.lower() not in LABEL_NAMES:
             raise UserError(
-                f"{table.where}: {with_names!r} has names of classes, and {called!r} is called like a label; "
+                f"{table.where}: column {with_names!r} has class names, but column {called!r} has the name of a label; "
                 "name the label column with label=NAME"
             )
         return with_names
@@ -349,11 +349,11 @@ def _label_column(table: Table, label: str | None) -> str:
 
 
 def _refuse_second_label(where: str, label: str, like_labels: Sequence[str]) -> None:
-    """Refuse inputs that are called like a label, because they may contain the answer."""
+    """Refuse inputs whose name is in `LABEL_NAMES`, because they may contain the class."""
     if like_labels:
         raise UserError(
-            f"{where}: {label!r} and {like_labels[0]!r} are both called like a label; name the label column with "
-            f"label=NAME, and leave the other one out with drop=NAME if it also tells the class"
+            f"{where}: columns {label!r} and {like_labels[0]!r} both have the name of a label; name the label column "
+            f"with label=NAME, and leave the other one out with drop=NAME if it also contains the class"
         )
 
 
@@ -369,8 +369,8 @@ def _join_labels(table: Table, names: Sequence[str]) -> Table:
     others = {name: column for name, column in table.columns.items() if name not in names}
     if _JOINED_LABELS in others:
         raise UserError(
-            f"{table.where}: column {_JOINED_LABELS!r} is not a label column, but the label columns are joined under "
-            "that name; give it another name with rename"
+            f"{table.where}: the label columns are joined into a column {_JOINED_LABELS!r}, but the table has another "
+            "column of that name; give it another name with rename"
         )
     return replace(table, columns={**others, _JOINED_LABELS: joined})
 
@@ -513,7 +513,7 @@ def _read_inputs(
     rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
     for raw, table in zip(rest, tables[1:], strict=True):
         if raw.names != first.names:
-            raise UserError(f"{table.where}: lists differ in length from the training data's; expected the same length")
+            raise UserError(f"{table.where}: lists are not as long as in the training data; expected the same length")
     categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
     if encoding is not None:
         categories = {column.name: column.categories or () for column in encoding.columns}

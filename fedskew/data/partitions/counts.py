@@ -127,7 +127,7 @@ def _mapping_notes(
     if len(table.classes) > len(classes):
         return [
             f"{path} has {len(table.classes)} classes, but {dataset.name} has {len(classes)}: class i gets the counts "
-            f"of columns i, i + {len(classes)} and so on; to keep them apart: --data synthetic --set "
+            f"of columns i, i + {len(classes)} and so on; to avoid this, use --data synthetic --set "
             f"data.classes={len(table.classes)}"
         ]
     mapped = [classes[c] for c in column_class]

@@ -21,8 +21,8 @@ from fedskew.errors import plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""The most random shares that are drawn at once for a class, unless a single draw has more. They fit in the CPU's
-cache."""
+"""The maximum number of random shares that are drawn at once for a class, unless one draw needs more. So many fit in
+the CPU's cache."""
 MAX_VALUES = 300_000_000
 """Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256
@@ -99,7 +99,8 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
     """Draw the logarithms of gamma variates. The variates divided by their sum are a Dirichlet draw.
 
     A gamma variate G(a) is G(a+1)·U^(1/a), and −log U is exponential. With a small shape, most variates would underflow
-    to 0. Their logarithms do not, so they can be compared if the clients with large weights may get no more samples.
+    to 0. Their logarithms do not. So a class can still be divided if the clients with large weights may get no more
+    samples.
     """
     boosted = np.log(rng.standard_gamma(shape + 1, size))
     log_variates: npt.NDArray[np.float64] = boosted - rng.standard_exponential(size) / shape

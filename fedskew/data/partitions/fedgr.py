@@ -94,7 +94,7 @@ def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels,
     classes = labels.classes
     orders = random_orders(-(-clients * per_client // classes), classes, seed, "partition fedgr labels")
     for i in range(1, len(orders) if classes % per_client else 0):
-        held = orders[i - 1, classes - (i * classes) % per_client :]  # labels of the client between two orders
+        held = orders[i - 1, classes - (i * classes) % per_client :]  # what the client at this boundary has
         new = orders[i][np.isin(orders[i], held, invert=True)][: per_client - len(held)]
         orders[i] = np.concatenate([new, orders[i][np.isin(orders[i], new, invert=True)]])
     dealt = orders.ravel()[: clients * per_client].reshape(clients, per_client)

@@ -59,7 +59,8 @@ class ClientIndices(Sequence[IntArray]):
     def ascending(self) -> ClientIndices:
         """Return the same clients, each with its indices in ascending order."""
         descents = np.diff(self.samples) < 0
-        descents[self.ends[(self.ends > 0) & (self.ends < len(self.samples))] - 1] = False  # between two clients
+        # A descent from one client's last index to the next client's first does not count.
+        descents[self.ends[(self.ends > 0) & (self.ends < len(self.samples))] - 1] = False
         if not descents.any():
             return self
         return ClientIndices(self.samples[np.lexsort((self.samples, self.owners))], self.sizes)
@@ -176,7 +177,8 @@ class Partition(ABC):
     def _check(self, indices: ClientIndices, samples: int) -> None:
         given, sizes = indices.samples, indices.sizes
         if len(given) and (given.min() < 0 or given.max() >= samples):
-            raise self.error(f"an index is outside 0 to {samples - 1}")
+            found = given.min() if given.min() < 0 else given.max()
+            raise self.error(f"the sample index {found} does not exist; expected 0 to {samples - 1}")
         owner_counts = np.bincount(given, minlength=samples)  # how many clients have each sample
         if (owner_counts > 1).any():
             raise self.error(f"sample {int(np.argmax(owner_counts > 1))} goes to more than one client")
@@ -206,7 +208,10 @@ class Partition(ABC):
     def require_labels(self, labels_per_client: int, labels: Labels) -> None:
         """Raise `UserError` if a client would need more labels than there are classes."""
         if labels_per_client > labels.classes:
-            raise self.error(f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes")
+            raise self.error(
+                f"labels_per_client is {labels_per_client}, but there are {labels.classes} classes; "
+                f"expected at most {labels.classes}"
+            )
 
     def require_samples(
         self, needed: IntArray, available: IntArray, labels: Labels, shared_by: str = "clients"
@@ -254,8 +259,8 @@ def partition_class(name: str) -> type[Partition]:
     module, attribute = import_user_module("partition", name, "Class")
     rule = getattr(module, attribute, None)
     if not isinstance(rule, type) or not issubclass(rule, Partition):
-        found = "nothing" if rule is None else f"a {type(rule).__name__}"
-        raise UserError(f"partition {name!r} is {found}; expected a subclass of fedskew.Partition")
+        found = "does not exist" if rule is None else f"is a {type(rule).__name__}"
+        raise UserError(f"partition {name!r} {found}; expected a subclass of fedskew.Partition")
     if not dataclasses.is_dataclass(rule) or inspect.isabstract(rule):
         raise UserError(f"partition {name!r} is incomplete; expected a frozen dataclass with a method draw")
     return rule

@@ -85,7 +85,7 @@ def _parse_indices(clients: object) -> list[IntArray] | None:
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split in a file, whatever the seed. `fedskew partition --save` and `Federation.save_split` write the file."""
+    """The split in a file that `fedskew partition --save` or `Federation.save_split` wrote. It ignores the seed."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False

@@ -40,7 +40,7 @@ def load_digits() -> Dataset:
 
 
 def _digits_file() -> Path:
-    """Find scikit-learn's file without importing scikit-learn, which takes longer than a short run."""
+    """Find scikit-learn's file without importing scikit-learn, because the import takes longer than a short run."""
     package = find_spec("sklearn")
     file = Path(package.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if package else None
     if file is None or not file.is_file():

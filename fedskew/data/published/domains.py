@@ -1,4 +1,4 @@
-"""One dataset whose domains are digit datasets: MNIST, USPS, SVHN and synthetic digits (FPL's Digits)."""
+"""A dataset with four digit datasets as domains: MNIST, USPS, SVHN and synthetic digits (the benchmark of FPL)."""
 
 from __future__ import annotations
 

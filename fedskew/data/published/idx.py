@@ -19,7 +19,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class IdxDataset:
-    """A dataset in idx format. MNIST and Fashion-MNIST have the same file names. The first test labels differ."""
+    """A dataset in idx format. MNIST and Fashion-MNIST have the same file names, but other first test labels."""
 
     name: str
     classes: tuple[str, ...]

@@ -136,7 +136,7 @@ class BatchPlan:
         return self._drawn[epoch]
 
     def _balanced(self, labels: npt.NDArray[np.int64], epoch: int) -> npt.NDArray[np.int64]:
-        """Draw as many positions as there are samples, from every present class equally often.
+        """Draw as many positions in `labels` as there are samples, from every present class equally often.
 
         If the number of samples is not a multiple of the number of classes, random classes get one position more. A
         class with fewer samples than positions repeats its samples in turn, in random order.

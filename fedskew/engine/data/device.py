@@ -76,7 +76,7 @@ class DeviceSamples:
         return self._augmentation is None or self._augmentation.moves_pixels_only
 
     def tensors(self) -> Tensors:
-        """Return the stored tensors by name, for a program that reads them from static memory."""
+        """Return the stored tensors by name, for a CUDA graph, which reads them at fixed addresses."""
         return {"x": self.x, "y": self.y}
 
     def with_tensors(self, tensors: Tensors) -> DeviceSamples:

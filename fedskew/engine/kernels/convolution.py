@@ -82,11 +82,11 @@ _MULTIPROCESSORS = 132
 def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, tf32: bool) -> Tiling:
     """Return the tiling of the forward pass and of the input's gradient.
 
-    The result is computed as a matrix product. Its `columns` are the channels of the result, and `channels` are summed
-    per tap. Blocks are as wide as the result, up to 128 columns, so that the images are read as few times as possible.
-    If 16 divides the number of channels, a block of the reduction lies inside one tap. Otherwise, the block has 32
-    entries, or up to 128 if pixels have four channels of 16 bits, because such pixels are loaded whole. Exact float32
-    needs smaller blocks, because a program holds each block in two parts.
+    The result is a matrix product with one column per channel of the result. Each entry is a sum over the `taps`
+    (positions in the window) and over `channels` channels per tap. Blocks are as wide as the result, up to 128 columns,
+    so that the images are read as few times as possible. If 16 divides `channels`, one step of the sum stays inside one
+    tap. Otherwise, a step takes 32 products, or up to 128 if pixels have four channels of 16 bits, because such pixels
+    are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)

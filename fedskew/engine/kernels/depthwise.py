@@ -37,7 +37,7 @@ class Tiling:
     """How a kernel is divided into programs."""
 
     pixels: int
-    """Pixels per block. In the sliding programs, these are columns, of one or more samples."""
+    """Pixels per block. In `sliding_programs`, these are columns, of one or more samples."""
     channels: int
     warps: int = 4
     splits: int = 1
@@ -65,12 +65,12 @@ def pass_tiling(shape: Geometry) -> Tiling:
 
 
 def _can_slide(shape: Geometry) -> bool:
-    """Return whether the sliding programs can process these images, row by row."""
+    """Return whether `sliding_programs` can process these images, row by row."""
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tiling:
-    """Return a tiling with 8 values per thread. It is not more, because each thread has a sum per tap in registers."""
+    """Return a tiling with 8 values per thread. A thread needs registers for a sum per value and tap."""
     block_channels = _channel_block(shape.c)
     pixels = 1024 // block_channels
     columns = blocks(samples * shape.wo, pixels)

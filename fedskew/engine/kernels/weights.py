@@ -11,7 +11,7 @@ from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 _BLOCK = 32
-"""The maximum number of positions, on each of two axes, at which one program sums gradients."""
+"""One program sums the gradients of at most this many input positions by this many output channels."""
 _RUN = 128
 """The maximum number of input channels of one output channel that one program packs."""
 _CONVERTED = 2048
@@ -21,7 +21,8 @@ _CONVERTED = 2048
 def converted_weights(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Return weights [K, …] in this dtype.
 
-    If the clients' weights lie apart in memory, PyTorch converts value by value. The kernel converts runs of values.
+    If the clients' weights lie apart in memory, PyTorch converts value by value. The kernel converts runs of
+    neighbouring values.
     """
     if weight.dtype == dtype or not (supported(weight, weight) and weight.numel() and weight[0].is_contiguous()):
         return weight.to(dtype)

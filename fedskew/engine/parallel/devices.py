@@ -33,7 +33,7 @@ class DevicesEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        # The threads set and restore torch's global random state at the same time, so that a thread may restore the
+        # The threads set and restore torch's global random state at the same time, so a thread may restore the
         # seed of another. Therefore the state is restored once more here.
         with torch.random.fork_rng(devices=[]):
             results = self._results(work, shares)
@@ -45,9 +45,9 @@ class DevicesEngine(Engine):
         return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
-        """Train the shares in parallel, unless a device trains these parts of a method for the first time.
+        """Train the shares in parallel, or one after another if a device trains these parts for the first time.
 
-        The first time, its engine traces the model. Torch patches its own modules meanwhile, which would disturb other
+        The first time, its engine traces the model. Meanwhile, torch patches its own modules, which would disturb other
         threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}

@@ -1,5 +1,6 @@
 """Ways to run a step in static memory: as a CUDA graph, and compiled.
 
+Static memory is a set of tensors that stay at the same addresses, so a step can be repeated on their new values.
 On a GPU, a small network's step takes about a hundred launches of a few microseconds each. A graph launches all of them
 at once. Compiling also fuses neighbouring operations into one pass over memory.
 """

@@ -1,4 +1,7 @@
-"""A `Program` whose staging and steps are CUDA graphs, which may be compiled. Staging and steps run in parallel."""
+"""A `Program` whose staging and steps are CUDA graphs, which may be compiled. Staging and steps run in parallel.
+
+Staging prepares the batches of a *window* of several steps.
+"""
 
 from __future__ import annotations
 

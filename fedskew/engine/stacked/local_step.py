@@ -309,7 +309,7 @@ class SlotStep:
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
         """Update the parameters.
 
-        On a CPU, and with a kernel, this is done tensor by tensor, otherwise for whole rows of memory at once.
+        On a CPU or with a kernel, tensors are updated one by one. Otherwise, whole rows of memory are updated at once.
         """
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)
@@ -327,7 +327,7 @@ class SlotStep:
 
 
 KEY_COLUMNS = 3
-"""Columns of a window's plan behind the sample indices: the epoch's key, the client's key and the step's number."""
+"""Columns of `memory["plan"]` after the sample indices: the epoch's key, the client's key and the step's number."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +356,8 @@ class Staging:
 class Program:
     """Staging and step for one number of slots and one batch width. The step has two forms: with and without padding.
 
-    This class calls staging and steps directly. On a CUDA GPU, `GraphProgram` is used instead.
+    The batches of several steps, a *window*, are staged at once. This class calls staging and steps directly. On a CUDA
+    GPU, `GraphProgram` is used instead.
     """
 
     def __init__(self, step: SlotStep, staging: Staging, memory: Memory) -> None:

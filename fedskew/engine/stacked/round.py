@@ -1,8 +1,8 @@
 """One round on the slots: which slot trains which client, and how clients enter, train, leave and finish.
 
 A slot is memory for one client. Clients have unequal numbers of steps. A round takes at least as many steps as its
-*longest* client. Meanwhile, the other clients take turns in the remaining slots, so that few slots are idle. There are
-never more slots than fit in memory.
+*longest* client, the one with the most steps. Meanwhile, the other clients take turns in the remaining slots, so that
+few slots are idle. There are never more slots than fit in memory.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys for which the functions have parameters of their own, such as `federation`. They are not `**settings`."""
+"""Keys that are not `**settings`: the functions take them as other parameters, such as `federation`."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:

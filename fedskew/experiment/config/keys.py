@@ -241,7 +241,7 @@ class Config:
             raise UserError(f"{given} is set without {missing}; expected both for example-level privacy, or neither")
         if self.example_noise is not None and self.batches != "shuffled":
             raise invalid_value(
-                "batches", self.batches, "shuffled with example-level privacy: others depend on the labels"
+                "batches", self.batches, "shuffled, because example-level privacy forbids batches by label"
             )
 
     @property
@@ -397,7 +397,7 @@ def changed_method_params(config: Config) -> dict[str, Any]:
     """The method's parameters that differ from its defaults. Empty if the method is not found."""
     if not config.method_params:
         return {}
-    from fedskew.methods import make_method  # imports torch, which `--help` does without
+    from fedskew.methods import make_method  # imports torch, which `--help` does not need
 
     try:
         defaults = make_method(config.method).params

@@ -33,9 +33,9 @@ class TrainingReport:
     """The results of a round's training that the host needs."""
 
     finite: BoolArray
-    """[K]: whether all numbers of a client are finite. An infinity in a buffer is allowed if the server sent it."""
+    """[clients]: whether all numbers of a client are finite. A buffer may have infinities that the server sent."""
     loss: npt.NDArray[np.float64]
-    """[K]: each client's mean local loss."""
+    """[clients]: each client's mean local loss."""
     tally: dict[str, float]
     """Counts that the method keeps during training, summed over the clients."""
 
@@ -136,7 +136,7 @@ class Aggregator:
     def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
         """Return the model of the client with the most samples, which stands for all models if clients train alone.
 
-        It is a copy, because a row of the stack would keep all clients' models in memory.
+        It is a copy, because a view of the stacked tensors would keep all clients' models in memory.
         """
         row = np.flatnonzero((plan.clients == self._federation.sizes.argmax()) & finite)
         if not len(row):

@@ -48,6 +48,7 @@ class RoundEvaluation:
         personal: Personal | None = None,
         stays: frozenset[str] = frozenset(),
     ) -> None:
+        """`stays` names the tensors that stay on the clients."""
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
         self._personal, self._stays = personal, stays
 

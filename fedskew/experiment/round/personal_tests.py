@@ -1,4 +1,4 @@
-"""Evaluate methods with a personal part: the clients' own models, and the global model if there is one.
+"""Evaluate personalised methods (`methods.personal`): the clients' own models, and the global model if there is one.
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
 out samples (`client_test`), each client's own model is also tested on these. Fine-tuning every client's model takes
@@ -33,7 +33,7 @@ _STATES = "global"
 
 @dataclass(frozen=True)
 class PersonalTests:
-    """Evaluates the models of one run's rounds, for a method with a personal part."""
+    """Evaluates the models of one run's rounds, for a personalised method."""
 
     personal: Personal
     federation: Federation

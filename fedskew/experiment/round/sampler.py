@@ -78,7 +78,7 @@ class ClientSampler:
             eligible = eligible[in_stage]
         if not len(eligible):
             restricted = "" if stage.labels is None else f" of classes {', '.join(map(str, stage.labels))}"
-            raise UserError(f"stage {stage.name!r} has no client with samples{restricted}")
+            raise UserError(f"stage {stage.name!r} has no client with samples{restricted}; expected at least one")
         number = min(per_round or len(eligible), len(eligible))
         key = (self._config.seed, "clients", model_number(stage.model), model_round)
         return np.sort(eligible[sample(number, len(eligible), *key)])

@@ -152,7 +152,7 @@ class Server:
         return len(self._stages.known(state)[-1].concatenates)
 
     def client_bytes(self, start: RunState, present: int) -> int:
-        """Bytes on disk that client states will need, besides those of the `present` states that already exist."""
+        """Bytes on disk that new client states will need. `present` states are already on disk."""
         stage = self.next_stage(start)
         if stage is None:
             return 0

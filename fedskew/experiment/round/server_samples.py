@@ -16,13 +16,13 @@ from fedskew.methods import Stage, Tensors
 
 @dataclass(frozen=True)
 class ServerSamples:
-    """The server's samples, with the parts of the model that a server rule does not know."""
+    """The server's samples. Server rules know only the shared parameters, so this also has the rest of the model."""
 
     training_set: Evaluator
     indices: Tensor
     """Their indices in the training set."""
     model: ModelState
-    """The model before the round, whose personal tensors complete the parameters."""
+    """The model before the round. Its personal tensors complete the parameters."""
     buffers: Tensors
 
     def __len__(self) -> int:

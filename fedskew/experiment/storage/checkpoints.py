@@ -242,7 +242,7 @@ class Checkpoints:
         return Checkpoint(round, tensors, identity["meta"], clients)
 
     def _remove_unneeded(self, saved: int) -> int:
-        """Remove all checkpoints but that of round `saved`, the last one written, and the one before it.
+        """Keep the checkpoint of round `saved`, which was just written, and the one before it. Remove all others.
 
         Checkpoints of later rounds were left behind by an interrupted run. Return the oldest kept round.
         """

@@ -299,12 +299,16 @@ class RunFolder:
                     f"{self.path} has no model.safetensors, although its run finished; restore the file, or delete the "
                     "folder to run again"
                 )
-            raise UserError(f"{self.path} has no model.safetensors, because its run did not finish")
+            raise UserError(
+                f"{self.path} has no model.safetensors, because its run did not finish; repeat its command to resume it"
+            )
         try:
             with reporting_os_errors("read", self.model_path):
                 return read_tensors(self.model_path)
         except Unreadable as error:
-            raise UserError(f"cannot use {self.model_path}: {error}") from error
+            raise UserError(
+                f"cannot use {self.model_path}: {error}; restore the file, or delete the folder to run again"
+            ) from error
 
     def client_states(self, versions: Versions | None = None) -> ClientStates:
         """Return the client states of a checkpoint, or none for a new run. Later states are removed from the folder."""

@@ -196,7 +196,7 @@ def _test_contribution(facts: Facts, payload: bytes, answer_plainly: Callable[[F
     single site.
     """
     if facts.get("scores") or facts["detail"] != "total":
-        raise UserError("the server requests more of the tests than totals, which secure aggregation does not cover")
+        raise UserError("the server requests more test results than totals, which secure aggregation does not cover")
     reply, _ = answer_plainly(facts, payload)
     if not reply["tested"]:
         raise UserError("it has no test samples")

@@ -1,6 +1,6 @@
 """The terms of secure aggregation. The server sends them with every request.
 
-A site refuses terms that differ from the settings of the app (`request_checks`).
+A site refuses terms that differ from the settings of the app that it approved (`request_checks`).
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from fedskew.models import make_model
 
 CLASSES = 10
 LARGEST_DATASET = 50_000
-"""The most rows in a dataset. A federation with more samples uses rows more than once. A case that sets
-`federation_clients` always has this many rows. So federations of different sizes share one dataset."""
+"""The maximum number of rows in a dataset. A federation with more samples uses rows more than once. A case that sets
+`federation_clients` always has this many rows, so that federations of different sizes share one dataset."""
 _BLOCK_ROWS = 100
 """Number of consecutive rows with the same pattern. Clients hold consecutive rows, so most clients lack classes."""
 

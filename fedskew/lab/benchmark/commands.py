@@ -29,7 +29,7 @@ class Command:
     arguments: tuple[str, ...]
     until: Until
     bound: float | None = None
-    """The most seconds that the command may take on a quiet machine."""
+    """The maximum seconds that the command may take on an otherwise idle machine."""
     name: str = ""
     """A short name for tables. If it is empty, tables show the command itself."""
     python: tuple[str, ...] = ("-m", "fedskew")

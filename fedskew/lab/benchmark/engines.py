@@ -63,9 +63,8 @@ class FedskewEngine:
     def bare_steps(self) -> tuple[Callable[[], None], int]:
         """Return a function that trains locally, without aggregation and evaluation, and its samples per call.
 
-        On the stacked engine, the function does one step of the clients that are stacked together. On other engines, it
-        trains all local epochs of a round. If the stacked engine gives a notice, such as too little memory, it also
-        trains all local epochs.
+        On the stacked engine, the function does one step of the clients that are stacked together. On other engines, or
+        if the stacked engine gives a notice (for example, too little memory), it trains all local epochs of a round.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)

@@ -1,4 +1,7 @@
-"""The measurements of a benchmark, most important first. When the time is up, the rest are skipped."""
+"""The measurements of a benchmark, most important first. When the time is up, the rest are skipped.
+
+A contender is one implementation to be timed: an engine of fedskew, or a reference such as the plain loop.
+"""
 
 from __future__ import annotations
 

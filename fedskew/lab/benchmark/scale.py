@@ -26,7 +26,7 @@ from fedskew.platforms import peak_memory
 
 PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
-"""The most bytes of host memory that a run of a million clients may use."""
+"""The maximum bytes of host memory that a run of a million clients may use."""
 _BLOCK = 1_000_000
 """Rows per write."""
 

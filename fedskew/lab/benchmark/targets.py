@@ -159,7 +159,7 @@ MIN_OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
-"""The least speed relative to the loop, by model and clients per round."""
+"""The minimum speed relative to the loop, by model and clients per round."""
 MIN_OVER_LIMIT = {
     "cuda": {
         ("cnn", 10): 0.60,
@@ -169,14 +169,14 @@ MIN_OVER_LIMIT = {
         ("dnn", 10): 0.50,
     },
 }
-"""The least speed relative to one step on one large batch (`LIMIT`), by model and clients per round. With a bound above
+"""The minimum speed relative to one step on one large batch (`LIMIT`), by model and clients per round. If it is above
 1, stacked clients must be faster than that step."""
 MIN_OVER_STEPS_BY_MODEL = {"dnn": 0.6}
-"""The least speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
+"""The minimum speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
 MIN_OVER_STEPS = 0.8
-"""The least speed of whole rounds relative to bare steps on a GPU, for other models."""
+"""The minimum speed of whole rounds relative to bare steps on a GPU, for other models."""
 MIN_OVER_STEPS_UNEQUAL = 0.75
-"""The least speed of whole rounds relative to bare steps on a GPU, if clients have unequal numbers of samples."""
+"""The minimum speed of whole rounds relative to bare steps on a GPU, if clients have unequal numbers of samples."""
 MAX_FEDVLS_OVER_FEDAVG = 1.45
 """The largest time per sample of FedVLS relative to FedAvg, on a GPU."""
 MAX_FEDERATION_CHANGE = 0.10

@@ -78,7 +78,7 @@ def _worker_memory() -> int:
 
 
 _MIN_REPETITIONS = 3
-"""The fewest repetitions, even if the time is up."""
+"""The minimum number of repetitions, even if the time is up."""
 
 
 @dataclass(frozen=True)

@@ -45,13 +45,13 @@ COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUND
 SWEEP = COMPARE.replace("compare", "sweep")
 
 MAX_FIRST_SECONDS = 8.0
-"""The most seconds that a run of one round may take after the imports, if no compiled kernel is in the caches."""
+"""The maximum seconds that a run of one round may take after the imports, if no compiled kernel is in the caches."""
 MAX_SECOND_SECONDS = 3.0
-"""The most seconds that a run of one round may take after the imports, if the same command has run before."""
+"""The maximum seconds that a run of one round may take after the imports, if the same command has run before."""
 MAX_RUN_SECONDS = 9.0
-"""The most seconds that a run in bf16 may take."""
+"""The maximum seconds that a run in bf16 may take."""
 MAX_SEVERAL_SECONDS = 60.0
-"""The most seconds that a comparison or a sweep may take."""
+"""The maximum seconds that a comparison or a sweep may take."""
 
 
 @dataclass(frozen=True)

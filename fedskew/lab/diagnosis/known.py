@@ -24,8 +24,8 @@ NEAR = 0.1
 """Settings up to this distance count as near. A distance is the root mean square difference of measures from 0 to 1."""
 SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar. If all clients take part, only settings
-where all take part are similar: a method that helps with few clients per round may harm with all (RESULTS.md, the
-map)."""
+where all take part are similar: a method that helps with few clients per round may harm with all (see the maps in
+RESULTS.md)."""
 NEARNESS = (
     f"A setting is near if five measures of skew (vacant and minority classes, Hellinger distance, client sizes, class "
     f"sizes) have a root mean square difference of at most {NEAR}, and if the share of clients per round is similar: "

@@ -112,8 +112,8 @@ def known_setting(
 ) -> KnownSetting:
     """Make a setting without scores.
 
-    Parameters with their default value are left out, except `SKEW_KEYS`. So a paper's setting and its rerun are equal,
-    even if only one of them states the default.
+    Parameters that have their default value are left out, except `SKEW_KEYS`. A paper and its rerun then give equal
+    settings, even if only one of them states a default.
     """
     defaults = {spec.name: spec.default for spec in fields(PARTITIONS[rule])} if rule in PARTITIONS else {}
     kept = {name: v for name, v in params.items() if name in SKEW_KEYS or name not in defaults or defaults[name] != v}

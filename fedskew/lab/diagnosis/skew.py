@@ -62,8 +62,8 @@ class Skew:
     def minority(self) -> Floats:
         """Share of classes with few samples on a client.
 
-        Few are at least one, but at most the client's size divided by the number of all classes. The share is one of
-        the classes that some client has.
+        Few means at least one sample, but at most the client's number of samples divided by the number of classes.
+        The share leaves out classes that no client has.
         """
         is_minority = (self._held > 0) & (self._held * self.classes <= self.sizes[:, None])
         return np.asarray(is_minority.mean(axis=1), np.float64)

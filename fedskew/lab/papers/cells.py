@@ -100,22 +100,26 @@ def _setting_order(cells: Sequence[Cell]) -> Any:
 
 
 def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
-    """Select cells. Raise a UserError for a value that no cell has."""
+    """Select cells. Raise a UserError for a value that none of `cells` has, or if no cell has all the values."""
     filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
         ("split", choice.splits, lambda c: {c.split}),
         ("condition", choice.conditions, lambda c: {c.condition}),
         ("method", choice.methods, method_names),
     )
+    found = list(cells)
     for kind, selected, names in filters:
         known = {name for cell in cells for name in names(cell)}
         for name in selected:
             if name not in known:
                 raise unknown(f"{kind} of this table", name, known)
-        cells = [cell for cell in cells if not selected or names(cell) & set(selected)]
-    if not cells:
-        raise UserError("no cell matches all of these filters; `fedskew reproduce --list` shows the cells")
-    return list(cells)
+        found = [cell for cell in found if not selected or names(cell) & set(selected)]
+    if not found:
+        raise UserError(
+            "no cell has all of the selected datasets, splits, conditions and methods; "
+            "`fedskew reproduce PAPER/TABLE --list` lists the cells"
+        )
+    return found
 
 
 def method_names(cell: Cell) -> set[str]:

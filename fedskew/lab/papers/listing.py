@@ -46,7 +46,7 @@ _ASSUMED_CLIENTS = 10
 _SECONDS_PER_MODEL = 0.1
 """Seconds of timing per model."""
 _MIN_STEPS = 3
-"""The fewest timed steps. The first one takes many times longer than the others."""
+"""The minimum number of timed steps. The first one takes many times longer than the others."""
 _MAX_CPU_BATCH = 16
 """The largest batch of a timed step on a CPU. Larger batches take about as long per sample."""
 

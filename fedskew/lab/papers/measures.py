@@ -25,7 +25,7 @@ class MetricInputs:
 
     record: Record
     rounds: int
-    """The budget. Later rounds do not count."""
+    """Rounds after this one do not count."""
     baseline: Record | None = None
     """FedAvg's run on the same federation, for metrics that compare with it."""
     client: int = 0

@@ -1,7 +1,8 @@
 """The section of RESULTS.md on pretrained starts: whether label skew still hurts them, and which method helps.
 
 It is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and `method`
-have one network each. The grid with the axis `network` has heads in closed form. They are the same for every split.
+have one network each. The grid with the axis `network` has heads that are computed in closed form, without training.
+They are the same for every split.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def pretrained_section(sweeps: Sequence[Sweep], finding: Sequence[str]) -> list[
     introduction = (
         "CIFAR-10, from random weights and from weights that were trained on CIFAR-100, which has other classes. "
         "[docs/pretrained.md](docs/pretrained.md) explains the starts. The first table shows how much FedAvg loses "
-        "from the mildest to the most severe skew, and the best method at the latter. Cells that were not run are "
-        "empty.\n"
+        "from the mildest to the most severe skew, and the best method at the most severe skew. Cells that were not "
+        "run are empty.\n"
     )
     results = start_results(sweeps)
     sections = ["## Pretrained starts\n", *finding, introduction]

@@ -7,7 +7,7 @@
     - tables: [pkd/table1, pkd/table2]
       set: {precision: bf16}
 
-A plan runs as one campaign. Entries start in order, and a worker does not wait for the others to finish an entry.
+Entries start in order. All entries share the workers, so a worker does not wait for the others to finish an entry.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Hyper-parameter search with Optuna (an optional dependency).
 
-Points are scored on a part of the training data, never on the test set:
+A point is one combination of values. Points are scored on a part of the training data, never on the test set:
 
     method: fedvls
     rounds: 30
@@ -10,8 +10,8 @@ Points are scored on a part of the training data, never on the test set:
       local_epochs: {low: 1, high: 10}
     validation: 0.2
 
-A list is a choice. `low` and `high` are a range, of whole numbers if both are whole. The validation part is taken from
-the training data before they are split. A journal of JSON lines keeps all trials.
+A list gives the possible values. `low` and `high` give a range, of whole numbers if both are whole numbers. The
+validation part is taken from the training data before they are split. A journal of JSON lines keeps all trials.
 """
 
 from __future__ import annotations

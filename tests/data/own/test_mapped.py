@@ -97,7 +97,7 @@ def test_a_label_matrix_with_one_label_per_row_or_other_columns_is_refused(tmp_p
     with pytest.raises(UserError, match="every row has exactly one 1, so each sample has one class"):
         fs.load(tmp_path)
     np.save(tmp_path / "y_test.npy", np.ones((20, 3), np.uint8))
-    with pytest.raises(UserError, match="columns of labels; expected equal numbers"):
+    with pytest.raises(UserError, match="columns of labels; expected the same number"):
         fs.load(tmp_path)
     np.save(tmp_path / "y_test.npy", np.ones(20, np.uint8))
     with pytest.raises(UserError, match="one class per sample in one part and several labels in the other"):

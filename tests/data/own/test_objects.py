@@ -271,7 +271,7 @@ def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.Monke
         ((np.where(TABLE > 3, np.inf, TABLE), Y), {}, "x: infinite value in row"),
         ((TABLE, [None, *Y[1:]]), {}, "y: no label in row 0; expected one for every sample"),
         ((TABLE, ["a", *Y[1:]]), {}, "label '1' in row 1; expected only whole numbers, or only strings"),
-        ((TABLE, Y), {"columns": ["a"]}, "columns has 1 different name, but x has 4 features; expected one name per"),
+        ((TABLE, Y), {"columns": ["a"]}, "columns has 1 name (1 distinct), but x has 4 features; expected"),
         ((TABLE, Y), {"colums": ["a"]}, "unknown option of ndarray: 'colums'; did you mean 'columns'?"),
         (((TABLE - 9).reshape(60, 2, 2), Y), {}, "above 255; expected 0 to 1 or 0 to 255 (fedskew normalises images"),
         (([[1, 2], [3]], [0, 1]), {}, "x: rows of unequal length"),
@@ -456,7 +456,7 @@ def test_a_column_called_label_is_no_input_beside_class_names() -> None:
     data = typed_columns(
         sex=(Y % 2, sex), age=(TABLE[:, 0], datasets.Value("float32")), label=(Y, datasets.Value("int8"))
     )
-    with pytest.raises(fs.UserError, match="'sex' has names of classes, and 'label' is called like a label"):
+    with pytest.raises(fs.UserError, match="column 'sex' has class names, but column 'label' has the name of a label"):
         fs.load(data)
 
 

@@ -149,7 +149,7 @@ def test_a_rule_of_ones_own_is_saved_in_the_configuration(own_rule: str, tmp_pat
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("rules_of_test:Missing", "partition 'rules_of_test:Missing' is nothing; expected a subclass of"),
+        ("rules_of_test:Missing", "partition 'rules_of_test:Missing' does not exist; expected a subclass of"),
         ("rules_of_test:np", "is a module; expected a subclass of fedskew.Partition"),
         ("rules_of_test:Unfinished", "is incomplete; expected a frozen dataclass with a method draw"),
         ("no_such_module:Rule", "cannot import 'no_such_module'"),

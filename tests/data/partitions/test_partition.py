@@ -305,7 +305,7 @@ def test_labels_and_seed_are_checked(labels: np.ndarray, seed: int, reason: str)
         ([[0, 1], [1, 2]], "sample 1 goes to more than one client"),
         ([[0, 1], [2]], "sample 3 goes to no client"),
         ([[0, 1, 2, 3], []], "client 1 gets 0 samples"),
-        ([[0, 1, 2, 3, 4]], "outside 0 to 3"),
+        ([[0, 1, 2, 3, 4]], "the sample index 4 does not exist; expected 0 to 3"),
     ],
 )
 def test_a_rule_of_ones_own_is_checked_too(parts: list[list[int]], reason: str) -> None:

@@ -60,10 +60,21 @@ def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {"cpu": "cpu", "auto": "cuda", "cuda": "cuda", "cuda:1": "cuda:1", "cuda:all": "cuda:0,cuda:1"}
     for name, devices in (names | {"cuda:1,cuda:0": "cuda:1,cuda:0"}).items():
         assert ",".join(map(str, choose_devices(name))) == devices
-    with pytest.raises(UserError, match="device is 'cuda:2', but 2 CUDA devices are available"):
+    with pytest.raises(
+        UserError,
+        match=r"device is .cuda:2., but 2 CUDA devices are available; expected cuda:0, cuda:1, cpu or auto$",
+    ):
         choose_devices("cuda:0,cuda:2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(UserError, match=r"1 CUDA device is available; expected cuda:0, cpu or auto$"):
+        choose_devices("cuda:1")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    with pytest.raises(UserError, match=r"expected cuda:0 to cuda:7, cpu or auto$"):
+        choose_devices("cuda:8")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_devices("auto") == (CPU,)
     with pytest.raises(UserError, match=r"device is .cuda:all., but no CUDA device is available"):
         choose_devices("cuda:all")
+    with pytest.raises(UserError, match=r"device is .cuda:1., but no CUDA device is available; expected cpu or auto$"):
+        choose_devices("cuda:1")

@@ -330,7 +330,7 @@ def test_digits_agree_with_the_page_that_measures_them(capsys: pytest.CaptureFix
     page = (ROOT / "docs" / "where-it-helps.md").read_text(encoding="utf-8")
     assert main(DIGITS) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["method"] == "fedavg", "with all clients in every round, the page says to start with FedAvg"
+    assert told["method"] == "fedavgm", "with all clients in every round, the page says to start with FedAvgM"
     gains = {row["method"]: row["gain over FedAvg"] for row in told["methods"]}
     table = re.search(r"<!-- all -->(.*?)<!-- end -->", page, re.DOTALL)
     assert table is not None
