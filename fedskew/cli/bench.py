@@ -45,15 +45,16 @@ def _command(
     only: Annotated[
         str | None,
         option("--only", "A,B", "measure only these: steps, rounds, federation, participants, start-up, whole-runs "
-               "(GPU), scale; scale writes 7 GB, or 13 GB for a GPU, to a temporary folder (default: all but scale)"),
+               "(GPU), peers, scale; peers needs JAX and a clone of the repository; scale writes 7 GB, or 13 GB for a "
+               "GPU, to a temporary folder (default: all but peers and scale)"),
     ] = None,
     scale_clients: Annotated[
         str | None, option("--scale-clients", "N", "clients of the federation for scale (default: 1000000)")
     ] = None,
     budget: Annotated[
         str | None,
-        option("--budget", "SECONDS", "start no new measurement except scale after this time; the most important come "
-               "first (default: 600, or 420 on a GPU)"),
+        option("--budget", "SECONDS", "start no new measurement except peers and scale after this time; the most "
+               "important come first (default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
     out: Annotated[str | None, option("--out", "FILE", "also write the results to this file, as JSON")] = None,
@@ -84,7 +85,7 @@ def _command(
     if interrupted:
         from fedskew.cli.terminal import notice
 
-        done = benchmark.results.measurements or benchmark.results.commands
+        done = benchmark.results.measurements or benchmark.results.commands or benchmark.results.peers
         notice("stopped; " + ("the remaining measurements were skipped" if done else "nothing was measured"))
         raise typer.Exit(INTERRUPTED)
 
@@ -97,7 +98,7 @@ def _plan(
     from fedskew.experiment.config import values
     from fedskew.lab.benchmark.cases import CLASSES, METHODS, PRECISIONS, SETTINGS
     from fedskew.lab.benchmark.plan import default_plan, quick_plan
-    from fedskew.lab.benchmark.results import LEVELS, SCALE
+    from fedskew.lab.benchmark.results import LEVELS, PEERS, SCALE
 
     name = str(choose_device(values.device("device", device)))
     chosen: dict[str, Any] = {
@@ -105,7 +106,7 @@ def _plan(
         "clients": tuple(values.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
         "methods": _known_names("method", lists["methods"], METHODS),
         "precisions": _known_names("precision", lists["precisions"], PRECISIONS),
-        "levels": _known_names("measurement", lists["only"], (*LEVELS, SCALE)),
+        "levels": _known_names("measurement", lists["only"], (*LEVELS, PEERS, SCALE)),
         "scale_clients": None if scale_clients is None else values.integer(CLASSES)("scale_clients", scale_clients),
         "budget": None if budget is None else values.real(above=0)("budget", budget),
     }

@@ -40,17 +40,19 @@ class Plan:
     workload: Workload
     length: TimingLength
     budget: float
-    """Seconds after which no new group or contender starts. `SCALE` runs last, whatever the time."""
+    """Seconds after which no new group or contender starts. `PEERS` and `SCALE` run last, whatever the time."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
     """Clients per round for the measurements by number of participants."""
     levels: tuple[str, ...] = LEVELS
-    """What to measure: names from `LEVELS`, or `SCALE`."""
+    """What to measure: names from `LEVELS`, `PEERS` or `SCALE`."""
     scale_clients: int = 1_000_000
     """Clients of the federation on which `SCALE` is measured."""
     compiled_limit: bool = True
     """Whether to compile the step of the device's practical limit (see `limit.py`)."""
+    is_quick: bool = False
+    """Whether this is a smoke test."""
 
     @property
     def kind(self) -> str:
@@ -100,6 +102,7 @@ def quick_plan(device: str) -> Plan:
         levels=tuple(level for level in LEVELS if level not in ("start-up", "whole-runs")),  # they take too long
         compiled_limit=False,
         scale_clients=2_000,
+        is_quick=True,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from fedskew.errors import UserError
 from fedskew.lab.benchmark.commands import CommandTime
+from fedskew.lab.benchmark.peers import PeerTime
 from fedskew.lab.benchmark.scale import ScaleMeasurement
 
 Level = Literal["steps", "rounds", "federation", "participants", "start-up", "whole-runs"]
@@ -20,6 +21,8 @@ Level = Literal["steps", "rounds", "federation", "participants", "start-up", "wh
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up", "whole-runs")
 SCALE = "scale"
 """A run on a federation of very many clients. It is measured on request only, because it writes gigabytes to disk."""
+PEERS = "peers"
+"""fedskew and a JAX script. It is measured on request only, because it needs a clone of the repository, and JAX."""
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `loop` is an ordinary PyTorch loop, and `tuned loop` has a faster SGD.
@@ -119,6 +122,7 @@ class Results:
     measurements: list[Measurement] = field(default_factory=list)
     commands: list[CommandTime] = field(default_factory=list)
     scale: list[ScaleMeasurement] = field(default_factory=list)
+    peers: list[PeerTime] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     """Notices of engines that deviated from the request."""
@@ -143,6 +147,7 @@ class Results:
             "measurements": [m.to_json() for m in self.measurements],
             "commands": [command.to_json() for command in self.commands],
             "scale": [m.to_json() for m in self.scale],
+            "peers": [peer.to_json() for peer in self.peers],
             "failures": [{"what": f.label, "why": f.reason} for f in self.failures],
             "notices": list(self.notices),
             "left_out": list(self.left_out),
@@ -161,6 +166,7 @@ class Results:
                 measurements=[Measurement.from_json(m) for m in value["measurements"]],
                 commands=[CommandTime.from_json(command) for command in value.get("commands", [])],
                 scale=[ScaleMeasurement.from_json(m) for m in value.get("scale", [])],
+                peers=[PeerTime.from_json(peer) for peer in value.get("peers", [])],
                 failures=[Failure(f["what"], f["why"]) for f in value["failures"]],
                 notices=[str(line) for line in value["notices"]],
                 left_out=[str(line) for line in value["left_out"]],

@@ -11,8 +11,9 @@ import torch
 from fedskew.errors import UserError
 from fedskew.experiment.storage import about
 from fedskew.lab.benchmark.commands import CommandTime, time_commands
+from fedskew.lab.benchmark.peers import measure_peers, peer_case
 from fedskew.lab.benchmark.plan import Group, Plan, groups
-from fedskew.lab.benchmark.results import SCALE, Failure, Results
+from fedskew.lab.benchmark.results import PEERS, SCALE, Failure, Results
 from fedskew.lab.benchmark.scale import measure_scale, scale_case
 from fedskew.lab.benchmark.timing import ContenderTimer
 from fedskew.platforms import usable_cores
@@ -43,6 +44,8 @@ class Benchmark:
                 self._measure(group, done, show_progress)
                 self.results.seconds = round(self._elapsed(), 1)
                 save(self.results)
+            if PEERS in self._plan.levels:
+                self._measure_peers(show_progress)
             if SCALE in self._plan.levels:
                 self._measure_scale(show_progress)
         finally:
@@ -71,6 +74,17 @@ class Benchmark:
             return time_commands(group.commands, self._plan.length.repetitions, show)
         time_commands(group.fill_caches, 1, show, warm_up=False)
         return time_commands(group.commands, 1, show, warm_up=False)
+
+    def _measure_peers(self, show_progress: ShowProgress) -> None:
+        case, title = peer_case(self._plan.kind, self._plan.precisions, self._plan.is_quick), "a JAX script"
+        done = len(self._groups)
+        try:
+            times, skipped = measure_peers(case, lambda line: show_progress(done, done + 1, title, line))
+        except UserError as error:
+            self.results.failures.append(Failure.from_error(title, error))
+            return
+        self.results.peers += times
+        self.results.failures += [Failure(title, reason) for reason in skipped]
 
     def _measure_scale(self, show_progress: ShowProgress) -> None:
         case = scale_case(self._plan.device, self._plan.scale_clients)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table as RichTable
 
+from fedskew.lab.benchmark.peers import OURS
 from fedskew.lab.benchmark.results import BARE, Level, Measurement, Results
 from fedskew.lab.benchmark.scale import PHASES, ScaleCase
 from fedskew.lab.benchmark.targets import rounds_rows, sorted_by_size, steps_rows, targets
@@ -47,6 +48,7 @@ def tables(results: Results) -> list[Table]:
         _growth(results, "federation", "Whole rounds of FedAvg by federation size"),
         _growth(results, "participants", "Whole rounds of FedAvg by number of participants"),
         _commands(results),
+        _peers(results),
         _scale(results),
     )
     return [table for table in all_tables if table.rows]
@@ -154,6 +156,23 @@ def _growth(results: Results, level: Level, title: str) -> Table:
 def _commands(results: Results) -> Table:
     rows = [(c.command, c.until, f"{c.time:.2f}", f"{c.cpu_time:.2f}") for c in results.commands]
     return Table("Commands: seconds from the start of the process", ("command", "until", "s", "CPU s"), tuple(rows), 2)
+
+
+def _peers(results: Results) -> Table:
+    ours = {peer.precision: peer for peer in results.peers if peer.peer == OURS}
+    rows: list[Row] = []
+    for peer in results.peers:
+        cells = [peer.peer, peer.precision]
+        for figure in ("seconds_per_round", "start_up", "whole_run"):
+            value = getattr(peer, figure)
+            same = ours.get(peer.precision)
+            cells += [f"{value:.3f}", f"{value / getattr(same, figure):.2f}" if same else ""]
+        rows.append(tuple(cells))
+    work = f"{results.peers[0].work}, {results.peers[0].rounds} rounds" if results.peers else ""
+    headings = (
+        "", "format", "s per round", "/ fedskew", "s until the first round ends", "/ fedskew", "s in all", "/ fedskew",
+    )  # fmt: skip
+    return Table(f"fedskew and a JAX script: {work}", headings, tuple(rows), 2)
 
 
 def _scale(results: Results) -> Table:

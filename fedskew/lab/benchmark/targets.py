@@ -5,6 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from fedskew.lab.benchmark.peers import (
+    JAX,
+    MAX_FLOAT32_ROUND,
+    MAX_SHARE_OF_JAX,
+    MIN_JAX_PER_ROUND,
+    MIN_JAX_START_UP,
+    OURS,
+    PeerTime,
+)
 from fedskew.lab.benchmark.results import (
     BARE,
     LIMIT,
@@ -206,7 +215,9 @@ class Target:
 def targets(results: Results) -> list[Target]:
     """The targets whose measurements exist."""
     rounds = _rounds(results) if results.kind == "cuda" else ()
-    return [*_steps(results), *rounds, *_growth(results), *_commands(results), *_scale(results)]
+    return [
+        *_steps(results), *rounds, *_growth(results), *_commands(results), *_peers(results), *_scale(results)
+    ]  # fmt: skip
 
 
 def _commands(results: Results) -> Iterator[Target]:
@@ -262,6 +273,30 @@ def _growth(results: Results) -> Iterator[Target]:
     if cost is not None:
         numbers = f"{participants[-2].clients} to {participants[-1].clients} participants"
         yield Target(f"{numbers}: time per participant", cost, MAX_COST_RATIO, False)
+
+
+def _peers(results: Results) -> Iterator[Target]:
+    """The targets against the JAX script, in the same number format."""
+    ours, theirs = ({p.precision: p for p in results.peers if p.peer == name} for name in (OURS, JAX))
+    if results.kind == "cuda" and "float32" in ours:
+        yield Target("JAX's work, float32: ms per round", 1000 * ours["float32"].seconds_per_round,
+                     1000 * MAX_FLOAT32_ROUND, False)  # fmt: skip
+    for precision in ours:
+        if precision in theirs:
+            yield from _against_jax(ours[precision], theirs[precision], results.kind)
+
+
+def _against_jax(ours: PeerTime, jax: PeerTime, kind: str) -> Iterator[Target]:
+    per_round = MIN_JAX_PER_ROUND.get(kind, {}).get(ours.precision)
+    if per_round is not None:
+        yield Target(f"{ours.precision}: JAX / fedskew, per round", jax.seconds_per_round / ours.seconds_per_round,
+                     per_round)  # fmt: skip
+    if kind in MIN_JAX_START_UP:
+        yield Target(f"{ours.precision}: JAX / fedskew, to the end of the first round", jax.start_up / ours.start_up,
+                     MIN_JAX_START_UP[kind])  # fmt: skip
+    if kind in MAX_SHARE_OF_JAX:
+        yield Target(f"{ours.precision}: fedskew / JAX, {ours.rounds} rounds", ours.whole_run / jax.whole_run,
+                     MAX_SHARE_OF_JAX[kind], False)  # fmt: skip
 
 
 def _scale(results: Results) -> Iterator[Target]:

@@ -25,7 +25,7 @@ _RESET_PEAK = "5"
 class PeakMemory:
     """Measures by how much the peak memory exceeds the memory at the start.
 
-    On a CPU, the memory of this process and of its workers counts.
+    On a CPU, the memory of workers at the end is added to the peak of this process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -68,7 +68,7 @@ def _return_freed_memory() -> None:
 
 
 def _worker_memory() -> int:
-    """Memory of child processes, without pages shared with this process."""
+    """Memory of child processes that no other process shares."""
     total = 0
     for task in _SELF.glob("task/*/children"):
         with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ class TimingLength:
 
     repetitions: int
     seconds: float
-    """Minimum duration of a repetition."""
+    """Approximate duration of a repetition. A longer call is a repetition by itself."""
     warm_up: int = 2
     """Calls before the first timed one."""
 
@@ -131,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders in turns, several times. Contenders that fail are recorded in `failures`."""
+        """Time the contenders in turns, several times. Those whose warm-up fails are recorded in `failures`."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)

@@ -1,0 +1,111 @@
+"""fedskew and a JAX script on the same work: seconds per round, to the end of the first round, and of the whole run.
+
+`benchmarks/peers` has the scripts, and `compare.py` there runs them. So this measurement needs a clone of the
+repository. It also needs JAX, in an environment of its own or in fedskew's (see `benchmarks/peers/README.md`).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import fedskew
+from fedskew.errors import UserError
+
+OURS, JAX = "fedskew", "JAX vmap"
+"""The names of the two contenders in the output of `compare.py`."""
+_COMPARE = Path(fedskew.__file__).parents[1] / "benchmarks" / "peers" / "compare.py"
+_FIGURES = ("seconds_per_round", "start_up", "whole_run")
+
+MIN_JAX_PER_ROUND = {"cuda": {"tf32": 2.5, "bf16": 4.0}, "cpu": {"float32": 1.0}}
+"""The minimum of JAX's seconds per round divided by fedskew's, by device and number format."""
+MAX_FLOAT32_ROUND = 0.070
+"""The maximum seconds per round in float32 on a GPU."""
+MAX_SHARE_OF_JAX = {"cuda": 0.4}
+"""The maximum of fedskew's whole run divided by JAX's in the same number format, by device."""
+MIN_JAX_START_UP = {"cpu": 1.0}
+"""The minimum of JAX's seconds to the end of the first round divided by fedskew's, by device."""
+
+
+@dataclass(frozen=True)
+class PeerCase:
+    """How the scripts are run. `size` is a name from `benchmarks/peers/work.py`."""
+
+    device: str
+    size: str
+    rounds: int
+    repeats: int
+    precisions: tuple[str, ...]
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        return (
+            "--device", self.device, "--size", self.size, "--rounds", str(self.rounds),
+            "--repeats", str(self.repeats), "--precisions", ",".join(self.precisions), "--peers", "fedskew,jax",
+        )  # fmt: skip
+
+
+def peer_case(kind: str, precisions: Sequence[str], is_quick: bool) -> PeerCase:
+    """Make the case for a kind of device. The second repeat finds compiled kernels in the caches."""
+    if is_quick:
+        return PeerCase(kind, "tiny", 3, 1, tuple(precisions))
+    size, rounds = ("paper", 100) if kind == "cuda" else ("small", 30)
+    return PeerCase(kind, size, rounds, 2, tuple(precisions))
+
+
+@dataclass(frozen=True)
+class PeerTime:
+    """The times of one contender in one number format. Each is the lowest over the repeats."""
+
+    peer: str
+    precision: str
+    work: str
+    """The work, in words."""
+    rounds: int
+    seconds_per_round: float
+    """The median over all rounds but the first."""
+    start_up: float
+    """Seconds from the start of the process to the end of the first round."""
+    whole_run: float
+    """Seconds from the start of the process to its end."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> PeerTime:
+        try:
+            return cls(**{spec.name: value[spec.name] for spec in fields(cls)})
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the times of a peer are damaged: {type(error).__name__}: {error}") from error
+
+
+def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[PeerTime], list[str]]:
+    """Run the scripts. Return the times, and why a script was not measured. `show` gets the script that runs."""
+    if not _COMPARE.exists():
+        raise UserError(f"{_COMPARE} does not exist; expected a clone of fedskew's repository, which has the scripts")
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "peers")
+        command = [sys.executable, str(_COMPARE), *case.flags, "--out", str(out)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        last = ""
+        assert process.stderr is not None
+        with process.stderr as lines:
+            for line in lines:
+                last = line.strip() or last
+                show(last)
+        if process.wait():
+            raise UserError(f"benchmarks/peers/compare.py: exit status {process.returncode}: {last}")
+        found = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+    return [_peer_time(row, found) for row in found["rows"]], list(found["skipped"])
+
+
+def _peer_time(row: Mapping[str, Any], comparison: Mapping[str, Any]) -> PeerTime:
+    lowest = {figure: min(repeat[figure] for repeat in row["repeats"]) for figure in _FIGURES}
+    return PeerTime(row["peer"], row["precision"], comparison["work"], comparison["rounds"], **lowest)

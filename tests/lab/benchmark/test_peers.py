@@ -1,0 +1,81 @@
+"""`fedskew bench --only peers`: fedskew and the JAX script of `benchmarks/peers` on the same work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedskew.errors import UserError
+from fedskew.lab.benchmark import peers
+from fedskew.lab.benchmark.peers import JAX, OURS, PeerTime, measure_peers, peer_case
+from fedskew.lab.benchmark.results import Results, read_results
+from fedskew.lab.benchmark.tables import markdown
+from fedskew.lab.benchmark.targets import targets
+
+
+def _results(kind: str, *times: tuple[str, str, float, float, float]) -> Results:
+    found = [PeerTime(peer, precision, "some work", 100, *seconds) for peer, precision, *seconds in times]
+    return Results({"device": kind, "cpu": "a CPU"}, {}, "fedskew bench", "2026-11-18", peers=found)
+
+
+def test_the_scripts_run_and_a_missing_one_is_named() -> None:
+    shown: list[str] = []
+    times, skipped = measure_peers(peer_case("cpu", ("float32",), is_quick=True), shown.append)
+    by_peer = {time.peer: time for time in times}
+    ours = by_peer[OURS]
+    assert (ours.precision, ours.rounds) == ("float32", 3)
+    assert 0 < ours.seconds_per_round < ours.start_up < ours.whole_run
+    assert shown[0] == "1/1 fedskew, float32"
+    assert (JAX in by_peer) != ("JAX vmap: jax is not installed" in skipped)
+
+
+def test_targets_on_a_gpu_compare_equal_formats() -> None:
+    results = _results(
+        "cuda",
+        (OURS, "float32", 0.063, 4, 11), (OURS, "tf32", 0.04, 4, 9), (OURS, "bf16", 0.02, 4, 7),
+        (JAX, "float32", 0.110, 9, 39), (JAX, "tf32", 0.08, 8, 27), (JAX, "bf16", 0.09, 8, 20),
+    )  # fmt: skip
+    found = {target.what: (round(target.value, 3), target.bound, target.met) for target in targets(results)}
+    assert found == {
+        "JAX's work, float32: ms per round": (63.0, 70.0, True),
+        "float32: fedskew / JAX, 100 rounds": (0.282, 0.4, True),
+        "tf32: JAX / fedskew, per round": (2.0, 2.5, False),
+        "tf32: fedskew / JAX, 100 rounds": (0.333, 0.4, True),
+        "bf16: JAX / fedskew, per round": (4.5, 4.0, True),
+        "bf16: fedskew / JAX, 100 rounds": (0.35, 0.4, True),
+    }
+
+
+def test_targets_on_a_cpu_are_the_round_and_the_start_up() -> None:
+    results = _results("cpu", (OURS, "float32", 0.4, 4.0, 20), (JAX, "float32", 0.6, 3.0, 30))
+    assert {target.what: target.met for target in targets(results)} == {
+        "float32: JAX / fedskew, per round": True,
+        "float32: JAX / fedskew, to the end of the first round": False,
+    }
+    assert targets(_results("cpu", (OURS, "float32", 0.4, 4.0, 20))) == []
+
+
+def test_a_file_keeps_the_times_and_the_page_has_them(tmp_path: Path) -> None:
+    made = _results("cpu", (OURS, "float32", 0.4, 4.0, 20.0), (JAX, "float32", 0.6, 3.0, 30.0))
+    path = tmp_path / "made.json"
+    path.write_text(json.dumps(made.to_json()))
+    assert read_results(str(path)) == made
+    page = markdown(made)
+    assert "## fedskew and a JAX script: some work, 100 rounds" in page
+    assert "| JAX vmap | float32 | 0.600 | 1.50 | 3.000 | 0.75 | 30.000 | 1.50 |" in page
+
+
+def test_without_a_clone_the_error_says_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peers, "_COMPARE", tmp_path / "compare.py")
+    with pytest.raises(UserError, match=r"compare\.py does not exist; expected a clone of fedskew's repository"):
+        measure_peers(peer_case("cpu", ("float32",), is_quick=True), print)
+
+
+def test_a_script_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "compare.py"
+    script.write_text("import sys; sys.exit('the disk is full')")
+    monkeypatch.setattr(peers, "_COMPARE", script)
+    with pytest.raises(UserError, match=r"compare\.py: exit status 1: the disk is full"):
+        measure_peers(peer_case("cpu", ("float32",), is_quick=True), print)
