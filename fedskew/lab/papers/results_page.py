@@ -70,7 +70,8 @@ def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) ->
     pictures = [f"![Gain over FedAvg on {name}](results/map-{name}.png)\n" for name in datasets]
     introduction = (
         "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds, "
-        "over the seeds that all methods have. Methods within a point of the best are listed with it.\n"
+        "over the seeds that all methods have (on CIFAR-10 one, while the rules above use up to three). Federations on "
+        "which a method was not run are missing. Methods within a point of the best are listed with it.\n"
     )
     return ["## Which method for my federation\n", *_finding(findings, "guide"), introduction, guide(found), *pictures]
 

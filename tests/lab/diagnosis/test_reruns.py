@@ -63,9 +63,12 @@ def test_the_wheel_has_the_reruns(tmp_path: Path) -> None:
 def test_the_readme_s_numbers_are_measured(records: Records) -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     tool = runpy.run_path(str(ROOT / "tools" / "build_reruns.py"))
-    rerun, confirmed, _, refuted = re.findall(r"\d+", tool["outcomes_of_printed_gains"]())
+    rerun, confirmed, _, refuted, large, *_ = re.findall(r"\d+", tool["outcomes_of_printed_gains"]())
     assert f"**{refuted} of {rerun}**" in readme
-    assert f"{confirmed} were confirmed" in readme
+    assert f"{confirmed} were confirmed. Only {large} of the {refuted} changed from at least +1 to" in readme
+    paper = (ROOT / "paper.md").read_text(encoding="utf-8")
+    assert f"reran {rerun} printed gains over FedAvg, mostly with one seed: {confirmed} were confirmed" in paper
+    assert f"and {refuted} changed sign, {large} of these" in paper
     shown = [one for one in federation_results(records, [0, 1]) if (one.dataset, one.beta) == ("fashion-mnist", 0.05)]
     gains = {one.share: one.gain("FedVLS") or 0 for one in shown}
     assert f"**{gains[0.1]:+.0f} and {gains[1.0]:+.0f} points**".replace("-", "−") in readme
