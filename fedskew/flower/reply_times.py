@@ -1,8 +1,8 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-A site's usual time is the median of its last replies. Once enough sites have replied, the wait for each of the others
-is limited to its usual time, multiplied by `grace`. So the round waits for a site that is always slow, but not for a
-site that hangs.
+A site's usual time is the median of its last replies. It counts from the request. Once enough sites have replied, each
+of the others is late if its request was sent more than `grace` times its usual time ago. So the round waits for a site
+that is always slow, but not for a site that hangs.
 
 Before a site's first reply, only the round's time-out limits the wait. If the site misses the time-out, its
 usual time is the median over the replies of all sites, until it replies itself.
@@ -31,7 +31,7 @@ class ReplyTimes:
         self._seconds[client].append(seconds)
 
     def add_missed(self, client: int) -> None:
-        """Note that a site did not reply within the time-out."""
+        """Record that a site did not reply within the time-out."""
         self._missed.add(client)
 
     def usual(self, client: int) -> float | None:
@@ -42,7 +42,7 @@ class ReplyTimes:
         return median(known) if known else None
 
     def limit(self, client: int) -> float:
-        """Seconds after which the site is late, if enough others have replied."""
+        """Seconds from the request after which the site is late, once enough others have replied."""
         usual = self.usual(client)
         if not self._grace or usual is None:
             return math.inf

@@ -7,7 +7,7 @@ Oh et al., "FedBABU: toward enhanced representation for federated image classifi
     test     (h, φ) ← SGD on the cross entropy for τ_f epochs on the client's training samples, from the final (h, φ)
 
 The head h has the same random values at all clients and never changes before fine-tuning. The global model (h, φ) is
-tested as it is. After the last round, the fine-tuned models are also tested, on the clients' held-out samples.
+tested as it is. If clients hold out samples, the fine-tuned models are tested on these after the last round.
 
 Sent to the server: the model without its head, and the client's number of samples.
 Extra compute: τ_f epochs after the last round.

@@ -1,7 +1,8 @@
-"""Sites' identities: the node keys that sign what a site sends, and the roster of all sites' public keys.
+"""Sites' identities: the node keys that sign a site's session keys, and the roster of all sites' public keys.
 
-The roster is part of the federation's app. Before a site's administrator approves the app, the administrator compares
-the fingerprints in the roster with those that the other sites report. So a server cannot pretend to be a site.
+The roster is part of the federation's app. Before a site's administrator approves the app, the administrator asks the
+other sites for their fingerprints, for example by telephone, and compares them with the roster. So a server cannot
+pretend to be a site.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def _read_public_key(folder: Path, site: str) -> str:
             try:
                 load_public_key(line)
             except ValueError as error:
-                raise UserError(f"{path} is not the public key of a site ({error}); expected node.pub") from error
+                raise UserError(
+                    f"{path} has no public key of a site ({error}); expected the content of its node.pub"
+                ) from error
             return line
     raise UserError(f"{folder} has no public key of {site!r}; expected {site}/node.pub or {site}.pub")

@@ -35,7 +35,7 @@ NEARNESS = (
 
 
 def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
-    """Collect all settings in the papers, in the reruns that ship with fedskew, and in a user's folder of records."""
+    """Collect the settings of the papers' tables, of the reruns that ship with fedskew, and of a user's records."""
     from_user = reruns_from_records(read_folder(results)) if results is not None else []
     reruns = ((rerun.setting, rerun.score) for rerun in dict.fromkeys([*shipped_reruns(), *from_user]))
     settings: dict[KnownSetting, KnownSetting] = {}
@@ -56,7 +56,10 @@ def _add(scores: list[Score], score: Score) -> None:
 
 
 def _printed() -> Iterator[tuple[KnownSetting, Score]]:
-    """Yield the accuracies that papers print for their main settings, without a condition such as `rounds=80`."""
+    """Yield the accuracies that papers print for known datasets.
+
+    Left out are cells with a condition, such as `rounds=80`, and tables whose split is a file of label counts.
+    """
     for paper in papers():
         columns: dict[tuple[str, tuple[str, str, str, str]], list[Cell]] = {}
         for table in read_protocol(paper).tables:

@@ -16,9 +16,9 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Floats = npt.NDArray[np.float64]
 MAX_PANELS = 6
-"""The most methods with panels."""
+"""The maximum number of methods with panels."""
 MAX_NAMES = 4
-"""The most class names that describe an expert in a legend."""
+"""The maximum number of class names that describe an expert in a legend."""
 EXPLANATION = (
     "PKD groups the classes that the global model confuses on training samples after the warm-up, unless the groups "
     "are configured. It trains an expert per group. By default, an expert teaches the samples that are mistaken for "
@@ -55,7 +55,7 @@ def _threshold(run: Result) -> str | None:
     if probability is None:
         return None
     above = confusion_threshold(probability, float(run.config.method_params.get("group_threshold", 2.0)))
-    return f"a pair of classes stands out if its mutual probability is above {100 * above:.3g} %."
+    return f"two classes count as confused if their mutual probability is above {100 * above:.3g} %."
 
 
 def _table(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
