@@ -56,7 +56,8 @@ def _command(
     ] = None,
     methods: Annotated[
         list[str] | None,
-        option("--methods", "A,B:NAME=VALUE", "methods to compare, or all that fit; a method may be listed with "
+        option("--methods", "A,B:NAME=VALUE", "methods to compare, or the word all for every method that can run "
+               "with this data and model; a method may be listed with "
                f"several settings; repeatable (default: {DEFAULT_METHODS})", TRAINING),
     ] = None,
     seeds: Annotated[

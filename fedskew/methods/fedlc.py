@@ -4,8 +4,8 @@ Zhang et al., "Federated learning with label distribution skew via logits calibr
 
     L = CE(z_c − τ·n_c^(−1/4), y)
 
-The softmax is over all classes. The paper's sum over c ≠ y makes training collapse (docs/fidelity.md). A vacant class
-has an infinite margin and drops out.
+The softmax is over all classes. The paper's sum over c ≠ y makes training collapse (docs/fidelity.md). With τ > 0, a
+vacant class has an infinite margin and drops out.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.

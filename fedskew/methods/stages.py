@@ -23,20 +23,20 @@ class Survey:
     """What all clients report about their training data at the end of a stage, if its `survey` is set."""
 
     label_counts: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 0), np.int64))
-    """[clients, C]: each client's number of samples per class. Empty if the survey is a part."""
+    """[clients, C]: each client's number of samples per class. Empty if the stage's `survey` is a `Part`."""
     probability: npt.NDArray[np.float64] | None = None
     """[C, C]: for each true class (row), the mean predicted probability of every class; NaN for a class without
     samples. Only in a survey of predictions."""
     answers: Tensors = field(default_factory=dict)
-    """The results of the hook `uplink`, if the survey is a part. The first axis runs over `clients`."""
+    """The results of the hook `uplink`, if the `survey` is a `Part`. The first axis runs over `clients`."""
     clients: tuple[int, ...] = ()
-    """The numbers of the clients that answered, if the survey is a part."""
+    """The numbers of the clients that answered, if the `survey` is a `Part`."""
     key: int = 0
-    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round. 0 if the survey is not a
-    part."""
+    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round. 0 if the `survey` is no
+    `Part`."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return the part of the survey that the run records: the mean probabilities, but no client's label counts."""
+        """Return what the run records of the survey: the mean probabilities, but no client's label counts."""
         if self.probability is None:
             return {}
         rows = [[float(f"{p:.6g}") if np.isfinite(p) else None for p in row] for row in self.probability]
@@ -71,13 +71,14 @@ class Stage:
     everyone: bool = False
     """All clients take part in every round, whatever `clients_per_round` is."""
     local_epochs: int | None = None
-    """Overrides the run's `local_epochs`. With 0, clients train nothing: they only run their passes over the data."""
+    """Overrides the run's `local_epochs`. With 0, clients train nothing: they only run the hooks `opening` and
+    `closing` over their data."""
     local_batches: int | None = None
     """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples."""
     average: Literal["samples", "uniform"] | None = None
     """Overrides the run's `average`."""
     cost: float = 1.0
-    """The cost of training on one sample, in forward and backward passes of the whole model."""
+    """The cost of training on one sample. 1 is a forward and a backward pass of the whole model."""
     server: ServerRule | None = None
     """Replaces the method's server rule in this stage. In a stage with `local_epochs=0`, the method's solver and
     weighting take no part either."""
@@ -113,7 +114,7 @@ class Schedule(Part):
     """Whether the method must train encoders. Then a run that trains only the head is refused."""
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
-        """Return the stages known so far. Called again after each stage, with all conclusions in `notes`."""
+        """Return the stages known so far. Called again when a stage has added conclusions to `notes`."""
         raise NotImplementedError
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:  # noqa: ARG002
@@ -122,7 +123,10 @@ class Schedule(Part):
 
 
 def stage_without_training(name: str, server: ServerRule | None = None) -> Stage:
-    """Return a round in which all clients run their passes over the data and send the results. Nobody trains."""
+    """Return a round in which all clients run `opening` and `closing` over their data and send the results.
+
+    Nobody trains.
+    """
     from fedskew.methods.fedavg import CrossEntropy  # fedavg.py imports the catalogue, which imports this module
 
     return Stage(name, 1, CrossEntropy(), everyone=True, local_epochs=0, server=server)

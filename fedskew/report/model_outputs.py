@@ -27,12 +27,12 @@ PLOTTED_SAMPLES = 600
 DATA_KEYS = ("data", "data_dir", "partition")
 """The keys of the configuration that determine the test set."""
 SAMPLES = 2000
-"""The most samples on which the model is run, for means by class."""
+"""The maximum number of samples on which the model is run, for means by class."""
 
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """A model's outputs for test samples. The samples are taken from each class in turn."""
+    """A model's outputs for test samples. One sample is taken from each class in turn."""
 
     labels: npt.NDArray[np.int64]
     features: Floats
@@ -73,7 +73,7 @@ class ModelOutputs:
         shown = self._plotted_features()
         with np.errstate(over="ignore", invalid="ignore"):
             spread = np.std(self.pca[:, 0].astype(np.float32))
-        if not 0 < spread < np.inf:  # t-SNE divides by this number, and may then end the process
+        if not 0 < spread < np.inf:  # t-SNE divides by it, and may crash Python
             raise UserError("the features of the test samples differ too little or too much for t-SNE")
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower

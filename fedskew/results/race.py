@@ -60,7 +60,7 @@ class Standing:
     Each seed has its own validation samples. It also has its own split, unless the split is fixed (see `repeats`).
     """
     kept: bool
-    """Whether the candidate goes on to the next rung, or to the final after the last rung."""
+    """Whether the candidate goes on to the next rung, or to the final after the last rung. True in the final."""
 
     @property
     def mean(self) -> float:
@@ -77,11 +77,11 @@ class Rung:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A method in the final. There, methods are compared with tuned FedAvg on splits that no rung used."""
+    """A method in the final. There, methods are compared with tuned FedAvg on seeds that no rung used."""
 
     standing: Standing
     overall: float
-    """Mean score over all splits on which the candidate was trained to the end, in the last rung and in the final."""
+    """Mean score over all seeds with which the candidate was trained to the end, in the last rung and in the final."""
     difference: Difference | None
     """This method minus tuned FedAvg, corrected by Holm's method. None for FedAvg itself."""
     compute: float
@@ -93,7 +93,8 @@ class Finalist:
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
-    """What clients compute besides FedAvg's training. A cost is per local step unless its words name a period."""
+    """What clients compute besides FedAvg's training, such as `1 teacher forward`. This is per local step, unless the
+    text names another period."""
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,8 @@ def test_warm_up_is_fedavg_and_the_experts_start_from_it() -> None:
 def test_an_expert_leaves_the_rows_of_other_classes_alone() -> None:
     states, _ = played(serve("pkd", GROUPS, rounds=4, weight_decay=0.0))
     warm, expert = states[2].model.params["head.weight"], states[-1].models["expert.0"].model.params["head.weight"]
-    np.testing.assert_array_equal(expert[2:].numpy(), warm[2:].numpy())
+    # The rows are equal on all clients. Their weighted mean may still differ in the last bit, depending on the processor.
+    np.testing.assert_allclose(expert[2:].numpy(), warm[2:].numpy(), rtol=1e-15)
     assert not np.allclose(expert[:2].numpy(), warm[:2].numpy())
 
 

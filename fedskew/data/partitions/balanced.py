@@ -1,4 +1,4 @@
-"""Partitions with equal shares: IID, an equal number of samples of each class, and one class per client."""
+"""Partitions without chance in the sizes: IID, equally many samples of each class, and one class per client."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ class StackedForward:
     statistics: Tensors = field(default_factory=dict)
     """New running statistics of BatchNorm."""
     activation: Activation = "none"
-    """The activation directly after a BatchNorm layer or before a pooling layer. That layer applies it, and GPU kernels
-    do so in the same pass over memory."""
+    """The activation directly after a BatchNorm layer or before a max-pooling layer. That layer applies it. GPU
+    kernels do so in the same pass over memory."""
 
     def tensor(self, layer: str, name: str) -> Tensor | None:
         qualified = f"{layer}.{name}" if layer else name

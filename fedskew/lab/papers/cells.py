@@ -65,7 +65,7 @@ class CellChoice:
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """List the cells of a table that a run can fill."""
+    """List the cells of a table. `why_not_runnable` refuses those that no run can fill."""
     protocol = read_protocol(paper)
     if table not in protocol.tables:
         raise unknown(f"table of {paper}", table, protocol.tables)
@@ -100,7 +100,7 @@ def _setting_order(cells: Sequence[Cell]) -> Any:
 
 
 def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
-    """Select cells. Raise a UserError for a value that none of `cells` has, or if no cell has all the values."""
+    """Select cells. Raise a UserError for a value that none of `cells` has, or if nothing is selected."""
     filters = (
         ("dataset", choice.datasets, lambda c: {c.dataset}),
         ("split", choice.splits, lambda c: {c.split}),
@@ -116,7 +116,7 @@ def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
         found = [cell for cell in found if not selected or names(cell) & set(selected)]
     if not found:
         raise UserError(
-            "no cell has all of the selected datasets, splits, conditions and methods; "
+            "no cell combines the selected datasets, splits, conditions and methods; "
             "`fedskew reproduce PAPER/TABLE --list` lists the cells"
         )
     return found

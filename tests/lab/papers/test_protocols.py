@@ -208,7 +208,7 @@ def test_cells_are_chosen_by_what_users_call_things() -> None:
         (CellChoice(("cifar",)), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
         (CellChoice((), ("dirichlet:0.2",)), "unknown split of this table"),
         (CellChoice((), (), (), ("fedlmdd",)), "did you mean 'fedlmd'"),
-        (CellChoice(("cifar100",), ("dirichlet:0.05",)), "no cell has all of the selected datasets, splits"),
+        (CellChoice(("cifar100",), ("dirichlet:0.05",)), "no cell combines the selected datasets, splits"),
     ):
         with pytest.raises(UserError, match=complaint):
             select_cells(cells, wrong)
