@@ -186,7 +186,7 @@ def test_warm_up_is_fedavg_and_the_experts_start_from_it() -> None:
 def test_an_expert_leaves_the_rows_of_other_classes_alone() -> None:
     states, _ = played(serve("pkd", GROUPS, rounds=4, weight_decay=0.0))
     warm, expert = states[2].model.params["head.weight"], states[-1].models["expert.0"].model.params["head.weight"]
-    # The rows are equal on all clients. Their weighted mean may still differ in the last bit, depending on the processor.
+    # The rows are equal on all clients. On some processors, their weighted mean still differs in the last bit.
     np.testing.assert_allclose(expert[2:].numpy(), warm[2:].numpy(), rtol=1e-15)
     assert not np.allclose(expert[:2].numpy(), warm[:2].numpy())
 
