@@ -72,7 +72,7 @@ def _cuda_devices_are(count: int) -> str:
 
 
 def _cuda_names(count: int) -> str:
-    """Return the names of these CUDA devices, to begin a list."""
+    """Return the names of `count` CUDA devices as the beginning of a list of choices."""
     if count <= 2:
         return "".join(f"cuda:{index}, " for index in range(count))
     return f"cuda:0 to cuda:{count - 1}, "
@@ -86,7 +86,8 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 on a CUDA GPU that computes in it, float32 elsewhere.
 
-    bf16 changes final accuracies by no more than float32's own rounding does (benchmarks/precision-h200.md).
+    On average over 36 runs, bf16 changed final accuracies by no more than other rounding in float32 did
+    (benchmarks/precision-h200.md).
     """
     if device.type == "mps" and name in ("float64", "tf32"):
         raise UserError(f"precision is {name!r}, but Apple's GPUs do not have it; expected float32, bf16 or auto")
@@ -124,8 +125,8 @@ def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.dev
 
     A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which needs fewer kinds of operations. No engine was timed
     there. For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its
-    configuration, and `cpu_engine` decides at each start. That decision depends on the machine, and a resumed run may
-    be on another.
+    configuration, because its engine depends on the machine: `cpu_engine` decides when the run starts. A resumed run
+    keeps the engine that it started with.
     """
     if name.startswith("pool") and device.type != "cpu":
         raise UserError(f"engine {name!r} needs device cpu, not {device}; expected plain, stacked or auto here")
@@ -145,7 +146,7 @@ def cpu_engine(model: nn.Module, sample: Tensor, clients: int) -> str:
     """Return the engine for a long run on a CPU with `clients` clients per round.
 
     Worker processes pay off with several cores and clients. On two cores, this choice takes at most 1.2 times as long
-    as the fastest engine, for all models of `fedskew bench` (docs/speed.md).
+    as the fastest engine, for the models that `fedskew bench` trains on a CPU (docs/speed.md).
     """
     workers = min(usable_cores(), clients)
     # If torch has a GPU, a process that has computed a gradient cannot fork another that computes gradients.
@@ -165,7 +166,7 @@ def _is_faster_stacked(model: nn.Module, sample: Tensor) -> bool:
 
 @torch.no_grad()
 def _has_attention(model: nn.Module, sample: Tensor) -> bool:
-    """Return whether the model multiplies activations with each other, as every implementation of attention does."""
+    """Return whether the model multiplies matrices of activations, as every implementation of attention does."""
     with _Operations() as operations:
         _copy_for(sample, model)(sample)
     return any(word in name for name in operations.names for word in _ATTENTION)

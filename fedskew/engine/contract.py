@@ -87,7 +87,8 @@ class Assignment:
     state: Tensors
     """The client's state from its last round, or its initial state."""
     start: ModelState | None = None
-    """The model that the client starts from, in host memory. None means the model that the server sends."""
+    """The model that the client starts from, in host memory. None means the model that the server sends, with the
+    client's own personal tensors."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class RoundWork:
     def _is_model(self, kept: Tensors) -> bool:
         """Return whether these tensors of a client's state are a model.
 
-        Without a personal part, a model has all parameters. Otherwise, it may have any of the shared tensors.
+        Without personal tensors, a model has all parameters. Otherwise, it has one or more of the shared tensors.
         """
         if not self.stays:
             return kept.keys() == self.sent.params.keys()

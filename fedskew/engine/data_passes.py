@@ -1,7 +1,7 @@
 """Passes over clients' training data besides their local training, for parts with an `opening` or `closing` hook.
 
 A pass sees each sample at most once, without augmentation, with the model in eval mode. In a round with local training,
-a pass also leaves out a last batch that is too small to train on. A hook computes statistics of one batch of a client.
+a pass leaves out a last batch that is too small to train on. A hook computes statistics of one batch of a client.
 The sums of these statistics over the batches are the same in every engine, up to rounding.
 """
 

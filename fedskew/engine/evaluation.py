@@ -68,9 +68,9 @@ class Evaluator:
 
     @torch.no_grad()
     def probabilities(self, model: ModelState, samples: npt.NDArray[np.int64] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the probability of every class [samples, classes] in float64 on the host, and the targets.
+        """Return the probability of every class, [samples, classes] in float64 on the host, and the samples' labels.
 
-        With `samples`, only the samples with these indices are evaluated.
+        The labels are on the device. With `samples`, only the samples with these indices are evaluated.
         """
         chosen = torch.arange(len(self._data)) if samples is None else torch.from_numpy(samples)
         rows, task = chosen.to(self._data.y.device), self._data.task
@@ -145,7 +145,7 @@ def _rows(layouts: tuple[RowLayout, RowLayout], model: ModelState) -> Memory:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Evaluates the next `size` samples. It reads and writes only `memory`, as a CUDA graph requires."""
+    """Evaluates the next `size` samples. All that changes between calls is in `memory`, as a CUDA graph requires."""
 
     network: Network
     data: DeviceSamples

@@ -1,8 +1,8 @@
 """Local optimisers turn a client's descent direction into a step. Every engine uses them.
 
-They take the same steps as the optimisers of `torch.optim`. Their state is zero at the start of a client's round.
-Tensors belong to one client, or to a stack of clients along a leading axis. Stacked clients may be at different local
-steps.
+They take the same steps as the optimisers of `torch.optim`. Their state is zero at the start of a client's round, and
+at the start of each phase of a round in phases. Tensors belong to one client, or to a stack of clients along a leading
+axis. Stacked clients may be at different local steps.
 """
 
 from __future__ import annotations

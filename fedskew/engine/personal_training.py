@@ -50,7 +50,7 @@ def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResu
 
 
 def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
-    """Train the phases. Loss, uplink and states are those of the phase that trains shared parameters."""
+    """Train the phases. Loss, tally, uplink and states are those of the phase that trains shared parameters."""
     carried: Tensors = {}
     shared = last = None
     visits = np.zeros(len(work.assignments), np.int64)

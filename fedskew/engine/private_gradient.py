@@ -147,7 +147,10 @@ def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor)
 
 
 def require_sample_gradients(model: nn.Module, sample: Tensor) -> None:
-    """Refuse a model if torch cannot compute its gradients sample by sample. `sample` is a batch of one input."""
+    """Refuse a model that has BatchNorm, or whose gradients torch cannot compute sample by sample.
+
+    `sample` is a batch of one input.
+    """
     layer = next((type(m).__name__ for m in model.modules() if isinstance(m, _BatchNorm)), None)
     if layer is not None:
         raise UserError(

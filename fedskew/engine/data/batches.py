@@ -178,8 +178,8 @@ def plan_batches(
     """Plan a client's batches. In each epoch, its samples are shuffled and cut into batches. The last may be short.
 
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
-    the samples' `labels`, batches are balanced: each of the client's classes occurs about equally often. An epoch keeps
-    its length.
+    the samples' `labels`, epochs are balanced: each of the client's classes occurs about equally often in an epoch. The
+    length of an epoch stays the same.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

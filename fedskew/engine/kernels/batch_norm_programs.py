@@ -96,7 +96,7 @@ def _count(valid, samples, pixels, HAS_VALID: tl.constexpr):
 
 @triton.jit
 def _slope(grad, normed, scale, bias, ACTIVATION: tl.constexpr):
-    """Return the gradient before the activation. It is zero for values outside the activation's bounds."""
+    """Return the gradient before the activation. It is zero for values at or outside the activation's bounds."""
     before = normed * scale[None, :] + bias[None, :]
     if ACTIVATION == "relu":
         grad = tl.where(before <= 0.0, 0.0, grad)

@@ -58,7 +58,7 @@ class Tiling:
 
 
 def _precision(dtype: torch.dtype, tf32: bool) -> str:
-    """Return how float32 blocks are multiplied: in TF32, or by three TF32 products if TF32 is not accurate enough.
+    """Return how float32 blocks are multiplied: in TF32, or by three TF32 products if plain TF32 is not allowed.
 
     Triton ignores this for 16-bit blocks.
     """
@@ -101,11 +101,11 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
 
 
 def weight_gradient_tiling(clients: int, samples: int, shape: Geometry, dtype: torch.dtype) -> Tiling:
-    """Return the tiling of the weights' gradient, a matrix of taps and input channels by output channels.
+    """Return the tiling of the weights' gradient, a matrix with a row per tap and input channel.
 
-    A block has many rows, so that the output's gradient is read few times. If the number of input channels is not a
-    multiple of 8 (16 in float32), a block has fewer pixels, because more would spill registers. Float32 blocks have
-    fewer output channels, because they are multiplied in parts.
+    Its columns are the output channels. A block has many rows, so that the output's gradient is read few times. If the
+    number of input channels is not a multiple of 8 (16 in float32), a block has fewer pixels, because more would spill
+    registers. Float32 blocks have fewer output channels, because they are multiplied in parts.
     """
     is_float32 = dtype == torch.float32
     depth = power_of_two(16, 64 if is_float32 and shape.c % 16 == 0 else 128, shape.depth)

@@ -5,10 +5,9 @@ Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row 
 [splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
-`fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. One
-load takes ALIGNED input channels or OUT_ALIGNED output channels. So C is `groups` times ALIGNED, and O is `out_groups`
-times OUT_ALIGNED. These are not the groups of a grouped convolution. SHIFTS means that all image sizes are powers of
-two.
+`fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is
+`groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. One load may take ALIGNED input channels or OUT_ALIGNED
+output channels. These are not the groups of a grouped convolution. SHIFTS means that all image sizes are powers of two.
 """
 
 from types import FunctionType

@@ -38,7 +38,7 @@ def compile_ahead(step: Callable[[], None], device: torch.device) -> None:
     """Call the step without its Triton kernels, compile these in parallel, and load them on the device.
 
     The kernels' results stay uninitialised, so the caller must reset what the step writes. A kernel that cannot be
-    compiled raises its error when it is launched.
+    compiled raises its error when it is launched. Nothing happens if Triton cannot compile in parallel.
     """
     mode = _async_compile_mode()
     if mode is None:

@@ -1,7 +1,7 @@
 """An SGD step of one parameter for all clients, in one pass over memory.
 
 The gradient is read as the backward pass wrote it, even in 16 bits. Without this kernel, a step updates all parameters
-at once. For that, all gradients must be copied into one array, which takes as long as the step.
+at once. For that, all gradients must be copied into one array, which takes as long as the update itself.
 """
 
 from __future__ import annotations

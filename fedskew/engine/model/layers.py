@@ -60,10 +60,10 @@ class KeyedDropout(nn.Module):
 
 
 class ValidBatchNorm:
-    """The forward pass of a BatchNorm layer over the valid rows of a padded batch, without side effects.
+    """The forward pass of a BatchNorm layer over the valid rows of a padded batch.
 
     It replaces the layer's `forward`, not the layer. A model can still find its BatchNorm layers by class, for instance
-    to freeze them.
+    to freeze them. The new running statistics go to the context, not to the layer's buffers.
     """
 
     def __init__(self, layer: _BatchNorm, context: LayerContext, name: str) -> None:

@@ -1,7 +1,7 @@
 """Lift a model over clients. The result is one program that applies each client's parameters to that client's batch.
 
 This happens once per model and mode. `torch.fx` takes the module apart. A layer with a rule (`stacked_layers`) becomes
-one operation on all clients. `vmap` lifts everything else, operation by operation.
+one operation on all clients. Most other operations are lifted by `vmap`, one by one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _is_in_place(node: fx.Node) -> bool:
 
 
 def lifted_model(module: nn.Module) -> StackedModel | None:
-    """Return the program of a module in its current mode, or None if it cannot be taken apart."""
+    """Return the program of a module in its current mode, or None if the module cannot be lifted in this way."""
     try:
         return _lift(module)
     except (TypeError, ValueError, RuntimeError, AttributeError, NameError, fx.proxy.TraceError):
@@ -108,7 +108,7 @@ class _AlreadyApplied:
 
 @dataclass(frozen=True)
 class _AnyOperation:
-    """An operation that has no rule. `vmap` lifts it, unless it does not depend on the client."""
+    """An operation that has no rule. `vmap` lifts it, unless it can be called directly with all clients' values."""
 
     node: fx.Node
     module: nn.Module
@@ -136,7 +136,7 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
     A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
-    apply a ReLU before it, if nothing else uses the ReLU's result.
+    apply a ReLU before it, if nothing else uses the ReLU's result or its input, which the ReLU may change in place.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
@@ -146,7 +146,9 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
         if kind not in _ACTIVATIONS or not isinstance(source, fx.Node):
             continue
         user = next(iter(node.users), node)
-        if _has_rule(source, module, batch_norm) and len(source.users) == 1:
+        if len(source.users) > 1:
+            continue
+        if _has_rule(source, module, batch_norm):
             layers[source] = _ACTIVATIONS[kind]
             fused.add(node)
         elif _ACTIVATIONS[kind] == "relu" and len(node.users) == 1 and _is_max_pooling(user, module):

@@ -45,10 +45,10 @@ class DevicesEngine(Engine):
         return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:
-        """Train the shares in parallel, or one after another if a device trains these parts for the first time.
+        """Train the shares in parallel, or one after another if a device has not trained with this method before.
 
-        The first time, its engine traces the model. Meanwhile, torch patches its own modules, which would disturb other
-        threads.
+        The first time, the device's engine traces the model. Meanwhile, torch patches its own modules, which would
+        disturb other threads.
         """
         kinds = {(place, repr(work.parts)) for place in range(len(shares))}
         if not kinds <= self._trained_kinds:

@@ -39,7 +39,7 @@ T = TypeVar("T")
 _CPU_CACHE = 8 << 20
 """On a CPU, the parameters of all clients that train at a time should take at most this many bytes."""
 _MIN_ON_CPU = 4
-"""On a CPU, at least this many clients train at a time, even if their parameters take more than `_CPU_CACHE` bytes."""
+"""On a CPU, this many clients may train at a time even if their parameters take more than `_CPU_CACHE` bytes."""
 
 _STAGED_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20, "mps": 256 << 20}
 """The maximum number of bytes in the batches that are staged (`Staging`) at a time, unless a single step has more.
@@ -97,7 +97,7 @@ class Slots:
         self.notices: list[str] = []
 
     def fits(self, work: RoundWork, clients: int) -> bool:
-        """Return whether there is memory for this many clients, and whether the programs use the same parts."""
+        """Return whether there is memory for this many clients, and whether the programs have the work's parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
@@ -331,7 +331,7 @@ class StackedEngine(Engine):
                 "so clients run one after another in rounds with short batches"
             )
         if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
-            self._notice(f"the round's clients do not all fit in memory; they train {ability.fitting} at a time")
+            self._notice(f"the round's clients do not all fit in memory; they train up to {ability.fitting} at a time")
         return ability
 
     def _try_work(self, work: RoundWork, plans: Sequence[BatchPlan]) -> _Ability:

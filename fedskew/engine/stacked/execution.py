@@ -35,7 +35,7 @@ def captured(
 ) -> Callable[[], None]:
     """Capture the step as one CUDA graph, and return a function that replays it.
 
-    With `has_kernels`, the step may launch Triton kernels, which are compiled in parallel first.
+    With `has_kernels`, the Triton kernels that the step launches are first compiled in parallel.
 
     Graphs with the same pool or the same purpose share temporary memory, so they must not run at the same time. The
     step runs a few times before it is captured, because libraries allocate memory on first use. The caller must reset

@@ -38,7 +38,7 @@ class Pools:
 
 
 class GraphProgram(Program):
-    """Staging and step as CUDA graphs. Operations that cannot be captured are launched one by one."""
+    """Staging and step as CUDA graphs. If one cannot be captured, its operations are launched one by one."""
 
     def __init__(
         self,

@@ -309,7 +309,8 @@ class SlotStep:
     def _step(self, memory: Memory, direction: Tensors, lr: Tensor | float) -> None:
         """Update the parameters.
 
-        On a CPU or with a kernel, tensors are updated one by one. Otherwise, whole rows of memory are updated at once.
+        Without CUDA or with a kernel, tensors are updated one by one. Otherwise, whole rows of memory are updated at
+        once.
         """
         layout, optimiser = self.layouts.params, self.work.local.local_optimiser
         by_tensor = isinstance(lr, float) or (self.use_kernel and optimiser.has_kernel)

@@ -51,7 +51,10 @@ class Trial:
                 compile_ahead(take_steps, device)
 
     def tally_dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtypes of the objective's tally. Raise an error if the step or closing pass cannot be stacked."""
+        """Return the dtypes of the objective's tally.
+
+        Raise an error if the step, the closing pass or the hooks after it cannot be stacked.
+        """
         found = self._compute_step(1, self._client.samples, len(self._client.samples))
         self._check_step(found)
         params = {name: p.unsqueeze(0) for name, p in self._work.sent.params.items()}
@@ -88,10 +91,10 @@ class Trial:
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        There are two tests. First, a whole step must give the same result with other samples in the rows of padding.
-        Then the loss and the sums of data passes must be the same with and without these rows. The second test computes
-        the network's outputs only once. A network rounds differently for another batch shape, and a deep network
-        amplifies the difference.
+        There are two tests. First, a whole step must have the same direction with other samples in the rows of padding.
+        Then the loss, its gradient and the sums of data passes must be the same with and without these rows. The second
+        test computes the network's outputs only once. A network rounds differently for another batch shape, and a deep
+        network amplifies the difference.
         """
         samples = self._client.samples
         padded, otherwise_padded = (

@@ -61,6 +61,18 @@ class SharedActivation(nn.Module):
         return torch.cat([self.pool(y).flatten(1), y.flatten(1)], dim=1)
 
 
+class InPlaceActivation(nn.Module):
+    """The ReLU changes the convolution's result, which is used once more after the pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.relu, self.pool = nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        return torch.cat([self.pool(self.relu(y)).flatten(1), y.flatten(1)], dim=1)
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -100,6 +112,7 @@ MODELS = {
         IMAGE,
     ),
     "activation with two users": (SharedActivation, IMAGE),
+    "activation in place": (InPlaceActivation, IMAGE),
     "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
     "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),

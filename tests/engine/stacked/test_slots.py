@@ -120,7 +120,7 @@ def test_a_round_that_runs_out_of_memory_begins_again_with_fewer_clients(
     assert distance(state, plain("scaffold")) < 1e-9
     assert tried[0] > 1
     assert set(tried[-2:]) == {1}  # the second round knows what the first one learnt
-    assert this.engine.notices == ["the round's clients do not all fit in memory; they train 1 at a time"]
+    assert this.engine.notices == ["the round's clients do not all fit in memory; they train up to 1 at a time"]
 
 
 def test_what_did_not_fit_is_gone_before_the_next_attempt(
