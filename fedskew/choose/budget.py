@@ -62,8 +62,9 @@ class Plan:
     def sizes(self, methods: int) -> tuple[int, int]:
         """Return the number of candidates in the second and in the third rung.
 
-        The first rung drops settings and learning rates, but no method: after so few rounds, the order of the methods
-        says little. The second rung drops methods. It leaves twice as many candidates as the final takes.
+        Of three rungs, the first drops settings and learning rates, but no method: after so few rounds, the order of
+        the methods says little. The second drops methods. It leaves twice as many candidates as the final takes. A race
+        with two rungs uses only the second number.
         """
         return MAX_PER_METHOD * methods, 2 * (self.finalists + 1)
 
@@ -92,7 +93,10 @@ PLANS = (
 
 
 def rung_ends(rounds: int) -> tuple[int, ...]:
-    """Return the rounds at which rungs end: a ninth, a third and all of the rounds. Short runs have fewer rungs."""
+    """Return the rounds at which rungs end: a ninth of the rounds (rounded up), three times that, and all rounds.
+
+    Short runs have fewer rungs.
+    """
     first = max(1, -(-rounds // 9))
     return tuple(dict.fromkeys(min(rounds, r) for r in (first, 3 * first, rounds)))
 

@@ -123,8 +123,9 @@ def choose(
     budget: a time such as `5m`, or a total number of rounds over all runs, such as `2000r`.
     partition: the rule that splits `data`. The default is the partition of `config`.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
-    config: a `Config`, whose values the settings override. If `data` is a federation, the data and the seed of the
-        `Config` are ignored, and its partition too, except `partition.seed`.
+    config: a `Config`, whose values the settings override. Its method is ignored. If `data` is a federation, the data,
+        the seed and the partition of the `Config` are ignored, too, except `partition.seed`, which must be the
+        federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
     workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
         they are a federation of a dataset in the catalogue.

@@ -32,14 +32,16 @@ DEFAULT_FIELD: dict[str, Sequence[Settings]] = {
     "fedlmd-tf": ({"beta": 0.3},),
     "fedvls": ({"distill_weight": 0.0, "suppress_weight": 0.0}, {"distill_weight": 0.5}),
 }
-"""The methods that are raced by default. Each is tried with its default settings and with the settings listed here.
+"""The methods that are raced by default. Each is tried with its default settings and, if the budget allows, with the
+settings listed here.
 
 The list has the usual server rules, and the methods that were best, or within a point of the best, in some setting of
 RESULTS.md.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)
-"""Every method, including FedAvg, is tried with the configured learning rate times each of these."""
+"""Every method, including FedAvg, is tried with the configured learning rate times each of these, rounded to two
+significant digits."""
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class RaceProgress(RaceWatcher):
 
 
 class _Lines(RaceProgress):
-    """Prints a line when a rung begins and every few seconds, and the best candidates when it ends."""
+    """Prints a line when a rung begins, then one at most every 15 seconds, and the best candidates when it ends."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         super().__init__(config, rank_by)

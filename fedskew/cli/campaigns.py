@@ -120,7 +120,7 @@ class JobProgress(Watcher):
 
 
 class _LogLines(JobProgress):
-    """Prints lines for logs: one every few seconds, and one for each run that ends."""
+    """Prints lines for logs: at most one in `SECONDS_BETWEEN_LINES` about all runs, and one for each run that ends."""
 
     def __init__(self, jobs: Sequence[Job], console: Console) -> None:
         super().__init__(jobs)
@@ -132,7 +132,7 @@ class _LogLines(JobProgress):
             self._print(f"{self.seconds:.0f} s: {self.describe_runs()}, {self.rounds}/{self.total_rounds} rounds")
 
     def show_end(self, job: Job, outcome: Outcome) -> None:
-        if outcome.status != "stopped" or outcome.record is not None:  # stopped before the first evaluation: no line
+        if outcome.status != "stopped" or outcome.record is not None:  # a stopped run without a result gets no line
             self._print(f"{self.seconds:.0f} s: {self.done}/{self.runs} {_describe_outcome(job, outcome)}")
 
     def _print(self, line: str) -> None:

@@ -41,7 +41,7 @@ def _methods(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List the methods. Combine them with +: at most one part of each kind, such as one objective and one solver."""
+    """List the methods. Combine them with + if they set different parts, such as the objective and the solver."""
     from fedskew.cli.terminal import print_json
     from fedskew.errors import UserError, unknown
     from fedskew.methods import METHODS, combined_entry, matching_entries

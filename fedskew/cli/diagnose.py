@@ -149,8 +149,8 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
     for table in tables:
         console.print(_rich_table(table))
     if others := len(diagnosis.printed) - len(refuted.rows):
-        console.print(f"Other gains printed in papers ({others}) were confirmed, were smaller, or were not rerun; "
-                      "-o FILE.html and --json list them.",
+        console.print(f"Other gains printed in papers ({others}) were confirmed, were smaller in the rerun, or were "
+                      "not rerun; -o FILE.html and --json list them.",
                       soft_wrap=True)  # fmt: skip
     start = f"Start with {diagnosis.method}." if diagnosis.candidates else "fedskew has rerun no similar setting."
     console.print(f"{start} To measure which method is best here: {command}", markup=False, soft_wrap=True)

@@ -156,7 +156,7 @@ def _with_flower(command: Callable[..., None]) -> Callable[..., None]:
 @takes_settings(_APP_FLAGS)
 def _init(
     settings: Settings,
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the app; it must not exist")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the app; it must be new or empty")],
     sites: Annotated[str, option("--sites", "A,B,C", "names of the sites", FEDERATION)],
     classes: Annotated[
         str | None, option("--classes", "A,B", "class names, if you have no sample of the sites' data", FEDERATION)

@@ -55,7 +55,7 @@ def _verify(
         print_json({"log": str(log), "entries": len(chain.entries), "repaired": chain.repairs, "head": chain.head})
         return
     entries = f"{len(chain.entries)} entr{'y' if len(chain.entries) == 1 else 'ies'}"
-    repaired = f"; killed processes left {chain.repairs} unfinished, which is harmless" if chain.repairs else ""
+    repaired = f"; killed processes left incomplete lines ({chain.repairs}), which is harmless" if chain.repairs else ""
     line = f"{log} is intact: {entries}{repaired}; last hash {chain.head}"
     stdout().print(line, soft_wrap=True, markup=False)
 

@@ -17,18 +17,18 @@ _REAL_FEDERATIONS = """These keys are for testing, because you know every site's
 
 
 def certs(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the keys; existing keys are kept")],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for the keys; keys of existing sites are kept")],
     sites: Annotated[str, option("--sites", "A,B,C", "names of the sites")],
     hosts: Annotated[
         list[str] | None,
         option("--host", "NAME", "the server's name or address, besides localhost; repeatable"),
     ] = None,
-    days: Annotated[int, typer.Option("--days", metavar="N", help="days until the server's certificate expires")] = 365,
+    days: Annotated[int, typer.Option("--days", metavar="N", help="days until a new server certificate expires")] = 365,
     as_json: Json = False,
 ) -> None:
     """Create a certificate authority, a server certificate and the sites' keys for a test federation.
 
-    To add a site or a host, repeat the command with it. Existing keys are kept.
+    To add a site or a host, repeat the command with it. The keys of the authority and of existing sites are kept.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.credentials import make_credentials

@@ -73,9 +73,9 @@ def _check(file: str, app: str | None) -> None:
 
 
 def _check_in_other_process(file: str, app: str) -> None:
-    """Check the site's data in another process, which frees the memory of the data and torch when it ends.
+    """Check the site's data in another process, whose end frees the memory of the data and of torch.
 
-    This process runs for as long as the site is connected.
+    The current process runs for as long as the site is connected.
     """
     command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
     checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
@@ -86,7 +86,10 @@ def _check_in_other_process(file: str, app: str) -> None:
 
 
 def _check_version(app: str) -> None:
-    """Refuse an app of another minor version, before reading settings that this version may not know."""
+    """Refuse an app of another minor version, before reading settings that this version may not know.
+
+    Otherwise, show the installed versions.
+    """
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.planning import check_app_version
     from fedskew.flower.versions import installed_versions

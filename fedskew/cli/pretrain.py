@@ -1,4 +1,4 @@
-"""`fedskew pretrain`: train a model centrally, on all data, as a start for federated runs."""
+"""`fedskew pretrain`: train a model centrally, on all training data, as a start for federated runs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _command(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:  # fmt: skip
-    """Train a model centrally, on all data, and write its weights for --init. Repeat the command to resume.
+    """Train a model centrally, on all training data, and write its weights for --init. Repeat the command to resume.
 
     With -c, keys that the file does not set have the defaults of `fedskew run`.
     """

@@ -170,7 +170,7 @@ def _describe(prepared: Prepared) -> str:
 
 
 class ProgressBar(RunProgress):
-    """Shows the progress of the current run in a terminal, and the number of finished runs."""
+    """Shows the progress of the current run in a terminal, and which of the runs it is."""
 
     def __init__(self, folder_of: FolderOf, runs: int, console: Console) -> None:
         super().__init__(folder_of)

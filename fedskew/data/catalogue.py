@@ -67,10 +67,10 @@ class DatasetEntry:
 
 
 def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
-    """Return where the dataset's files are (a folder, or words for the user) and their total size in bytes.
+    """Return where the dataset's files are and their total size in bytes.
 
-    Both are None if the files are not on this machine. The size is also None for generated data and for data that are
-    part of scikit-learn.
+    The place is a folder, or a phrase for the user such as "part of scikit-learn". Both are None if the files are not
+    on this machine. The size is also None for generated data and for data that are part of scikit-learn.
     """
     if entry.components:
         parts = [find_location(DATASETS[part], data_dir) for part in entry.components]

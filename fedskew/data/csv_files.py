@@ -22,7 +22,7 @@ Rows = list[tuple[int, list[str]]]
 
 
 def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
-    """Read the rows of a UTF-8 file, or only the first `rows` of them. Blank lines are skipped.
+    """Read the rows of a UTF-8 file, or only the first `rows` of them. Empty lines are skipped.
 
     A file that ends in .gz or .xz is decompressed.
     """

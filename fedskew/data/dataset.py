@@ -33,8 +33,9 @@ class Samples:
     """Inputs and labels, row by row."""
 
     x: npt.NDArray[np.generic]
-    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised if `Dataset.scaling` is
-    not empty. Text: int64 token ids (n, length), where 0 is padding and 1 is an unknown word."""
+    """Images: uint8 (n, channels, height, width). Tables: float32 (n, features), standardised as `Dataset.scaling`
+    says. Text: int64 token ids (n, length). In texts that fedskew splits into words, 0 is padding and 1 an unknown
+    word."""
     y: npt.NDArray[np.int64]
     """Class numbers (n). For several labels per sample, a matrix of 0 and 1 (n, labels)."""
     domain: npt.NDArray[np.int64] | None = None
@@ -74,12 +75,12 @@ class Dataset:
     """Names of the domains that the samples come from, for example mnist and svhn."""
     scaling: tuple[tuple[float, float], ...] = ()
     """The mean and the standard deviation with which each input of a table was standardised. An input that was not
-    standardised has (0, 1). Empty if no input was standardised."""
+    standardised has (0, 1). If this is empty, no input was standardised."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order; empty if they are unknown."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample, in the order of a row of `x`: name, shape, and whether the input holds whole numbers.
-    Empty if a sample has only one input."""
+    Empty if a sample is a single input without a name."""
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     raw_train: RawTable | None = None

@@ -138,7 +138,7 @@ class Federation:
         return _indices_where(counts * self.classes > counts.sum())
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        """Return the same federation with only the samples of these labels. A client may have none left."""
+        """Return the same federation, but clients and server keep only samples of these labels. Some may keep none."""
         if self.dataset.train.y.ndim > 1:
             raise UserError("samples with several labels cannot be restricted to some labels; expected one per sample")
         is_kept = np.zeros(self.classes, np.bool_)
@@ -224,7 +224,7 @@ class Federation:
         return held
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
-        """Save the split with its hash. The partition `Saved(path)` restores it."""
+        """Save the clients' training samples with a hash. The partition `Saved(path)` restores them."""
         write_split(path, self.indices, self.dataset.groups[0], self.partition, self.seed)
 
     @cached_property

@@ -37,12 +37,12 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
     the list. It does not apply to Python objects.
 
     Some named datasets have `options`, which `fedskew datasets` lists. These are the options of your own data:
-        test=None: test data of the same form as the data; for a table file or a folder of images, their path
+        test=None: test data of the same form; for a table file or a folder of images, the path of the test data
         test_fraction=0.2: the share of each class held out if there is no test part
         classes=None: the names of all classes, in order, if some may have no samples
         name=None: the name of the data, for Python objects
-        label=None: the label column of a table, or a list of columns of 0 and 1. The default is the column called
-            label, labels, class, target or y
+        label=None: the label column of a table, or a list of columns of 0 and 1. The default is Hugging
+            Face's ClassLabel column, or the column called label, labels, class, target or y
         columns=None: the input columns of a table, or the names of an array's features. The default is all
         drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values

@@ -128,7 +128,7 @@ class TableEncoding:
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:
-        """Return the features of each row: [rows, features]. The table must have this encoding's columns."""
+        """Return the features of each row: [rows, features]. The table must have the same columns in the same order."""
         out = np.zeros((len(table), len(self.features)), np.float32)
         scaled = self._standardised(table)
         position, start = 0, 0

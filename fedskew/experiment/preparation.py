@@ -248,8 +248,8 @@ def require_task(task: str, method: Method, dataset: Dataset) -> None:
     if found == "multi-label" and unfit is not None:
         fitting = [entry.name for entry in matching_entries() if all(part.multi_label for part in entry.parts)]
         raise UserError(
-            f"method {_name_of_part(unfit, method)!r} needs one class per sample, because it uses a softmax over "
-            f"the classes, but {dataset.name!r} has several labels per sample; expected {', '.join(fitting)}"
+            f"method {_name_of_part(unfit, method)!r} needs one class per sample, but {dataset.name!r} has several "
+            f"labels per sample; expected {', '.join(fitting)}"
         )
 
 

@@ -67,14 +67,15 @@ class Result:
     """AUROC, calibration and other metrics of the final model's probabilities on the test set.
 
     None if there are none: the run is unfinished, has no global model, ran out of memory, or is from a version that did
-    not compute them. Also None if the sites that tested the model report totals only.
+    not compute them. Also None if a probability is not finite, or if the sites that tested the model report only
+    totals.
     """
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
     """Scores by client, with the clients' names or numbers as keys.
 
     In a simulation, they are computed on each client's held-out samples (`client_test`). A client's own model is scored
-    if the method has one, else the final model. In a federation whose sites report results by class, the final model is
-    scored on each site's test part.
+    if the method has one, else the final model. In a federation whose sites report results by class, they are computed
+    on each site's test data. A site's own model is scored if there is no global model, else the final model.
     """
     warnings: tuple[str, ...] = ()
     """One line for each damaged file in the folder."""
@@ -91,7 +92,7 @@ class Result:
 
     @property
     def name(self) -> str:
-        """The folder's name. Without a folder, the name that it would have."""
+        """The folder's name. Without a folder, a name such as `digits-dirichlet0.1-fedvls-s0-1a2b3c`."""
         return self.folder.name if self.folder else run_name(self.config)
 
     @cached_property
@@ -201,8 +202,8 @@ class Result:
     def auroc(self) -> float | None:
         """AUROC of the final model on the test set. None if it is unknown: see `scores`.
 
-        With two classes, it is that of the positive class. Otherwise, it is the mean over all classes, each against the
-        rest.
+        With two classes, it is that of the positive class. Otherwise, it is the mean over the classes, each against the
+        rest. Classes to which all test samples or none belong are left out.
         """
         return None if self.scores is None else self.scores.auroc
 
@@ -215,7 +216,7 @@ class Result:
 
     @property
     def diverged(self) -> int:
-        """Number of client updates that were discarded because they were not finite."""
+        """Number of client updates that were discarded, because they or the server's step with them were not finite."""
         return sum(len(row.diverged) for row in self.history)
 
     @property

@@ -17,11 +17,12 @@ from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts, Garbled, is_count
 
 _MAX_CATEGORIES = 10_000
-"""The most categories of a column that a site may report."""
+"""The maximum number of categories per column that a site may report."""
 _LONGEST_CATEGORY = 1_000
-"""The most characters of a category."""
+"""The maximum number of characters in a category."""
 _LARGEST_MOMENT = 1e150
-"""The largest mean and deviation that a site may report. If a square overflowed, one site could end the run."""
+"""The largest mean that a site may report. Its square is the largest sum of squares. If a square overflowed, one site
+could end the run."""
 _NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
 _CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
 

@@ -32,7 +32,7 @@ Kept = Mapping[int, Facts]
 
 
 class NoTests(UserError):
-    """No site reported its tests of a model."""
+    """There are no usable test results of a model."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class SiteEvaluation:
         return self._settings.evaluation == "sites"
 
     def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:
-        """Make the request for the sites' tests. None if the server does not need them.
+        """Make the request for the sites' tests. None if the sites report no results (`site_metrics` is `none`).
 
         `frozen` names the models whose encoders are part of the tested model.
         """
@@ -118,7 +118,7 @@ class SiteEvaluation:
         return found
 
     def evaluate(self, replies: Replies) -> Evaluation:
-        """Add up the results of all sites that replied: by class, or only totals if the sites report only totals."""
+        """Add up the sites' usable results: by class, or only totals if the sites report only totals."""
         blank = np.zeros(self._task.counts_shape(self._classes), np.int64)
         if self._settings.site_metrics == "class":
             matrices = self._matrices(replies)
@@ -193,7 +193,9 @@ def _read_counts(reported: object) -> tuple[int, int] | None:
 
 def _require_tests(results: Mapping[int, object]) -> None:
     if not results:
-        raise NoTests("no site reported its tests; expected sites whose site.yaml allows federation.site_metrics")
+        raise NoTests(
+            "no site reported its tests; expected sites whose `metrics` in site.yaml allow federation.site_metrics"
+        )
 
 
 def read_histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:
@@ -214,7 +216,7 @@ def read_histograms(reply: Reply, classes: int, task: Task) -> ScoreHistograms:
 
 
 def _log_loss(reply: Reply) -> float:
-    """The sum of the samples' log losses. NaN if it is missing."""
+    """Return the sum of the samples' log losses. NaN if it is missing or impossible."""
     value = reply.facts.get("log_loss")
     return value if isinstance(value, float) and value >= 0 else math.nan
 

@@ -1,6 +1,7 @@
 """A federation whose samples are at its sites.
 
-The server knows only how many samples each site has. For some methods, it also knows how many have certain labels.
+The server knows how many samples each site has and, for some methods, how many have certain labels. With secure
+aggregation, it knows neither.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _CENSUS_SECONDS = 600.0
 
 
 class RemoteFederation(Federation):
-    """A federation whose clients are sites. A site reports its number of samples when it connects."""
+    """A federation whose clients are sites. They report their numbers of samples, except with secure aggregation."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site, 0 until the site has connected. After `restrict`, only samples with these labels count."""
+        """Samples per site, 0 until the site has connected. After `restrict`, only samples with its labels count."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)

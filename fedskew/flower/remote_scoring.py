@@ -1,8 +1,8 @@
 """Let the sites test a finished model on their own data. They send score histograms, which the server adds up.
 
 A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
-the total minus the other results would be the result of that site. The list names every site that tested the model. The
-server itself receives the histograms of every site.
+the total minus the other results would be the result of that site. The file still names every site whose histograms
+count. The server itself receives the histograms of every site.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def weights_file(model: str | Path) -> Path:
 
 
 def read_finished_model(file: str, contract: Contract, config: Config) -> FinishedModel:
-    """Read the weights of the app's model. Refuse a file that lacks some of them."""
+    """Read the weights of the app's model. Refuse a file in which some are missing, do not fit or are not finite."""
     if config.train != "all":
         raise UserError(
             f"train is {config.train!r}; expected 'all', because sites test only models that train as a whole"

@@ -1,6 +1,6 @@
 """`fedskew federate survey`: ask the sites about their data before training.
 
-`fedskew diagnose` and `fedskew choose` can read the files with the answers.
+`fedskew diagnose` and `fedskew choose` can use the label counts in `counts.csv`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedskew.flower.wire import Facts, Garbled, is_count, one_line
 
 COUNTS, SURVEY = "counts.csv", "survey.json"
 _MAX_VALUES = 10_000
-"""The most categories of a column that a site may name."""
+"""The maximum number of categories per column that a site may name."""
 _BOUNDS = ("low", "median", "high")
 
 

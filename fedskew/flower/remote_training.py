@@ -98,7 +98,7 @@ class SiteTraining:
     def _request_updates(
         self, round: int, name: str, participants: Mapping[int, Facts], others: Mapping[int, Facts], payload: bytes
     ) -> Answers:
-        """Send the requests of a round. A repeated round does not repeat requests that have been answered."""
+        """Send the requests of a round. If the round is repeated, updates that have arrived are not requested again."""
         requests = {client: request_digest(facts, payload) for client, facts in participants.items()}
         self._received.forget_before(round - 1)
         known: dict[int, Reply | Failure] = {}

@@ -1,8 +1,8 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-A site's usual time is the median of its last replies. It counts from the request. Once enough sites have replied, each
-of the others is late if its request was sent more than `grace` times its usual time ago. So the round waits for a site
-that is always slow, but not for a site that hangs.
+A site's usual time is the median of its last reply times, which count from the request. Once enough sites have
+replied, every other site is late when it has taken more than `grace` times its usual time, and more than `at_least`
+seconds. So the round waits for a site that is always slow, but not for a site that hangs.
 
 Before a site's first reply, only the round's time-out limits the wait. If the site misses the time-out, its
 usual time is the median over the replies of all sites, until it replies itself.

@@ -37,7 +37,7 @@ DETAILS = ("none", "total", "class")
 
 
 def approved_settings(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
-    """Return the settings of an app that a site approves, as JSON values."""
+    """Return the settings that a site approves with an app, as JSON values."""
     return {
         "config": config.to_mapping() | {"data_dir": None, "init": None},
         "contract": contract.to_json(),
@@ -104,7 +104,7 @@ def require_known_code(config: Config, site: SiteConfig) -> None:
         if colon and module.partition(".")[0] not in allowed:
             raise UserError(
                 f"the server names the {kind} {name!r}, which this site does not run; expected one of fedskew's, one "
-                f"in the app's package {PACKAGE}, or its package listed under 'packages' in site.yaml"
+                f"in the app's package {PACKAGE}, or one in a package listed under 'packages' in site.yaml"
             )
 
 
@@ -171,7 +171,7 @@ def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage,
 
 
 def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]], config: Config, site: str) -> Stage:
-    """Return the stage, of one round, in which a site answers the survey at the end of a stage.
+    """Return the stage in which sites answer a survey: one more round after the stage that ends with it.
 
     Refuse a survey or settings that the run's configuration does not plan.
     """
@@ -189,7 +189,7 @@ def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]],
 
 
 def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> None:
-    """Refuse a survey of label counts, or of predictions, if no stage of the run ends with one."""
+    """Refuse a survey of label counts, or of predictions, if no stage of the run ends with such a survey."""
     kind = "predictions" if asks_predictions else "labels"
     if all(stage.survey != kind for stage, _ in planned):
         raise UserError(f"the server requests a survey of {kind}, which the run's configuration does not plan")
@@ -235,7 +235,7 @@ def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
 
 
 def require_own_name(name: str, run: str) -> None:
-    """Refuse a request that names another run than its terms, because it would change the other run's state."""
+    """Refuse a request that names another run than its terms do, because it would change the other run's state."""
     if name != run:
         raise UserError(
             f"the server's request names the run {one_line(str(name))!r}, but its terms are those of {run!r}"
@@ -306,7 +306,7 @@ def require_shared_scaling(scaling: Scaling, contract: Contract) -> None:
 
 
 def require_covered_survey(stage: str, policy: Policy) -> None:
-    """Refuse the survey of a stage for a site that demands noise, because the answers have none."""
+    """If the site demands noise, refuse the survey of a stage, because the answers have no noise."""
     if policy.demands_noise:
         raise UserError(
             f"the server requests the survey of stage {one_line(stage)!r}, whose answers have no noise; this site "
@@ -325,7 +325,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
 
 
 def require_agreed_scores(tests: Facts, method: Method, site: SiteConfig) -> None:
-    """Refuse score histograms unless the site reports results by class. The sums of both are label counts."""
+    """Refuse score histograms unless the site reports results by class, which reveal the same label counts."""
     require_agreed_tests(tests, method, site)
     if tests["detail"] != "class":
         raise UserError(

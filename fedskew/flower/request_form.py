@@ -94,7 +94,8 @@ def require_training_form(facts: Facts) -> None:
 def require_survey_form(facts: Facts) -> None:
     """Refuse a request for a method's survey that lacks a value, or that has a value of another form.
 
-    A request with a `stage` asks for the answers of a part. Any other request asks for label counts.
+    A request with a `stage` is for that stage's own survey. Any other request is for label counts and, if `predictions`
+    is true, for mean predictions.
     """
     if "stage" in facts:
         _require(facts, _STAGE_SURVEY, "a survey")

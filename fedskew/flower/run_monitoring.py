@@ -101,7 +101,7 @@ class _Traffic:
         self._sent += self._open.pop(site, 0)
 
     def metrics(self) -> Iterator[Metric]:
-        help = "Bytes of the tensors that sites received, in requests that they answered or missed."
+        help = "Bytes of the tensors in requests to connected sites."
         yield Metric("fedskew_sent_bytes_total", "counter", help, self._sent)
         yield Metric("fedskew_received_bytes_total", "counter", "Bytes of the sites' replies.", self._received)
 

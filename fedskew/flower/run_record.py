@@ -1,7 +1,7 @@
 """The settings of a federation, which are saved as `federation.json` in the folder of its run.
 
-All rounds of a run must have the same settings. A run that resumes with other settings, for instance without
-noise, is refused.
+All rounds of a run must have the same settings, except those in `_MAY_CHANGE`. A run that resumes with other settings,
+for instance without noise, is refused.
 
 With noise, the file also counts the releases, from which ε is computed. A round that is repeated after a crash is
 another release. If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request
@@ -27,8 +27,8 @@ _MAY_CHANGE = (
     "minimum", "begin_with", "round_timeout", "grace", "grace_seconds", "attempts", "folder",
     "survey", "evaluate_only", "purpose", "tested_model",
 )  # fmt: skip
-"""Settings that may change when a run resumes: how long and for how many sites the server waits, the folder, and what
-the server asks without training."""
+"""Settings that may change when a run resumes: how long and for how many sites the server waits, how often it attempts
+a round, the folder, and what the server asks without training."""
 
 
 class RunRecord:
@@ -53,7 +53,7 @@ class RunRecord:
             return
         if differences := _differences(kept["settings"], self._terms):
             raise UserError(
-                f"{self._folder} holds a run with {'; '.join(differences)}: restore that, or choose another "
+                f"{self._folder} holds a run with {'; '.join(differences)}: restore these settings, or choose another "
                 "federation.folder"
             )
         self.releases, self.fitted = kept["releases"], kept["fitted"]

@@ -47,7 +47,7 @@ class SiteStatus:
     updates: int = 0
     """The number of updates that counted."""
     missed: int = 0
-    """The number of requests to which the site did not reply in time."""
+    """The number of requests for which the site was late or absent."""
     reason: str = ""
     """Why there was no usable reply to the last request."""
 
@@ -69,7 +69,7 @@ class RunStatus:
 
     folder: str
     status: str
-    """That of the last attempt, or `not started`."""
+    """That of the last attempt. If no attempt is recorded: `finished` or `not started`."""
     reason: str
     round: int
     """The number of completed rounds."""
@@ -78,7 +78,7 @@ class RunStatus:
     damage: str | None = None
     """The first sign that the audit log was changed. Later lines are not used."""
     privacy: dict[str, Any] | None = None
-    """Kind, ε and δ of the differential privacy so far. None without noise."""
+    """Kind, ε and δ of the differential privacy so far. None without noise, and before the first round."""
 
 
 def read_status(folder: Path, now: datetime) -> RunStatus:
@@ -119,7 +119,7 @@ class RunHistory:
     """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
 
     def __init__(self, names: Sequence[str] = (), times: ReplyTimes | None = None) -> None:
-        """`names` are the sites, if the log does not name them. `times` collects how long the sites train."""
+        """`names` are the sites, if the log does not name them. `times` collects how long they take to train."""
         self._names = list(names)
         self._sites = {name: SiteStatus(name) for name in names}
         self._times = times or ReplyTimes(FederationSettings.grace)

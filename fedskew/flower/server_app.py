@@ -1,7 +1,7 @@
 """The ServerApp, the part of a federation that runs on the server.
 
-It trains a model with the sites and writes the run's folder. Without training, it surveys the sites' data, or lets the
-sites test a finished model.
+It trains a model with the sites and writes the run's folder. With another `purpose`, it does not train, but surveys
+the sites' data or lets the sites test a finished model.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _PROGRAM = "flwr-serverapp"
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation to its end. The run's `status.json` then says how it ended.
+    """Run the federation to its end. The `status.json` of a training run then says how it ended.
 
     The status is `finished`, `stopped` or `failed`. `stopped` means that a person must act before another start.
     `failed` means that another start may help, so `supervised_run` starts the run again.
@@ -198,7 +198,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
 
 
 def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
-    """Read the sites' reply times in earlier attempts. They tell a resumed run when a site is late."""
+    """Read how long the sites took to train in earlier attempts. This tells a resumed run when a site is late."""
     times = ReplyTimes(settings.grace, settings.grace_seconds)
     history = RunHistory(settings.sites, times)
     for entry in read_chain(audit).entries:

@@ -70,7 +70,7 @@ def data_source(value: str) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class FederationSettings:
-    """Settings that only a federation across machines has, and not a simulation."""
+    """Settings that a federation across machines has in addition to those of a simulation."""
 
     sites: tuple[str, ...] = _option((), _names, "the sites' names, as registered with their keys")
     minimum: int | None = _option(

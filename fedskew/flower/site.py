@@ -9,8 +9,8 @@
     describe     report label counts and ranges of columns, for `fedskew federate survey`
     score        report score histograms of a finished model, for `fedskew federate evaluate`
 
-`request_checks.py` decides which of these requests the site refuses. `secure/site.py` answers the steps of secure
-aggregation.
+`request_checks.py` and the site's policy (`policy.py`) decide which of these requests the site refuses.
+`secure/site.py` answers the steps of secure aggregation.
 """
 
 from __future__ import annotations
@@ -330,7 +330,7 @@ class Site:
         return run.answer_once("label counts", {"predictions": facts["predictions"]}, tensors, count)
 
     def _answer_survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
-        """Answer the survey of a stage, without any training. The site's own copy of the method has the survey."""
+        """Answer the survey of a stage, without any training. The site's own copy of the method defines the survey."""
         planned = planned_rounds(run.method, run.config, facts["notes"])
         stage = require_planned_survey(facts, planned, run.config, self.config.name)
         require_covered_survey(stage.name, self.config.policy)
@@ -346,7 +346,7 @@ class Site:
 
 
 def _check_form(facts: Facts) -> None:
-    """Refuse a request that has unknown facts or a wrong form, or that comes from a server with another version."""
+    """Refuse a request with unknown facts or a wrong form, or a greeting of a server with another minor version."""
     if strange := sorted(facts.keys() - _ALLOWED_FACTS[facts["kind"]] - {"kind", "terms"}):
         raise UserError(
             f"the server sets {strange[0]!r}, which this site does not know; expected the same version of fedskew"

@@ -60,7 +60,7 @@ class SiteConfig:
     packages: tuple[str, ...] = ()
     """Python packages whose methods and models the server may request, besides those of fedskew and of the app."""
     keys: str | None = None
-    """The folder with the site's node key, which signs the messages of secure aggregation."""
+    """The folder with the site's node key, with which the site proves its identity in secure aggregation."""
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None

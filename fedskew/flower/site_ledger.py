@@ -2,6 +2,7 @@
 
 `ledger.jsonl` in the site's state folder is a chained log. An update's line is on disk before the update leaves, so a
 crash can only make the sum too large. An update also counts if its reply is lost, and again if its round is repeated.
+The time is recorded only if the policy limits it.
 
 The ledger has two accounts: the privacy of the whole site, and that of one sample. `releases.py` says how much privacy
 one update spends in each account.

@@ -30,7 +30,7 @@ class SiteMonitor:
         self._sent = 0
         self._last_message: float | None = None
         self._spent: dict[str, float] = {}
-        """The ε spent so far. The key is the one that sets its budget in the policy: `epsilon` or `example_epsilon`."""
+        """The ε spent so far, by the policy's key for its budget: `epsilon` or `example_epsilon`."""
 
     def problem(self) -> str | None:
         return self._connection.problem

@@ -70,7 +70,7 @@ def usable_replies(answers: Mapping[int, Reply | Failure]) -> Iterable[tuple[int
 
 
 def require_any_reply(answers: Mapping[int, Reply | Failure], names: Sequence[str], what: str) -> None:
-    """Raise a UserError if no site replied. `what` ends its sentence, such as `with its tests`."""
+    """Raise a UserError if no site replied. `what` completes its text, such as `with its tests`."""
     if not any(isinstance(answer, Reply) for answer in answers.values()):
         reasons = "; ".join(f"{names[c]}: {a.reason}" for c, a in answers.items() if isinstance(a, Failure))
         raise UserError(f"no site replied {what}: {reasons}")

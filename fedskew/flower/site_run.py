@@ -49,7 +49,7 @@ class SiteRun:
         self.contract = _hash(contract)
         """Hash of the contract."""
         self.data_form = _hash(contract.without_encoding())
-        """Hash of the classes and columns. It does not depend on how the columns are encoded."""
+        """Hash of the contract. If the data are a table with named columns, it does not depend on their encoding."""
         self.config = replace(config, device=site.device, engine="plain")
         require_known_code(self.config, site)
         site.policy.require_run(self.config)
@@ -104,7 +104,7 @@ class SiteRun:
     def answer_once(self, question: str, request: Facts, tensors: Tensors, compute: Callable[[], Answer]) -> Answer:
         """Answer a request about the received model, or repeat the recorded answer.
 
-        For each question, the site answers for at most `tests_per_round` models.
+        For each question, the site answers at most `tests_per_round` different requests.
         """
         request = {**request, "contract": self.contract, "model": digest(to_bytes(tensors))}
         return SiteAnswers(self.site.state_folder).answer_once(
@@ -162,7 +162,7 @@ class SiteRun:
     def own_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
         """The received model with the site's personal tensors.
 
-        `kept` has the personal tensors. If it is empty, the site never took part and uses their initial values.
+        `kept` has the personal tensors. If it is empty, as before the site's first round, initial values are used.
         """
         personal = self.method.personal
         assert personal is not None

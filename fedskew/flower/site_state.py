@@ -1,8 +1,8 @@
 """State that a site keeps between rounds. It is on disk, because Flower loses a node's state when the node restarts.
 
 `RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. In each request, the server
-names the last round whose reply it received. So site and server continue from the same round, even if a reply was lost,
-or if the server resumed from an older checkpoint.
+names the last round in which it used the site's update. So site and server continue from the same round, even if a
+reply was lost or discarded, or if the server resumed from an older checkpoint.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class SiteState:
     def write(self, model: str, round: int, state: Tensors, kept: int | None, oldest: int) -> None:
         """Write the state after a round. Remove the states that the server will not request again.
 
-        The site trained from the state of round `kept`. The server never received its replies of the rounds between
-        `kept` and this round, so their states are removed.
+        The site trained from the state of round `kept`. The server did not use its updates of the rounds between `kept`
+        and this round, so their states are removed.
 
         The server may resume after round `oldest` or any later one. From there, it requests the site's last state up to
         that round. So the last state up to `oldest` and all later ones remain.

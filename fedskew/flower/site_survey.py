@@ -1,5 +1,4 @@
-"""What a site reports in a survey, before anybody trains: label counts, and ranges and missing values of a table's
-columns.
+"""What a site reports in a survey before training: label counts, and ranges and missing values of a table's columns.
 
 A survey must not show single samples, so no number in it is exact:
 

@@ -91,7 +91,7 @@ def run_local_tests(
 
 
 def score_histograms(run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Answer:
-    """Compute histograms of the received model's probabilities on the site's test part."""
+    """Compute histograms of the tested model's probabilities on the site's test part."""
     require_agreed_scores(test_request, run.method, run.site)
 
     def compute() -> Answer:

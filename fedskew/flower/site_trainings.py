@@ -19,7 +19,7 @@ from fedskew.flower.wire import Facts, digest
 
 FOLDER = "trainings"
 _CHOSEN = ("stage", "notes", "companions", "kept")
-"""The facts of a request with which the server can change the update. Its tensors can also change it."""
+"""The facts with which a server can change the update. The request's tensors can also change it."""
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,11 @@ class Sites:
         keep: Callable[[int, Reply], None] = lambda _client, _reply: None,
         repeats: bool = False,
     ) -> dict[int, Reply | Failure]:
-        """Send each site its own facts and the same payload. Return the answers that arrive within `timeout` seconds.
+        """Send each site its own facts and the same payload. Return each site's reply, or why there is none.
 
-        After `quorum` is reached, a site's usual time limits how long the server waits for it (see `reply_times`). If
-        `is_timed` is False, the replies do not change the sites' usual times. `keep` is called with each reply before
-        the audit log records it.
+        The server waits at most `timeout` seconds. After `quorum` is reached, a site's usual time also limits the wait
+        for this site (see `reply_times`). If `is_timed` is False, the replies do not change the sites' usual times.
+        `keep` is called with each reply before the audit log records it.
 
         With `repeats`, a site whose SuperNode has started again gets its request again. A SuperNode that ends loses its
         requests.
@@ -166,7 +166,7 @@ class Sites:
         return again
 
     def _record_requests(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str) -> None:
-        """Record the requests in the audit log: one entry per kind, with the sites that receive it."""
+        """Record the requests in the audit log: one entry per kind of request, with the names of the sites."""
         round = {"round": int(group)} if group.isdigit() else {}
         for each in sorted({str(sent.get("kind", kind)) for sent in facts.values()}):
             names = [self.names[client] for client, sent in facts.items() if sent.get("kind", kind) == each]

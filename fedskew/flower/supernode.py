@@ -100,7 +100,7 @@ def expiry_warning(superlink: str, expires: datetime) -> str | None:
 
 
 def watch_certificate(superlink: str, keys: NodeKeys, log: Callable[[str], None]) -> None:
-    """Once a day, log a warning if the server's certificate is refused or expires soon."""
+    """Once a day, check the server's certificate. Log a warning if the check fails or the certificate expires soon."""
     while True:
         time.sleep(_DAY_SECONDS)
         try:

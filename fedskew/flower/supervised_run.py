@@ -28,7 +28,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.processes import Process
 
 WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
-"""Seconds before each restart. The run has failed if that many restarts in a row bring no new update from a site."""
+"""Seconds before each restart. If a whole series of restarts brings no new update from a site, the run has failed."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 _LOGGED = re.compile(r"fedskew: (.*)")
@@ -71,7 +71,10 @@ class FlowerRun:
         """
         run = _unfinished_run(self._log)
         if run is not None and self._stop_run(run):
-            log(f"warning: an earlier command left run {run} at the SuperLink; it was stopped, and this one resumes it")
+            log(
+                f"warning: an earlier command left run {run} at the SuperLink; it was stopped, and this command "
+                "resumes it"
+            )
             wait_until_unlocked(RunFolder(folder).lock_path, _STOP_SECONDS)
 
     def _stop(self, run: Process) -> None:
@@ -144,7 +147,7 @@ def run_to_end(
     watch: Callable[[], None] = lambda: None,
     wait_seconds: Sequence[float] = WAIT_SECONDS,
 ) -> None:
-    """Start a run, and start it again whenever it fails. Raise a UserError if restarts do not help.
+    """Start a run, and start it again whenever it fails. Raise a UserError if a person must act.
 
     `watch` is called every few tenths of a second until this function returns.
     """
@@ -173,7 +176,7 @@ def _wait(seconds: float, watch: Callable[[], None]) -> None:
 
 
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
-    """Report what the ServerApp logs until `flwr run` ends."""
+    """Pass on what the ServerApp logs until `flwr run` ends. Return how the run ended."""
     outcome = Outcome(finished=False, needs_user=False, reason=f"it ended without a reason; see {run.log}")
     for line in _logged_lines(run):
         if line:

@@ -33,7 +33,7 @@ _IDLE_SECONDS = 600
 def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column_sums: bool = False) -> LocalFederation:
     """Write the keys, app and sites of a trial. If the folder already has the same trial, its run can resume.
 
-    With `column_sums`, the sites fit the encoding of their tables together.
+    With `column_sums`, the server fits the encoding of the tables to sums that the sites send.
     """
     federation = build_federation(config)
     if federation.notes:  # one of the notes may say that counts were mapped to other classes

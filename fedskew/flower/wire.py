@@ -28,7 +28,7 @@ _MAX_LENGTH = 300
 
 
 class Garbled(Exception):
-    """A message has unexpected content. The text of the error describes the content."""
+    """A message has unexpected content. The error's text says what is wrong."""
 
     def __init__(self, text: str) -> None:
         super().__init__(one_line(text))

@@ -72,7 +72,7 @@ def serve(site: Path, listener: socket.socket) -> None:
 
 
 class _RequestHandler:
-    """Answers every request, perhaps with a refusal. It reads the site again if the configuration or data changed.
+    """Answers every request, perhaps with a refusal. It reads site.yaml and the data again if they have changed.
 
     Each answer is in the site's audit log before it leaves. If site.yaml cannot be read, there is no audit log, and
     every answer is a refusal or a failure.

@@ -141,9 +141,9 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
     `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks the labels that the
-    participant has. The factor A attracts row i of participant k to the other participants' rows of label i. The factor
-    R repels row i from their rows of other labels. A row gets no gradient from its own terms. If no other participant
-    has label i, row i is not attracted. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
+    participant has. The factor A attracts the other participants' rows of label i to row i of participant k. The factor
+    R repels their rows of other labels from row i. Row i itself gets no gradient from these two factors. If no other
+    participant has label i, A is left out. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
     """
     clients, classes, _ = classifiers.shape
     present = present.to(torch.bool)

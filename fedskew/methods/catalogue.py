@@ -166,7 +166,7 @@ def method(name: str, *aliases: str, paper: str = "") -> Callable[[P], P]:
 
 
 def find(name: str) -> Entry:
-    """Return the entry for a name, an alias or a user's `package.module:Class`."""
+    """Return the entry for a name or an alias, or for a user's `package.module:Class` or `package.module:name`."""
     if ":" in name:
         return _find_user_method(name.strip())
     key = name.strip().lower()

@@ -9,7 +9,8 @@
                no participant had so far gets the largest weight
     given      one weight per class, the same for all clients
 
-With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`).
+With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`). A
+label that none of the counted samples has, or that all have, gets the weight 1.
 
 The loss is divided by the number of samples, not by the sum of their weights. So the mean of the clients' losses,
 weighted by their samples, is the weighted loss on all data. See `task.weigh`.

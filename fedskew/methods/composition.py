@@ -1,6 +1,6 @@
 """Composition: `fedlmd+fedprox+fedavgm` is FedLMD's objective, FedProx's solver and FedAvgM's server rule.
 
-`make_method` turns such a name, or a user's part, into a `Method` with one part in each slot.
+`make_method` turns such a name, or a user's part, into a `Method` with at most one part in each slot.
 """
 
 from __future__ import annotations

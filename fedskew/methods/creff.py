@@ -9,8 +9,8 @@ features", IJCAI 2022.
              R ← SGD on CE(R F_c, c) over the features of all classes, from random values
 
 h are the features of the received model. Clients train the encoder and the head G. The server trains R, on M federated
-features F_c per class, which start at random and stay on the server. In D, the bias is one more row. The model predicts
-with R, so R is tested and exported. A class that no participant of a round has keeps its features.
+features F_c per class, which start at random and stay on the server. In D, the gradient of the bias is one more row.
+The model predicts with R, so R is tested and exported. A class that no participant of a round has keeps its features.
 
 The method chooses the model's head (`--head retrained`).
 

@@ -59,7 +59,7 @@ def require_private_gradients(method: Method) -> None:
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
             raise UserError(
                 f"{setting} {use}, which example-level privacy does not cover ({type(part).__name__}); expected "
-                "another one: docs/federation.md lists them"
+                "another one: docs/federation.md lists those that work"
             )
     if _needs_another_gradient(method):
         raise UserError(

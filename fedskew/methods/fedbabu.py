@@ -10,7 +10,7 @@ The head h has the same random values at all clients and never changes before fi
 tested as it is. If clients hold out samples, the fine-tuned models are tested on these after the last round.
 
 Sent to the server: the model without its head, and the client's number of samples.
-Extra compute: τ_f epochs after the last round.
+Extra compute: τ_f epochs after the last round, if clients hold out samples.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class FedDisco(Weighting):
         expect(len(self.target) in (0, classes), "target", self.target, f"{classes} shares, one for each class")
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
-        """Send the distance plus 1.
+        """Return the distance plus 1.
 
         The server of a federation discards updates whose tensors are far larger than the median of all clients. If the
         median distance were near 0, the server would discard normal updates.

@@ -45,8 +45,8 @@ def ascend(params: Tensors, grads: Tensors, rho: float) -> Tensors:
 def norm_or_infinity(grads: Tensors, params: Tensors) -> Tensor:
     """Return the norm of the gradient at `params`, or ∞ if the gradient is zero.
 
-    A gradient with a norm of at most ε·‖v‖, where ε is the relative precision of a float, counts as zero. It consists
-    of rounding errors, which a step of fixed length would amplify.
+    A gradient with a norm of at most ε·‖`params`‖, where ε is the relative precision of a float, counts as zero. It
+    consists of rounding errors, which a step of fixed length would amplify.
     """
     norm, smallest = _norm(grads), _norm(params) * torch.finfo(next(iter(params.values())).dtype).eps
     return torch.where(norm <= smallest, torch.inf, norm)

@@ -76,7 +76,7 @@ def unpack(name: str, packed: Mapping[str, Tensor]) -> Tensors:
 
 
 class Gradient(Protocol):
-    """Computes the gradient of the objective's loss on the current batch, or of one part of that loss.
+    """Computes the gradient of the objective's loss on the current batch, or of the loss that `part` names.
 
     `at` are the parameters at which the gradient is computed.
     """
@@ -127,7 +127,7 @@ class Client:
     """What a hook may know about the client besides the current batch."""
 
     label_counts: Tensor
-    """[C]: the client's number of training samples per class."""
+    """[C]: the client's number of training samples per class. With example-level privacy, hooks get only ones."""
     received: Tensors
     """The global parameters that the server sent this round."""
     downlink: Tensors = field(default_factory=dict)
@@ -154,7 +154,7 @@ class Seen:
     keys: Tensor
     """[B]: a random key per sample, for `randomness.uniform`."""
     gradient: Tensors = field(default_factory=dict)
-    """The gradient of the batch's mean cross entropy; only for parts that declare `needs_gradient`."""
+    """The gradient of the batch's mean cross entropy. Only in `closing`, if a part declares `needs_gradient`."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Part:
     sends: ClassVar[str] = ""
     """What the client sends besides the model, in words.
 
-    A part that overrides `uplink` or `tally` must declare it. Otherwise, a Flower site sends nothing for the method.
+    A part that overrides `uplink` or `tally` must declare it. Otherwise, a Flower site refuses to send its update.
     """
     extra_compute: ClassVar[str] = ""
     """What clients compute besides FedAvg's forward and backward pass per local step, in words.
@@ -364,7 +364,9 @@ class Objective(Part):
 
     def proximal(self, out: Outputs, y: Tensor, client: Client) -> Tensor:  # noqa: ARG002
         """Return a second loss. A solver computes its gradient with `gradient(params, "proximal")`."""
-        raise UserError(f"{type(self).__name__} has no proximal(), but the solver needs it; choose another of the two")
+        raise UserError(
+            f"{type(self).__name__} has no proximal(), but the solver needs it; choose another objective or solver"
+        )
 
     def companions(self) -> dict[str, Mode]:
         """Name the frozen models whose outputs the loss uses, each with its mode.
@@ -424,7 +426,7 @@ class Solver(Part):
         return False
 
     def gradients(self) -> int:
-        """Return how many gradients a step computes, for the recorded cost."""
+        """Return how many gradients a step computes, for the recorded cost and for example-level privacy."""
         return 1
 
 

@@ -13,7 +13,8 @@ Sent to the server: the model. Unless the groups are given, also the client's la
 mean predicted probability of every class, once. A client that trains an expert reveals that it has a label of the
 expert's group. While it distils, a client also sends how many samples each expert taught. The sites of a federation
 send these numbers only if they share their losses (`share_loss`).
-Extra compute: the experts' training, and one forward pass of an expert for every distilled sample.
+Extra compute: the experts' training, and one forward pass of an expert for every distilled sample, as the paper counts
+it. In fact, every expert runs on every batch of the last stage.
 """
 
 from __future__ import annotations

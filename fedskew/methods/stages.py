@@ -32,8 +32,8 @@ class Survey:
     clients: tuple[int, ...] = ()
     """The numbers of the clients that answered, if the `survey` is a `Part`."""
     key: int = 0
-    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round. 0 if the `survey` is no
-    `Part`."""
+    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round. 0 if the `survey` is
+    not a `Part`."""
 
     def to_record(self) -> dict[str, Any]:
         """Return what the run records of the survey: the mean probabilities, but no client's label counts."""
@@ -80,11 +80,11 @@ class Stage:
     cost: float = 1.0
     """The cost of training on one sample. 1 is a forward and a backward pass of the whole model."""
     server: ServerRule | None = None
-    """Replaces the method's server rule in this stage. In a stage with `local_epochs=0`, the method's solver and
-    weighting take no part either."""
+    """Replaces the method's server rule in this stage. A stage with `local_epochs=0` does not use the method's solver
+    and weighting."""
     survey: Literal["labels", "predictions"] | Part | None = None
     """What every client reports at the end of the stage, for `Schedule.conclude`: its label counts (`labels`), its
-    label counts and mean predictions (`predictions`), or what the hooks `opening` and `uplink` of a part return."""
+    label counts and mean predictions (`predictions`), or what the hook `uplink` of a part returns."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -136,8 +136,9 @@ def stage_without_training(name: str, server: ServerRule | None = None) -> Stage
 class Calibration(ServerRule):
     """A server rule for the last round of a run. All clients send what its hooks compute, and nobody trains.
 
-    It combines with any objective, solver, weighting and server rule. They apply to the rounds before the last one. In
-    the last round, `updates.params` are copies of the trained global model.
+    It combines with any objective, regulariser, solver, weighting and server rule, which apply to the rounds before the
+    last one. It does not combine with a schedule or a personal part. In the last round, `updates.params` are copies of
+    the trained global model.
     """
 
 

@@ -49,8 +49,8 @@ class Evaluation:
     """A model's results on a test set.
 
     For a method without a global model, the confusion matrices of all clients' models on the same test set are added.
-    The accuracy, also by class, is then the mean over the models. All other metrics, such as macro F1, are those of the
-    sum, not means over the models.
+    The accuracy, also by class, is then the mean over the models. Metrics such as macro F1 or the worst class are
+    those of the sum, not means over the models.
     """
 
     confusion: Confusion

@@ -1,9 +1,9 @@
 """The scores of a model on one site's test samples, with an interval for the AUROC, and how unequal the sites are.
 
 The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988). It is computed on the logit scale, so it
-stays between 0 and 1. For more than two classes, the AUROC is the mean over the classes, each against the rest. The
-components of DeLong's variance are then averaged over the classes for each sample. This accounts for the correlation
-between the classes.
+stays between 0 and 1. With more than two classes, or with several labels per sample, the AUROC is the mean over the
+classes, each against the rest. The components of DeLong's variance are then averaged over the classes for each sample.
+This accounts for the correlation between the classes.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def correct_shares(probabilities: Floats, true: Ints) -> Floats:
 def score_site_histograms(histograms: ScoreHistograms, positive: int | None = None) -> SiteScore:
     """Score a site by its histograms.
 
-    With more than two classes, the interval is conservative. Histograms do not show how the AUROCs of the classes are
-    correlated, so full correlation is assumed.
+    With more than two classes, or with several labels per sample, the interval is conservative. Histograms do not show
+    how the AUROCs of the classes are correlated, so full correlation is assumed.
     """
     classes = len(histograms.own)
     positive = None if histograms.multi_label else positive_of_two(classes, positive)

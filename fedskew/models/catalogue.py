@@ -129,7 +129,7 @@ def _fitting_factory(name: str, data: DataShape) -> Factory:
         fitting = sorted(other.name for other in MODELS.values() if fits(other, data))
         raise UserError(
             f"model {name!r} does not accept {input_kind(data)} inputs of shape {data.shape}; "
-            f"expected {entry.takes}. Models that fit: {', '.join(fitting)}"
+            f"expected {entry.takes}. Models for such inputs: {', '.join(fitting)}"
         )
     return entry.factory
 

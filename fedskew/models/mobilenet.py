@@ -20,7 +20,7 @@ _FEATURES = 1280
 
 
 def mobilenetv2(data: DataShape) -> Classifier:
-    """Make MobileNetV2 with stride 1 in the stem, ReLU instead of ReLU6 and global average pooling."""
+    """Make MobileNetV2 with global average pooling, stride 1 in the stem and ReLU instead of ReLU6."""
     before = 32
     layers = [*_conv_norm(data.shape[0], before, kernel=3), nn.ReLU()]
     for expansion, after, repeats, first_stride in _BLOCKS:

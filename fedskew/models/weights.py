@@ -42,7 +42,7 @@ class InitReport:
     left: Mapping[str, str]
     """The tensors that kept their initial values, each with the reason."""
     unused: tuple[str, ...]
-    """Tensors of the file that the model does not have."""
+    """Tensors of the file that the model does not have, except those without the prefix (see `_matching_names`)."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content as JSON values, for about.json."""

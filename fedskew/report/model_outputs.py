@@ -23,7 +23,8 @@ from fedskew.results import Result
 Floats = npt.NDArray[np.float64]
 BATCH_SIZE = 500
 PLOTTED_SAMPLES = 600
-"""The most samples in the charts of t-SNE and PCA: enough to show clusters. t-SNE of these takes about two seconds."""
+"""The maximum number of samples in the charts of t-SNE and PCA. It is enough to show clusters, and t-SNE takes about
+two seconds."""
 DATA_KEYS = ("data", "data_dir", "partition")
 """The keys of the configuration that determine the test set."""
 SAMPLES = 2000
@@ -93,8 +94,8 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, if samples have several labels, or if an output is not
-    finite.
+    Raise a UserError if the model or the data are missing, if the data have changed since the run, if samples have
+    several labels, or if an output is not finite.
     """
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")

@@ -100,7 +100,7 @@ class _Grid:
         return min(NAME_WIDTH, max(map(len, [*self.rows, self.across_kind]))) + 1
 
     def writes_counts(self, width: int) -> bool:
-        """Whether the counts fit with one line per row."""
+        """Whether the counts of a whole row fit in one line."""
         return len(self.columns) * (self.digits + 1) <= width - self.margin
 
     def render(self, width: int, shades: str) -> RenderResult:

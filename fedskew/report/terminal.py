@@ -16,7 +16,7 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 BAR_LENGTH = 30
 MAX_CLASSES = 20
-"""The most bars shown. With more classes, those with the lowest accuracy are shown."""
+"""The maximum number of bars. With more classes, those with the lowest accuracy are shown."""
 CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")

@@ -67,7 +67,7 @@ def labels(configs: Sequence[Config]) -> list[str]:
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """Return the default parameters of a method. Return {} for a user's own method, which the catalogue lacks."""
+    """Return the default parameters of a method. Return {} if its name is not found, as for a user's own object."""
     try:
         return make_method(method).params
     except UserError:

@@ -1,8 +1,8 @@
 """The record of a race of methods. `fedskew choose` saves it in `race.json`, and the report reads it.
 
-A candidate is a method with its settings and a learning rate. A race has several rungs. In each rung, the candidates
-are trained up to a later round than before, and only the best candidates go on. After the last rung, they meet in a
-final.
+A candidate is a method with its settings and a learning rate. A race has up to three rungs. In each rung, the
+candidates are trained up to a later round than before. Only the best candidates go on, and FedAvg always does. After
+the last rung, FedAvg and the best other methods meet in a final, each with its best candidate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Repeats(NamedTuple):
 
 SPLITS = Repeats("split", "splits", "on")
 SEEDS = Repeats("seed", "seeds", "with")
-"""Trials on one split differ in validation samples, initial model, the clients sampled in each round, and batches."""
+"""For trials on one split. They differ in validation samples, initial model, the clients of each round, and batches."""
 
 
 def repeats(config: Mapping[str, Any]) -> Repeats:

@@ -42,7 +42,7 @@ class RankingMetric:
         return self.sign * self.value(run)
 
     def curve(self, run: Result) -> list[tuple[int, float]]:
-        """The evaluated rounds of the global model, with the value after each. Scores have only the last round."""
+        """The evaluated rounds of the global model, with the value after each. `Scores` exist only for the last one."""
         if self.measure is None:
             return [(run.last_round, self.value(run))]
         return [(round_, _number(getattr(found, self.measure))) for round_, found in run.evaluations.items()]

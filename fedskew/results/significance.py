@@ -23,7 +23,7 @@ MAX_SEEDS = 30
 INTERVAL_NOTE = (
     "A difference is significant at 5 %, corrected by Holm's method, if and only if its interval excludes 0."
 )
-"""A note for tables of intervals. It is needed because the correction makes some wider than plain 95 % intervals."""
+"""A note for tables of intervals. It is needed because the correction widens some 95 % intervals."""
 NO_SPREAD = 1e-12
 """Differences in accuracy on one test set that vary less than this are equal up to rounding."""
 

@@ -111,7 +111,7 @@ def test_a_run_that_a_killed_command_left_is_stopped(tmp_path: Path) -> None:
     logged, commands = left_over(tmp_path, before + STARTED.format(42) + "INFO : fedskew: round 1\n")
     assert commands == "stop 42 federation\n"
     assert logged == [
-        "warning: an earlier command left run 42 at the SuperLink; it was stopped, and this one resumes it"
+        "warning: an earlier command left run 42 at the SuperLink; it was stopped, and this command resumes it"
     ]
 
 

@@ -23,7 +23,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 Shape = tuple[int, ...]
 
-# Each augmentation uses other random draws of a sample's key. These are the indices of their first draws.
+# The index of each augmentation's first random draw. Augmentations that can be combined share no draws.
 _CROP_DRAWS = 0
 _FLIP_DRAW = 2
 _CUTOUT_DRAWS = 3

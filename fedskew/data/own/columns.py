@@ -17,7 +17,7 @@ from fedskew.errors import UserError
 Array = npt.NDArray[np.generic]
 
 GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
-"""Cells that are gaps in a column of numbers, in lower or upper case. Among categories, only an empty cell is a gap.
+"""Cells that are gaps in a column of numbers, whatever their case. Among categories, only an empty cell is a gap.
 
 The option `missing` adds other gaps, for numbers and for categories."""
 BOOLEANS = ("False", "True")
@@ -102,14 +102,14 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
 
 
 def boolean_strings(values: Iterable[bool | None], categorical: bool = False) -> Strings:
-    """Make a column of booleans with gaps, which are None."""
+    """Write booleans as the texts False and True. None is a gap."""
     return make_strings([None if value is None else BOOLEANS[bool(value)] for value in values], categorical)
 
 
 def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> tuple[Numbers, int | None]:
     """Return the numbers that the texts spell, with NaN for gaps and other texts.
 
-    Also return the first row whose text is neither a number nor a gap. Return None if there is no such row.
+    Also return the index of the first row whose text is neither a number nor a gap, or None.
     """
     parsed = np.full(len(column.values) + 1, np.nan)
     odd = np.zeros(len(column.values) + 1, np.bool_)

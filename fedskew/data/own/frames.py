@@ -32,7 +32,7 @@ def _is_pandas(data: object) -> bool:
 def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = None) -> Table:
     """Read the columns of a DataFrame. If `labels` are given, they become the column `label`.
 
-    Without `label`, the name is that of the labels, or "label". Underscores are added if the table has such a column.
+    Without `label`, the column gets the labels' own name, or "label". Underscores are added if that name is taken.
     """
     table = _pandas_table(frame, where) if _is_pandas(frame) else arrow_table(_arrow(frame), where, {})
     if labels is None:

@@ -138,9 +138,9 @@ def encode_labels(
 
 
 def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequence[Labels]:
-    """Return whole numbers as names if the user's list contains all of them.
+    """Return whole numbers as names if the user's list contains all of them. Otherwise, they are positions in the list.
 
-    If the list contains only some of them, they are positions, unless a number is too large to be a position.
+    If the list contains only some of them, and another number cannot be a position, they are also names.
     """
     if any(part.values.dtype.kind != "i" for part in parts):
         return parts

@@ -1,4 +1,4 @@
-"""Folders of `.npy` arrays. The arrays stay on disk, and rows are read when they are needed.
+"""Folders of `.npy` arrays. The inputs stay on disk, and rows are read when they are needed.
 
 This format is for data that do not fit in memory. The inputs are not converted, so they must already have the types and
 shapes that models read.

@@ -171,7 +171,7 @@ _UNUSED_OPTIONS = {
 
 
 def _encoding_file(encoding: object) -> object:
-    """Return the encoding if it is a user's file. A deployment sets a `TableEncoding`, and checks the inputs itself."""
+    """Return the encoding, but None for a `TableEncoding`. A deployment sets one, and checks the inputs itself."""
     return None if isinstance(encoding, TableEncoding) else encoding
 
 
@@ -309,7 +309,7 @@ def _markers(missing: object) -> tuple[str, ...]:
     if not all(isinstance(marker, str | int | float) for marker in listed):
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
     texts = [str(marker).strip() for marker in listed]
-    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # category -999.0 is -999
+    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # -999.0 is written -999
     return tuple(dict.fromkeys([*texts, *numbers]))
 
 
@@ -323,9 +323,10 @@ def _check_site(table: Table, site: str | None, label: str) -> None:
 
 
 def _label_column(table: Table, label: str | None) -> str:
-    """Find the label column: `label`, or the only `ClassLabel` column, or the first with one of the `LABEL_NAMES`.
+    """Find the label column: `label`, or the only `ClassLabel` column, or a column with one of the `LABEL_NAMES`.
 
-    Refuse a table if its only `ClassLabel` column has none of these names, but another column has one.
+    If several columns have such names, the order of `LABEL_NAMES` decides. Refuse a table if its only `ClassLabel`
+    column has no such name, but another column has one.
     """
     if label is not None:
         if label not in table.columns:

@@ -40,7 +40,7 @@ class Counts(CountedPartition):
         check_path("path", self.path)
 
     def arrange(self, dataset: Dataset) -> Arrangement:
-        """Leave out classes without a column, and take the names of classes and clients from the file."""
+        """Leave out classes without a column. Take the names of classes and clients from the file, if it has them."""
         if dataset.train.y.ndim > 1:
             raise self.error("a sample with several labels has no single class to count; expected another rule")
         table = self._read(dataset.classes)

@@ -124,7 +124,7 @@ def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_ca
 @register
 @dataclass(frozen=True)
 class DomainDirichlet(Partition):
-    """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FPL).
+    """Every client belongs to one domain and gets a Dirichlet(beta) share of that domain's classes (FedVLS).
 
     `per_domain` lists the number of clients of each domain. By default, the numbers are equal, or the first domains
     have one client more. Clients are numbered domain by domain.

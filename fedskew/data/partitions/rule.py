@@ -1,8 +1,8 @@
 """Partition rules: a rule decides, from a seed, which client gets which training sample.
 
 A rule is a frozen dataclass of its parameters with a method `draw`. To add a rule, write a file like `shards.py` beside
-this one and import it in `__init__.py`. After each split, this module checks three things: no sample goes to two
-clients, no client is too small, and no sample is left out unless the rule allows it.
+this one and import it in `__init__.py`. After each split, this module checks that no sample goes to two clients, that
+no client is too small, and that no sample is left out unless the rule allows it.
 """
 
 from __future__ import annotations
@@ -179,9 +179,9 @@ class Partition(ABC):
         if len(given) and (given.min() < 0 or given.max() >= samples):
             found = given.min() if given.min() < 0 else given.max()
             raise self.error(f"the sample index {found} does not exist; expected 0 to {samples - 1}")
-        owner_counts = np.bincount(given, minlength=samples)  # how many clients have each sample
+        owner_counts = np.bincount(given, minlength=samples)  # how often each sample is assigned
         if (owner_counts > 1).any():
-            raise self.error(f"sample {int(np.argmax(owner_counts > 1))} goes to more than one client")
+            raise self.error(f"sample {int(np.argmax(owner_counts > 1))} is assigned more than once")
         if self.uses_all and (owner_counts == 0).any():
             raise self.error(f"sample {int(np.argmax(owner_counts == 0))} goes to no client")
         if not len(indices):

@@ -35,7 +35,7 @@ class RemoteFile:
     urls: tuple[str, ...]
     """The addresses of the file, which are tried in order."""
     checksum: str
-    """`md5:…` or `sha256:…`, as published."""
+    """`md5:…` or `sha256:…`."""
 
 
 class _BrokenConnectionError(Exception):

@@ -19,7 +19,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class IdxDataset:
-    """A dataset in idx format. MNIST and Fashion-MNIST have the same file names, but other first test labels."""
+    """A dataset in idx format. MNIST and Fashion-MNIST have the same file names. Their first test labels differ."""
 
     name: str
     classes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The twelve 2D datasets of MedMNIST: medical images of 28×28 pixels, each in one npz file."""
+"""The twelve 2D datasets of MedMNIST: medical images of 28×28 pixels. Each dataset is one npz file."""
 
 from __future__ import annotations
 

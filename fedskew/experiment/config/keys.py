@@ -1,7 +1,7 @@
 """The configuration of a run. Flags, YAML files, saved runs and the documentation take their keys from it.
 
-A new key needs a field of `Config`, and an entry in `_LATER_KEYS`, so that existing runs keep their hash. Its flag is
-one line of `FLAGS` in `cli/commands.py`, which takes the help and the default from here.
+A new key needs a field of `Config`, and an entry in `_LATER_KEYS`, so that existing runs keep their hash. A flag for it
+is one line of `FLAGS` in `cli/commands.py`, which takes the help and the default from here.
 
 Every `Config` is valid: it checks itself when it is created. In YAML, the parameters of a method or partition are
 written beside its name:
@@ -131,7 +131,7 @@ class Config:
         "file of weights that the model starts from: .safetensors, or a state dict in .pt, .pth or .bin",
     )
     init_sha256: str | None = _option(
-        None, optional(text), "SHA-256 of the init file, which a run records so that it can be repeated"
+        None, optional(text), "SHA-256 of the init file; runs record it, so that a repeated run refuses another file"
     )
     train: str = _option(
         "all",
@@ -191,7 +191,8 @@ class Config:
     precision: str = _option(
         "auto",
         choice("auto", "float32", "float64", "tf32", "bf16"),
-        "number format: float32, float64, tf32, bf16, or auto for bf16 on GPUs that support it and float32 elsewhere",
+        "number format: float32, float64, tf32, bf16, or auto for bf16 on CUDA GPUs that support it and float32 "
+        "elsewhere",
     )
     compile: str = _option(
         "auto",
@@ -357,7 +358,7 @@ def config_hash(config: Config) -> str:
 
 
 def differing_keys(one: Config, other: Config) -> list[str]:
-    """The dotted keys in which two runs differ."""
+    """The dotted keys in which two runs differ, except keys that may change when a run is resumed."""
     a, b = _identity(one), _identity(other)
     absent = object()
     return sorted(key for key in a.keys() | b.keys() if a.get(key, absent) != b.get(key, absent))

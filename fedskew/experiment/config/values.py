@@ -133,7 +133,7 @@ def text(key: str, value: Any) -> str:
 
 
 def label(key: str, value: Any) -> str:
-    """Accept the name of a class, which may be a number."""
+    """Accept the name of a class, which may be a whole number."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(key, value)
 
 

@@ -1,4 +1,4 @@
-"""Aggregate the updates of a round's clients into the next global model.
+"""Aggregate the updates of a round's clients into the next model.
 
 A client with numbers that are not finite has diverged, and its update is discarded. If the server's step with the other
 updates is not finite, the round changes neither the model nor the clients' states.
@@ -123,9 +123,9 @@ class Aggregator:
         return replace(unchanged, model=ModelState(params, buffers), server_state=next_state)
 
     def combine_safely(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> tuple[ServerModel, BoolArray]:
-        """Compute the next model, and which clients' updates it contains.
+        """Return the next model, and a mask of the clients whose updates it contains.
 
-        If the server's step is not finite, the model does not change, and it contains no update.
+        If the server's step is not finite, the model does not change, and the mask is False for all clients.
         """
         model = self.combine(plan, result, finite)
         if all_finite(server_update(model)):
@@ -134,9 +134,9 @@ class Aggregator:
         return self.combine(plan, result, none), none
 
     def _representative(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ModelState:
-        """Return the model of the client with the most samples, which stands for all models if clients train alone.
+        """Return the newest model of the client with the most samples. It stands for all models if clients train alone.
 
-        It is a copy, because a view of the stacked tensors would keep all clients' models in memory.
+        A new model is a copy, because a view of the stacked tensors would keep all clients' models in memory.
         """
         row = np.flatnonzero((plan.clients == self._federation.sizes.argmax()) & finite)
         if not len(row):

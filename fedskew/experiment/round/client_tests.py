@@ -1,8 +1,9 @@
 """Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
 
 In a round with an evaluation, the new global model is evaluated on every client's held-out samples. If there is no
-global model, each client's own model is evaluated instead. The participants' models are evaluated before and after
-their local training. After the last round, each client's own model is scored if it has one, or else the global model.
+global model, each client's own model is evaluated instead. Unless clients train alone, the participants' models are
+evaluated before and after their local training. Rounds that train another model, such as PKD's experts, are left out.
+After the last round, each client's own model is scored if it has one, or else the global model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ClientTests:
     ) -> dict[str, list[float | None]]:
         """Measure the accuracy of the new global model on each client's held-out samples.
 
-        With `sent` and `trained`, also measure the participants' models before and after local training. A list has
+        With `sent` and `trained`, also measure the participants' models before and after local training. Each list has
         one entry per client of the federation, which is None for a client that was not evaluated.
         """
         fields = {"accuracy": self._accuracies(model, list(self._rows))}

@@ -43,9 +43,12 @@ class RoundRow:
     clients: list[int] = field(default_factory=list)
     lr: float | None = None
     loss: float | None = None
-    """Mean local loss. None if no update was finite, if nobody trained, or if the sites do not share their losses."""
+    """Mean local loss. None if every update was discarded, if nobody trained, or if the sites do not share losses."""
     diverged: list[int] = field(default_factory=list)
-    """Clients with updates that were discarded because they were not finite."""
+    """Clients whose updates were discarded because they were not finite.
+
+    These are all participants if the server's step with the finite updates was not finite.
+    """
     visits: int = 0
     """Samples trained on. A sample counts once per epoch."""
     tally: dict[str, float] = field(default_factory=dict)
@@ -55,7 +58,7 @@ class RoundRow:
     notes: dict[str, Any] = field(default_factory=dict)
     """Decisions of the method between stages, such as PKD's groups."""
     survey: dict[str, Any] | None = None
-    """What the clients reported at the end of a stage that surveys them."""
+    """After a stage that surveys the clients' predictions: the mean probabilities by true class."""
     bytes: dict[str, int] = field(default_factory=dict)
     """Bytes that participants received (`down`) and sent (`up`). Empty in runs of versions that did not count them."""
     evaluation: Evaluation | None = None
@@ -64,7 +67,7 @@ class RoundRow:
     domain_accuracy: dict[str, float | None] | None = None
     """Accuracy by domain, for datasets with domains."""
     client_accuracy: list[float] | None = None
-    """Accuracy of each client's own model, for methods without a global model."""
+    """For methods without a global model: accuracy of the own model of each client that has samples."""
     local: list[dict[str, Any]] | None = None
     """With `eval_local`: the accuracies of each participant's model before and after its update."""
     local_before: list[float | None] | None = None
@@ -72,7 +75,7 @@ class RoundRow:
     drift_diversity: float | None = None
     """With `eval_local`: see `metrics.drift`. None if it is infinite."""
     client_tests: dict[str, list[float | None]] | None = None
-    """With `client_test`, or `local_tests` on Flower: accuracies on each client's held-out samples.
+    """Accuracies on each client's held-out samples: with `client_test`, or on Flower with `local_tests` or Ditto.
 
     `Result.client_tests` explains the keys. A value is None if the client was not evaluated.
     """
@@ -81,7 +84,7 @@ class RoundRow:
     time: dict[str, float] = field(default_factory=dict)
     """Seconds per step: `train`, `server`, `evaluate`. Empty in runs of versions that did not measure them."""
     failed: dict[str, str] | None = None
-    """On Flower: why a site's reply was discarded, by the site's name."""
+    """On Flower: why a participant's update is missing or was discarded, by the site's name."""
     absent: list[str] | None = None
     """On Flower: names of the sites that were not connected when the round began."""
     privacy: dict[str, Any] | None = None

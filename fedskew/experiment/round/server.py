@@ -171,7 +171,7 @@ class Server:
         return train_clients(plan.runtime.engine, plan.work)
 
     def aggregate(self, plan: RoundPlan, result: RoundResult, report: TrainingReport) -> Aggregated:
-        """Compute the next global model from the finite updates."""
+        """Compute the next model from the finite updates, and end the round with it."""
         model, finite = self.aggregator.combine_safely(plan, result, report.finite)
         return self.conclude(plan, result, replace(report, finite=finite), model)
 
@@ -206,7 +206,10 @@ class Server:
         return self._runtime.test_set.evaluate(model)
 
     def scores(self, state: RunState) -> Scores | None:
-        """Metrics of the final global model's probabilities. None if there is no such model, or too little memory."""
+        """Metrics of the final global model's probabilities.
+
+        None if there is no such model, if there is too little memory, or if a probability is not finite.
+        """
         predicted = self.predict(state)
         if predicted is None:
             return None

@@ -222,7 +222,7 @@ def model_from_state(state: Tensors, initial: ModelState, device: torch.device) 
 def state_bytes(stage: Stage, state: Tensors, model: ModelState) -> int:
     """The size in bytes of one client's state. `state` is the state before the client's first round.
 
-    If clients train alone, the state of each client also has the client's model.
+    If clients train alone, the size of the client's model is added.
     """
     if stage.cohort == "alone":
         state = state | model_as_state(model)

@@ -92,7 +92,7 @@ class RoundsFile:
                 raise
 
     def keep(self, through: int | None = None) -> None:
-        """Remove damaged rows and those of rounds after `through`, atomically."""
+        """Remove the first damaged row and all rows after it, and the rows of rounds after `through`, atomically."""
         good, _ = self._read_good()
         content = b"".join(line + b"\n" for row, line in good if through is None or row.round <= through)
         if content != self._bytes():
@@ -160,7 +160,7 @@ class RunFolder:
     def open(self, config: Config, how_to_repeat: str = "fedskew run -c config.yaml") -> Self:
         """Create the folder, or open it to resume its run. A folder with anything else is refused.
 
-        `how_to_repeat` is a command, or words, for a comment in config.yaml.
+        `how_to_repeat` is a command or a description, for a comment in config.yaml.
         """
         self.refuse_foreign()
         with reporting_os_errors("write", self.path):
@@ -352,7 +352,7 @@ class RunFolder:
             )
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without config.yaml. Files that a run writes before it are allowed."""
+        """Refuse a folder with files but without config.yaml. Files that a run writes earlier are allowed."""
         with reporting_os_errors("read", self.path):
             if not self.path.exists():
                 return

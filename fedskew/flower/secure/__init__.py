@@ -4,8 +4,8 @@ The protocol is that of Bonawitz et al., "Practical secure aggregation for priva
 2017, in its variant for a dishonest server. `participant.py` has the site's side and `coordinator.py` the server's.
 Neither sends messages. `site.py`, `sums.py`, `training.py` and `evaluation.py` connect them to fedskew's messages.
 
-A session computes one sum in five steps. Each site has two secrets in a session: the seed of its own mask, and the key
-of its pairwise masks.
+A session computes one sum in five steps. Each site makes its masks from two secrets: the seed of its own mask, and the
+key of its pairwise masks.
 
     1 keys      Every site makes keys for this session, and signs them with its node key.
     2 shares    Every site splits its two secrets into shares. Every other site gets one encrypted share of each.

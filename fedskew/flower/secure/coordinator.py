@@ -77,7 +77,7 @@ class Coordinator:
         return total
 
     def _recover(self, owner: str, revealed: Mapping[str, Mapping[str, bytes]]) -> bytes:
-        """Compute a site's secret from the shares that other sites revealed."""
+        """Compute a site's secret from the shares that sites revealed."""
         share_numbers = {name: number for number, name in enumerate(self._keys, start=1)}
         shares = {share_numbers[holder]: found[owner] for holder, found in revealed.items() if owner in found}
         if len(shares) < self.needed:

@@ -21,7 +21,7 @@ from fedskew.flower.wire import Facts
 from fedskew.task import Task
 
 _ALL_SITES = -1
-"""In place of a site's number, the key of the reply with the totals."""
+"""The key of the reply with the totals, in place of a site's number."""
 
 
 class SecureEvaluation(SiteEvaluation):
@@ -45,9 +45,9 @@ class SecureEvaluation(SiteEvaluation):
             found = self._sums.request("evaluate", facts, payload)
             if found.total is not None:
                 return {_ALL_SITES: Reply({**found.total.counts}, b"")}
-            self._sites.log(f"the sites' tests have no sum: {found.reason}")
+            self._sites.log(f"the sites' test results could not be added up: {found.reason}")
         attempts = plural(self._settings.attempts, "attempt")
-        raise NoTests(f"the sites' tests have no sum after {attempts}: {found.reason}")
+        raise NoTests(f"the sites' test results could not be added up in {attempts}: {found.reason}")
 
     def measure(self, replies: Replies, server_tests: TestSet, model: ModelState, labels: Labels) -> RowFields:
         """Return the evaluation of the round, without results by site."""

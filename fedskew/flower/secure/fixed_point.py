@@ -1,9 +1,9 @@
 """Fixed-point numbers modulo 2⁶⁴, so that masked updates add up exactly.
 
-A site with weight w sends round(w·x·2^f) for every number x of its update. The server adds up these numbers, and
-divides the sum by Σw·2^f. Every weight is a whole number of at least 1. So the result differs from the exact weighted
-mean by at most 2^-(f+1), plus the rounding of float64. f is the largest whole number for which Σ|w·x|·2^f is at most
-2⁶², if every w and every x has its largest allowed value.
+A site with weight w encodes every number x of its update as round(w·x·2^f). The server computes the sum of these
+numbers over the sites, and divides it by Σw·2^f. Every weight is a whole number of at least 1. So the result differs
+from the exact weighted mean by at most 2^-(f+1), plus the rounding of float64. f is the largest whole number for which
+Σ|w·x|·2^f is at most 2⁶², if every w and every x has its largest allowed value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sites' identities: the node keys that sign a site's session keys, and the roster of all sites' public keys.
+"""Sites' identities: node keys, which sign session keys and lists of contributors, and the roster of public keys.
 
 The roster is part of the federation's app. Before a site's administrator approves the app, the administrator asks the
 other sites for their fingerprints, for example by telephone, and compares them with the roster. So a server cannot

@@ -175,7 +175,7 @@ class Participant:
         return True
 
     def _begin(self, step: str) -> None:
-        """Allow each step once and in order. A step that fails ends the session at this site."""
+        """Allow each step once and in order. A step that failed cannot be repeated."""
         if step != self._next:
             raise UserError(f"the server asks for step {step!r} of a session; this site expects {self._next!r}")
         self._next = STEPS[STEPS.index(step) + 1]

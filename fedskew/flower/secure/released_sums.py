@@ -21,8 +21,8 @@ from fedskew.locks import exclusive
 
 NAME = "released-sums.jsonl"
 _MOST_REQUESTS = 2
-"""The most different requests for the same round or test. If a restarted server repeats a round, the round may have
-another model."""
+"""The maximum number of different requests for the same round or test. There may be two, because a restarted server may
+repeat a round with another model."""
 _INCOMPLETE = " (incomplete)"
 """Added to a line that a killed process did not complete."""
 
@@ -74,7 +74,7 @@ def _refuse_comparison(purpose: str, request: str, contributors: list[str], earl
     if request not in earlier and len(earlier) >= _MOST_REQUESTS:
         raise UserError(
             f"this site has already unmasked {len(earlier)} different requests for {purpose}; more sums would reveal "
-            "individual updates. Expected one of the same requests, or a run with another seed"
+            "individual updates. Expected one of these requests, or a run with another seed"
         )
     known = earlier.get(request, contributors)
     if known != contributors:

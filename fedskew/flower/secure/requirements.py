@@ -36,11 +36,11 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
 
 
 def _refuse_stages(config: Config) -> None:
-    """Refuse stages that ask sites about labels, and stages with parts that need individual updates at the server."""
+    """Refuse stages that ask sites about their data, and stages with parts that need individual updates."""
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         asks = stage.survey is not None or stage.labels is not None
-        needs = [f"asks every site about its labels in stage {stage.name!r}"] if asks else []
+        needs = [f"asks every site about its data in stage {stage.name!r}"] if asks else []
         needs += filter(None, (individual_updates_reason(type(part)) for part in stage.parts))
         if needs:
             raise UserError(f"{method.name} {needs[0]}, so it cannot use secure aggregation; expected another method")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedskew.flower.wire import Facts, Garbled
 
 FEWEST_SITES = 3
-"""The fewest sites of a session. With two sites, each could compute the other's update from the sum."""
+"""The minimum number of sites in a session. With two sites, each could compute the other's update from the sum."""
 LEAST_THRESHOLD = 2 / 3
 """The smallest allowed threshold. A threshold is the share of a round's planned sites that must help to unmask its sum.
 

@@ -1,4 +1,4 @@
-"""Split a secret of 32 bytes into shares. A set number of shares gives the secret. Fewer shares reveal nothing."""
+"""Split a secret of 32 bytes into shares. A given number of shares recovers the secret. Fewer reveal nothing."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class _Session:
         return self._usable(answers)
 
     def _usable(self, answers: Mapping[int, Reply | Failure]) -> dict[int, Reply]:
-        """Return the replies. Note the failures of the other sites."""
+        """Return the replies. Record the failures of the other sites."""
         for client, answer in answers.items():
             if isinstance(answer, Failure):
                 self._fail(client, answer.reason)

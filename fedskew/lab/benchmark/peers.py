@@ -1,4 +1,4 @@
-"""fedskew and a JAX script on the same work: seconds per round, to the end of the first round, and of the whole run.
+"""fedskew and a JAX script on the same work: seconds per round, until the first round ends, and in all.
 
 `benchmarks/peers` has the scripts, and `compare.py` there runs them. So this measurement needs a clone of the
 repository. It also needs JAX, in an environment of its own or in fedskew's (see `benchmarks/peers/README.md`).
@@ -24,13 +24,13 @@ _COMPARE = Path(fedskew.__file__).parents[1] / "benchmarks" / "peers" / "compare
 _FIGURES = ("seconds_per_round", "start_up", "whole_run")
 
 MIN_JAX_PER_ROUND = {"cuda": {"tf32": 2.5, "bf16": 4.0}, "cpu": {"float32": 1.0}}
-"""The minimum of JAX's seconds per round divided by fedskew's, by device and number format."""
+"""JAX's seconds per round, divided by fedskew's, must be at least this. By device and number format."""
 MAX_FLOAT32_ROUND = 0.070
-"""The maximum seconds per round in float32 on a GPU."""
+"""fedskew's maximum seconds per round in float32 on a GPU."""
 MAX_SHARE_OF_JAX = {"cuda": 0.4}
-"""The maximum of fedskew's whole run divided by JAX's in the same number format, by device."""
+"""The time of fedskew's whole run, divided by JAX's in the same number format, may be at most this. By device."""
 MIN_JAX_START_UP = {"cpu": 1.0}
-"""The minimum of JAX's seconds to the end of the first round divided by fedskew's, by device."""
+"""JAX's seconds until the first round ends, divided by fedskew's, must be at least this. By device."""
 
 
 @dataclass(frozen=True)

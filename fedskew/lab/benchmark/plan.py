@@ -133,7 +133,8 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     for clients in plan.clients:
         for model in plan.models:
             case = Case(model, clients, plan.workload, plan.device, precision=first)
-            case_rank = 0 if (model, clients) in MIN_OVER_LOOP[plan.kind] else 4  # cases with a target come first
+            # Cases with a target against the loop come first.
+            case_rank = 0 if (model, clients) in MIN_OVER_LOOP[plan.kind] else 4
             if "steps" in plan.levels:
                 for method in plan.methods:
                     yield case_rank if method == "fedavg" else 7, _steps(plan, replace(case, method=method))
@@ -208,7 +209,7 @@ def _participants(plan: Plan) -> Group:
 
 
 def _scaling_case(plan: Plan) -> Case:
-    """Make a case with few samples per client, so that 100,000 clients fit.
+    """Make a case with few samples per client, so that 100,000 clients fit in memory.
 
     It is not compiled, because every size would need its own compilation.
     """

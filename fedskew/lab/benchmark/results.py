@@ -101,7 +101,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Failure:
-    """A contender that could not be measured."""
+    """Something that could not be measured: a contender, a group, `PEERS` or `SCALE`."""
 
     label: str
     reason: str

@@ -19,7 +19,7 @@ from fedskew.lab.benchmark.timing import ContenderTimer
 from fedskew.platforms import usable_cores
 
 ShowProgress = Callable[[int, int, str, str], None]
-"""Receives the number of finished groups, the number of groups, the current group, and the current contender."""
+"""Receives the number of finished groups, the number of groups, the current group, and what is running now."""
 
 
 class Benchmark:
@@ -35,7 +35,10 @@ class Benchmark:
         self.results.failures, self.results.notices = self._timer.failures, self._timer.notices
 
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
-        """Measure the groups until the time is up. `save` is called after each group, in case the process is killed."""
+        """Measure the groups until the time is up, and then `PEERS` and `SCALE`, if requested.
+
+        `save` is called after each group, in case the process is killed.
+        """
         try:
             for done, group in enumerate(self._groups):
                 if self._is_late():

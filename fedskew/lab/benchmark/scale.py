@@ -33,7 +33,7 @@ _BLOCK = 1_000_000
 
 @dataclass(frozen=True)
 class ScaleCase:
-    """A federation in which every client has equally many samples, and a short run on it."""
+    """A federation in which all clients have about equally many samples, and a short run on it."""
 
     device: str
     model: str
@@ -42,7 +42,7 @@ class ScaleCase:
     precision: str
     clients: int = 1_000_000
     samples: int = 50
-    """Samples per client."""
+    """Mean samples per client."""
     participants: int = 1_000
     """Clients per round."""
     rounds: int = 10

@@ -279,8 +279,8 @@ def _peers(results: Results) -> Iterator[Target]:
     """The targets against the JAX script, in the same number format."""
     ours, theirs = ({p.precision: p for p in results.peers if p.peer == name} for name in (OURS, JAX))
     if results.kind == "cuda" and "float32" in ours:
-        yield Target("JAX's work, float32: ms per round", 1000 * ours["float32"].seconds_per_round,
-                     1000 * MAX_FLOAT32_ROUND, False)  # fmt: skip
+        yield Target("fedskew on the JAX script's work, float32: ms per round",
+                     1000 * ours["float32"].seconds_per_round, 1000 * MAX_FLOAT32_ROUND, False)  # fmt: skip
     for precision in ours:
         if precision in theirs:
             yield from _against_jax(ours[precision], theirs[precision], results.kind)

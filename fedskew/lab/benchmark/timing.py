@@ -131,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders in turns, several times. Those whose warm-up fails are recorded in `failures`."""
+        """Time the contenders in turns. Those whose warm-up fails or comes too late are recorded in `failures`."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)
@@ -154,7 +154,10 @@ class ContenderTimer:
     def _warm_up(
         self, contender: Contender, show: Callable[[str], None], closing: contextlib.ExitStack
     ) -> _WarmContender | None:
-        """Create a contender and run it until everything is compiled and captured. Return None if that fails."""
+        """Create a contender and run it until everything is compiled and captured.
+
+        Return None if that fails, or if the time is up.
+        """
         if self._is_late():
             self.failures.append(Failure(contender.label, "time was up"))
             return None
@@ -169,7 +172,7 @@ class ContenderTimer:
                     ready.call()
                 memory.restart()
                 seconds = self._seconds(ready, 1)
-        except (RuntimeError, UserError) as error:  # it does not fit or compile; continue with the others
+        except (RuntimeError, UserError) as error:  # too little memory, for example; continue with the others
             self.failures.append(Failure.from_error(contender.label, error))
             self._free_memory()
             return None

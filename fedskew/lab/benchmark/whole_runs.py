@@ -49,7 +49,7 @@ MAX_FIRST_SECONDS = 8.0
 MAX_SECOND_SECONDS = 3.0
 """The maximum seconds that a run of one round may take after the imports, if the same command has run before."""
 MAX_RUN_SECONDS = 9.0
-"""The maximum seconds that a run in bf16 may take."""
+"""The maximum seconds that a run of `ROUNDS` rounds in bf16 may take."""
 MAX_SEVERAL_SECONDS = 60.0
 """The maximum seconds that a comparison or a sweep may take."""
 
@@ -59,7 +59,7 @@ class WholeRuns:
     """The commands, in the order in which they are measured."""
 
     fill_caches: tuple[Command, ...]
-    """Commands that are not measured. They compile the kernels, as a user's first runs do."""
+    """Commands that first run untimed. They compile the kernels, as a user's first runs do."""
     single: tuple[Command, ...]
     several: tuple[Command, ...]
     """A comparison and a sweep."""

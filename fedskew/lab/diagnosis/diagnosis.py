@@ -301,7 +301,7 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 START = (
     "To write this configuration to a file, repeat the command with --save start.yaml. If you gave a file of counts "
-    "without --data, that configuration uses synthetic data with the same classes in place of yours."
+    "without --data, the saved configuration uses synthetic data with the same classes in place of yours."
 )
 
 

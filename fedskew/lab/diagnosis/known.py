@@ -21,7 +21,8 @@ from fedskew.lab.sweep.records import read_folder
 ACCURACIES = ("best", "last-50 accuracy")
 """Metrics that measure the overall accuracy of a model."""
 NEAR = 0.1
-"""Settings up to this distance count as near. A distance is the root mean square difference of measures from 0 to 1."""
+"""Settings up to this distance count as near. A distance is the root mean square difference of five measures, each of
+which is between 0 and 1."""
 SIMILAR_PARTICIPATION = 2.0
 """Shares of clients per round that differ by up to this factor are similar. If all clients take part, only settings
 where all take part are similar: a method that helps with few clients per round may harm with all (see the maps in

@@ -94,8 +94,8 @@ class Skew:
     def beta(self) -> float | None:
         """The β of the Dirichlet split that makes these counts most likely. None for a single client.
 
-        As in the split `dirichlet`, the counts of a class are a Dirichlet-multinomial draw over the clients. The limits
-        of that split on client sizes bias the estimate a little.
+        As in the split `dirichlet`, the counts of a class are a Dirichlet-multinomial draw over the clients. That split
+        also limits client sizes. This can make the estimate too low, by up to about half for β 1.
         """
         if self.clients < 2:
             return None

@@ -16,7 +16,7 @@ from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 MAX_PER_ROUND = 10
 """Clients per round in a large federation."""
 STAND_IN_SAMPLES = (500, 20_000)
-"""The fewest and the most training samples of a stand-in dataset."""
+"""The minimum and the maximum number of training samples of a stand-in dataset."""
 STAND_IN_ROUNDS = 20
 """The rounds of a run on a stand-in dataset. They are fewer than the default, because synthetic classes are easy."""
 

@@ -65,7 +65,7 @@ class CellChoice:
 
 
 def table_cells(paper: str, table: str) -> list[Cell]:
-    """List the cells of a table. `why_not_runnable` refuses those that no run can fill."""
+    """List the cells of a table, including those of methods that this version lacks (see `why_not_runnable`)."""
     protocol = read_protocol(paper)
     if table not in protocol.tables:
         raise unknown(f"table of {paper}", table, protocol.tables)

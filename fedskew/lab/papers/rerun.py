@@ -25,7 +25,7 @@ class CellRerun:
 
     cell: Cell
     values: tuple[float, ...]
-    """One value per seed. Seeds without a value are left out."""
+    """One value per seed. Seeds without a value, and runs that never reached the target, are left out."""
     records: tuple[Record, ...]
     """Records of all runs used, including FedAvg's if the metric compares with it."""
     paper_rounds: int

@@ -43,7 +43,7 @@ def results_page(folder: str | Path) -> str:
     shown: set[str] = set()
     for paper, table in all_tables():
         protocol = read_protocol(paper)
-        if protocol.extends is not None:  # the preprint of another paper, with the same numbers
+        if protocol.extends is not None:  # the preprint of another paper, with mostly the same numbers
             continue
         for variant in (None, *protocol.variants):
             sections += table_section(protocol, table, variant, records, seeds, findings, shown)

@@ -151,7 +151,7 @@ def _one_row_per_federation(keys: list[str], rows: Mapping[tuple[str, ...], Swee
 
 @dataclass(frozen=True)
 class SweepRow:
-    """Means over the seeds of one combination."""
+    """The results of one combination. Accuracies are means over the seeds."""
 
     mean_last: MeanStd
     """Accuracy as a mean over the last rounds, because single rounds vary."""

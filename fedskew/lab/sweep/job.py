@@ -35,8 +35,8 @@ NON_IDENTIFYING_KEYS = (
 
 _LORA = {"lora_rank": 8, "lora_alpha": 16.0, "lora_targets": []}
 _LATER_KEYS = {"init": None, "init_sha256": None, "train": "all", "head": "auto", "server_data": 0.0, **_LORA}
-"""Keys that were added later, with the value that earlier sweeps used. That value is left out of the hash, so that old
-records keep their identity."""
+"""Keys that were added after the first records, with the value that earlier sweeps used. That value is left out of the
+hash, so that old records keep their identity."""
 
 
 def identifying_values(config: Config) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def planned_rounds(config: Config) -> int:
 
 
 def has_stages(config: Config) -> bool:
-    """Whether the method has a `Schedule` of several stages. Their lengths may depend on the number of rounds."""
+    """Whether the method has a `Schedule`. The lengths of its stages may depend on the number of rounds."""
     return isinstance(make_method(config.method, config.method_params).objective, Schedule)
 
 

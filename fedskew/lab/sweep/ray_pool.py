@@ -33,7 +33,7 @@ from fedskew.workers import GPU_WORKERS
 LOCAL = "local"
 """The address that starts a new cluster on this machine, for trials."""
 MAX_MOVES = 3
-"""How often a job may move to another node before it counts as failed."""
+"""How often a job may start again because its process or its node died. The next time, it counts as failed."""
 _TIMEOUT = 5.0
 """Seconds to wait for a connection."""
 _SECONDS_BETWEEN_CHECKS = 1.0
@@ -59,7 +59,7 @@ class _Attempt:
 
     job: Job
     moves: int = 0
-    """How often the job has moved before this attempt."""
+    """How often the job was started before this attempt."""
 
 
 class _RayJobs:
@@ -124,16 +124,16 @@ class _RayJobs:
             self._watcher.on_notice("the Ray cluster has no CPU core left; the sweep waits for a node to join")
 
     def _move(self, attempt: _Attempt, reason: str) -> None:
-        """Start the job again on another node, unless it has moved too often."""
+        """Start the job again on a node that works, unless it was started too often."""
         if attempt.moves == MAX_MOVES:
-            reason = f"{reason}, after {MAX_MOVES} moves to other nodes"
+            reason = f"{reason}, after {MAX_MOVES} restarts"
             self._watcher.on_outcome(attempt.job, Outcome("failed", reason=reason))
             return
         moved = replace(attempt, moves=attempt.moves + 1)
         start = "resumes from its last checkpoint" if self._is_shared else "starts over"
         self._watcher.on_notice(
-            f"{attempt.job.label}: {reason}; the run moves to another node and {start} "
-            f"(move {moved.moves} of at most {MAX_MOVES})"
+            f"{attempt.job.label}: {reason}; the run {start} on a node that works "
+            f"(restart {moved.moves} of at most {MAX_MOVES})"
         )
         self._start(moved)
 
@@ -175,7 +175,7 @@ class _RayJobs:
 Progress = tuple[int, int, float | None]
 """Finished rounds, total rounds and last accuracy."""
 AttemptKey = tuple[str, int]
-"""Identity of the job, and how often it has moved."""
+"""Identity of the job, and how often it was started before."""
 
 
 class _StatusBoard:

@@ -111,7 +111,7 @@ class Record:
 
     @property
     def rounds(self) -> int:
-        """Rounds of the global model so far."""
+        """Rounds of the global model up to its last evaluation."""
         return int(self.content["rounds"][-1])
 
     @property

@@ -154,7 +154,8 @@ class BestPoint:
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
     """Try points, `at_once` at a time, and return the best point.
 
-    The search ends when the folder's journal has `trials` points, or when a run is stopped.
+    The search ends when the folder's journal has `trials` completed or failed trials of this search, or when a run is
+    stopped.
     """
     optuna = _optuna()
     folder.mkdir(parents=True, exist_ok=True)

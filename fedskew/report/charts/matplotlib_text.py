@@ -9,10 +9,10 @@ from typing import Any
 from fedskew.report.charts.chart import Chart, Figure, Lines
 
 MAX_LABELS = 30
-"""The most labels on an axis, and the most names in a legend."""
+"""The maximum number of labels on an axis. There is no legend for more names than this."""
 MAX_NUMBERS = 10
-"""The most numbers that label an x axis, such as rounds. If there are more than `MAX_LABELS` names, this many of them
-are shown, too."""
+"""The maximum number of numeric labels, such as rounds, on an x axis. If an axis has more than `MAX_LABELS` names, at
+most this many of them are shown, too."""
 MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 PLOT_SHARE = 0.8
@@ -25,9 +25,10 @@ LINE_HEIGHT = 0.13
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
-    """Add one legend below all panels if they show the same series. Otherwise, each panel has its own legend.
+    """Add one legend below all panels if they show the same series. Otherwise, each panel gets its own legend.
 
-    A single line chart also has its own.
+    A figure with a single line chart gets a panel's legend, too. A panel with one series, or with more than
+    `MAX_LABELS`, gets none.
     """
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]
@@ -66,7 +67,10 @@ def legend_height(chart: Chart, panel_width: float) -> float:
 
 
 def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
-    """Label an axis with plain text. If it does not fit, wrap or slant it. If there are many names, show some."""
+    """Label an axis with plain text. If there are many names, show some.
+
+    Names that are too long for an x axis are wrapped or slanted.
+    """
     limit = MAX_NUMBERS if side == "x" and all(map(str.isdigit, names)) else MAX_LABELS
     kept = _evenly_spaced(names, MAX_NUMBERS) if len(names) > limit else range(len(names))
     shown = [escape_math(names[i]) for i in kept]

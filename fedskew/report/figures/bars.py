@@ -81,10 +81,10 @@ def client_label(comparison: Comparison, client: int) -> str:
 
 
 def with_local_models(comparison: Comparison) -> list[MethodRuns]:
-    """All methods except reference bounds, which have no local models."""
+    """All methods except reference bounds, for which `eval_local` evaluates no models."""
     found = [method for method in comparison.methods if not method.is_reference_bound]
     if not found:
-        raise UserError(f"{comparison.methods[0].label} is a reference bound; expected a method with local models")
+        raise UserError(f"{comparison.methods[0].label} is a reference bound; expected a federated method")
     return found
 
 

@@ -62,7 +62,7 @@ def best_class(run: Result) -> Iterator[Point]:
 
 
 def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the accuracy of the classes that each method confuses most."""
+    """Draw the accuracy of the classes in one group that a method confuses (`_group`), a panel per method."""
     panels = []
     for comparison in comparisons:
         for method in comparison.methods:

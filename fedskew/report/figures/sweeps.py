@@ -13,7 +13,7 @@ from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import flat_config
 
 MAX_LINES = 12
-"""The most curves in a panel."""
+"""The maximum number of curves in a panel."""
 
 
 def over_keys(comparisons: Sequence[Comparison]) -> Figure:

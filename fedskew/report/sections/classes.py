@@ -10,7 +10,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 MAX_BARS = 20
 """With more classes than this, a heat map replaces the bars."""
 MAX_PANELS = 12
-"""The largest number of methods that get a panel of accuracies over the rounds."""
+"""The maximum number of methods with a panel of accuracies over the rounds."""
 
 
 def classes(comparison: Comparison) -> Section:

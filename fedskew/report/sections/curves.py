@@ -38,7 +38,7 @@ def curves(comparison: Comparison) -> Section:
     if losses := lines(methods, loss):
         figures.append(Figure("loss", "Mean local loss", [Lines("loss", "local loss", "round", "loss", losses)]))
     band = (
-        "Bands span the seeds of a mean, from the lowest value to the highest."
+        "Where a curve is a mean over seeds, a band spans their lowest to their highest value."
         if any(len(method.counted_runs) > 1 for method in methods)
         else ""
     )

@@ -13,9 +13,9 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 
 MAX_CLASSES = 20
-"""The most classes that are drawn. More colours would be hard to distinguish."""
+"""The maximum number of classes that are drawn. More colours would be hard to distinguish."""
 MAX_PANELS = 6
-"""The most methods that are drawn."""
+"""The maximum number of methods that are drawn."""
 
 
 def features(comparison: Comparison) -> Section:
@@ -47,9 +47,9 @@ def features(comparison: Comparison) -> Section:
         if len(items) > most
     ]
     paragraphs = [
-        "The features are the inputs of the model's head, or its outputs if it has no separate head. The charts show "
-        f"up to {PLOTTED_SAMPLES} test samples, the same for all methods. t-SNE preserves neighbourhoods, not "
-        "distances. PCA shows the two directions of largest variance."
+        "The features are the inputs of the model's head, or the model's outputs if it has no separate head. The "
+        f"charts show up to {PLOTTED_SAMPLES} test samples, the same for all methods. t-SNE preserves neighbourhoods, "
+        "not distances. PCA shows the two directions of largest variance."
     ]
     figures = [
         Figure("tsne", "t-SNE of the features", clouds["tsne"], 3),

@@ -15,7 +15,7 @@ Counts = npt.NDArray[np.int64]
 BUBBLES_UP_TO = 30
 """The map shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 MAX_CLIENTS = 1000
-"""The most clients that are drawn and listed. A browser cannot show a million."""
+"""The maximum number of clients that are drawn and listed. A browser cannot show a million."""
 
 
 def federation(comparison: Comparison) -> Section:

@@ -51,7 +51,7 @@ def local(comparison: Comparison) -> Section:
 
 def _reason(method: MethodRuns) -> str:
     requested = any(run.config.eval_local for run in method.runs)
-    return "it has no local models" if requested and method.counted_runs else LOCAL_NOT_EVALUATED
+    return "--eval-local does not apply to it" if requested and method.counted_runs else LOCAL_NOT_EVALUATED
 
 
 def _rows(run: Result) -> list[RoundRow]:

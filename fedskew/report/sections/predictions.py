@@ -15,9 +15,9 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Counts = npt.NDArray[np.int64]
 MAX_ROUNDS = 100
-"""The most rounds that are drawn."""
+"""The maximum number of rounds that are drawn."""
 MAX_PANELS = 12
-"""The most methods that are drawn."""
+"""The maximum number of methods that are drawn."""
 MAX_NUMBERED_CLASSES = 10
 """With more classes, the cells of a confusion matrix show no numbers."""
 

@@ -67,7 +67,7 @@ def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
     for rung in rungs:
         for method, best in _best_by_method(rung.standings).items():
             points.setdefault(method, {})[rung.rounds] = best.mean
-    # Colours repeat after a few lines, so FedAvg and the methods that went furthest come first.
+    # Colours repeat after ten lines, so FedAvg and the methods that went furthest come first.
     ordered = sorted(points, key=lambda method: (method != "fedavg", -len(points[method])))
     lines = [
         Line(method, list(found), [_points(mean) for mean in found.values()], style=style)

@@ -73,7 +73,7 @@ def _paragraphs(methods: Sequence[MethodRuns], comparison: Comparison) -> list[s
 
 
 def reliability_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Lines:
-    """Draw predicted probability against observed frequency, a line per method, over all seeds together."""
+    """Draw observed frequency over predicted probability, a line per method, over all seeds together."""
     lines = [Line("perfect calibration", [0.0, 100.0], [0.0, 100.0], style=len(comparison.methods))]
     for method in methods:
         pooled = _pooled([one.reliability for one in _scores(method)])

@@ -16,8 +16,10 @@ MAX_BARS = 30
 MAX_ROWS = 400
 """The table of scores lists as many methods as fit in this many rows, and at least one."""
 PARAGRAPHS = (
-    "Each site holds out a part of its own data. The final model is tested on it, and every site counts once, whatever "
-    "its size. The worst decile is the mean of the worst tenth of the sites.",
+    "Each site holds out a part of its own data. The final global model is tested on it, or each site's own model if "
+    "there is no global one. If a method has both, the scores of a simulation, such as AUROC, are those of the site's "
+    "own model. Every site counts once, whatever its size. The worst decile is the mean of the worst tenth of the "
+    "sites.",
     "Intervals of AUROC are 95 % intervals by DeLong's method, on the logit scale. They reflect the choice of the "
     "site's test samples, not the randomness of training.",
 )
@@ -128,9 +130,7 @@ def _scores_table(first: Sequence[tuple[MethodRuns, Result]]) -> Table:
         "Brier score",
         "calibration error",
     ]
-    return Table(
-        "site-scores", "The final model on each site's own test samples, one seed of each method", columns, rows
-    )
+    return Table("site-scores", "Scores on each site's own test samples, one seed of each method", columns, rows)
 
 
 def _score_row(method: MethodRuns, name: str, score: SiteScore) -> list[Cell]:

@@ -302,7 +302,7 @@ def test_labels_and_seed_are_checked(labels: np.ndarray, seed: int, reason: str)
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
-        ([[0, 1], [1, 2]], "sample 1 goes to more than one client"),
+        ([[0, 1], [1, 2]], "sample 1 is assigned more than once"),
         ([[0, 1], [2]], "sample 3 goes to no client"),
         ([[0, 1, 2, 3], []], "client 1 gets 0 samples"),
         ([[0, 1, 2, 3, 4]], "the sample index 4 does not exist; expected 0 to 3"),

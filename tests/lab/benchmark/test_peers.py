@@ -39,7 +39,7 @@ def test_targets_on_a_gpu_compare_equal_formats() -> None:
     )  # fmt: skip
     found = {target.what: (round(target.value, 3), target.bound, target.met) for target in targets(results)}
     assert found == {
-        "JAX's work, float32: ms per round": (63.0, 70.0, True),
+        "fedskew on the JAX script's work, float32: ms per round": (63.0, 70.0, True),
         "float32: fedskew / JAX, 100 rounds": (0.282, 0.4, True),
         "tf32: JAX / fedskew, per round": (2.0, 2.5, False),
         "tf32: fedskew / JAX, 100 rounds": (0.333, 0.4, True),

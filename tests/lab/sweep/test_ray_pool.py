@@ -147,12 +147,12 @@ def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: P
 def test_a_job_that_dies_everywhere_fails_after_three_moves(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text("method: held:Dying" + GRID.replace("0.01, 0.02", "0.01"))
     with _sweep(tmp_path, cluster.address, cluster.environment) as sweep:
-        errors = _read_until(sweep, "(move 4")
-        if "(move 4" in errors:
+        errors = _read_until(sweep, "(restart 4")
+        if "(restart 4" in errors:
             sweep.kill()
     assert sweep.returncode == 1, errors
-    assert errors.count("the run moves to another node and resumes from its last checkpoint") == 3
-    assert "its process died (WorkerCrashedError), after 3 moves to other nodes" in errors
+    assert errors.count("the run resumes from its last checkpoint on a node that works") == 3
+    assert "its process died (WorkerCrashedError), after 3 restarts" in errors
 
 
 def test_the_job_of_a_dead_node_resumes_elsewhere(
@@ -164,12 +164,12 @@ def test_the_job_of_a_dead_node_resumes_elsewhere(
         worker, folder = _freeze_job(tmp_path / "there", cluster.second, sweep)
         begun = (folder / "about.json").read_text()
         os.kill(cluster.second, signal.SIGKILL)
-        errors = _read_until(sweep, "the run moves to another node")
+        errors = _read_until(sweep, "on a node that works")
         Path(environment["HOLD"]).unlink()
         os.kill(worker, signal.SIGKILL)  # until now it locks the folder, as on a machine that lost its network
         output, rest = sweep.communicate()
     assert sweep.returncode == 0, errors + rest
-    assert "died; the run moves to another node and resumes from its last checkpoint (move 1 of at most 3)" in errors
+    assert "died; the run resumes from its last checkpoint on a node that works (restart 1 of at most 3)" in errors
     assert "raylet" not in output
     assert (folder / "about.json").read_text() == begun  # a run that starts over would write it again
     assert not list((tmp_path / "there").glob(".ray-*"))

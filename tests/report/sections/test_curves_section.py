@@ -18,5 +18,5 @@ def test_the_note_on_bands_is_there_if_and_only_if_a_band_is(finished: tuple[boo
     section = curves(comparison)
     charts = [chart for figure in section.figures for chart in figure.charts if isinstance(chart, Lines)]
     has_band = any(line.low for chart in charts for line in chart.lines)
-    assert any("Bands span" in paragraph for paragraph in section.paragraphs) == has_band
+    assert any("a band spans" in paragraph for paragraph in section.paragraphs) == has_band
     assert has_band == (finished in ((True, True), (False, False)))
