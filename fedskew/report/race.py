@@ -12,6 +12,7 @@ from fedskew.results.race import SPLITS, Finalist, RaceRecord, Repeats, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import INTERVAL_NOTE
 
+_REVEALS = "reveals besides updates"
 MAX_ROWS = 12
 
 
@@ -23,9 +24,9 @@ def final_table(race: RaceRecord) -> Table:
     """
     title = f"final: {find_metric(race.rank_by).label} on validation data, and gain over FedAvg in points"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("method", "lr", "mean %", "gain", "interval", "compute", "traffic", "reveals"):
-        is_text = heading in ("method", "reveals")  # text may be wrapped, numbers may not
-        width = len("nothing") if heading == "reveals" else None
+    for heading in ("method", "lr", "mean %", "gain", "interval", "compute", "traffic", _REVEALS):
+        is_text = heading in ("method", _REVEALS)  # text may be wrapped, numbers may not
+        width = len("nothing") if heading == _REVEALS else None
         table.add_column(
             heading, no_wrap=not is_text, overflow="fold", min_width=width, justify="left" if is_text else "right"
         )

@@ -34,7 +34,7 @@ def race_section(race: RaceRecord) -> Section:
 def _final(final: Sequence[Finalist], repeats: str) -> Table:
     columns = ["method", "learning rate", f"all {repeats} %", f"fresh {repeats}", f"mean of fresh {repeats} %",
                "gain over FedAvg, points", "interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
-               "time per round (FedAvg: 1)", "reveals"]  # fmt: skip
+               "time per round (FedAvg: 1)", "reveals besides updates"]  # fmt: skip
     return Table("race-final", "The final", columns, [_final_row(finalist) for finalist in final])
 
 
