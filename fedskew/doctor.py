@@ -269,10 +269,10 @@ def _check_keys(folder: Path) -> Iterator[Check]:
         yield Check("ca.pem", "broken", f"is not in {folder}")
         return
     yield _check_certificate("ca.pem", lambda: certificates.days_left(authority))
-    server, key = _read(folder / "server.pem"), _read(folder / "server.key")
-    if server is not None and key is not None:
+    server, key = _read(folder / "server.pem"), folder / "server.key"
+    if server is not None and key.is_file():
         yield _check_certificate("server.pem", lambda: certificates.server_days_left(server, key, authority))
-    elif server is not None or key is not None:
+    elif server is not None or key.is_file():
         yield Check("server.pem", "broken", "server.pem and server.key belong together, and one of them is missing")
     private = [path for path in (folder / "ca.key", folder / "server.key", *folder.rglob("node.key")) if path.is_file()]
     yield from _check_private(folder, private)
@@ -281,6 +281,8 @@ def _check_keys(folder: Path) -> Iterator[Check]:
 def _check_certificate(name: str, days_left: Callable[[], float]) -> Check:
     try:
         days = days_left()
+    except UserError as error:
+        return Check(name, "broken", str(error))
     except ValueError as error:
         return Check(name, "broken", f"is damaged or does not match the other files ({error})")
     if days < 0:

@@ -117,6 +117,19 @@ def test_keys_are_valid_expiring_expired_foreign_or_readable_by_others(tmp_path:
     assert (readable.status, "chmod 600" in readable.detail) == ("broken", True)
 
 
+def test_a_server_key_with_a_passphrase_is_broken(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from encrypted_keys import encrypt
+
+    from fedskew.flower.credentials import make_credentials
+
+    keys = make_credentials(tmp_path / "keys", ["north"])
+    encrypt(keys.key)
+    check = find(examine(keys=str(keys.folder)), "federation", "server.pem")
+    assert check.status == "broken"
+    assert check.detail.startswith(f"{keys.key} needs a passphrase; expected a private key without one: run `openssl ")
+
+
 def test_a_keys_folder_without_files_is_broken_and_an_absent_one_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     assert find(examine(keys=str(tmp_path)), "federation", "ca.pem").status == "broken"

@@ -29,6 +29,7 @@ def certs(
     """Create a certificate authority, a server certificate and the sites' keys for a test federation.
 
     To add a site or a host, repeat the command with it. The keys of the authority and of existing sites are kept.
+    Only a new server certificate needs the authority's key.
     """
     from fedskew.cli.terminal import notice, print_json
     from fedskew.flower.credentials import make_credentials

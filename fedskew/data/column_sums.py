@@ -16,11 +16,11 @@ In a column of numbers:
 - few gaps are filled with the median, and count as values
 - few values count as gaps
 - if both gaps and values are few, nothing about the column is reported
-- if numbers repeat, rare numbers are replaced by others: see `_hide_small_groups`
+- rare numbers are replaced by others: see `_hide_small_groups`
 
-Measurements usually differ in all rows. Such numbers are not replaced, so their sums are exact. A number far above all
-others then shows in the sum of squares. Sums before and after a row was added would also reveal that row. So a site
-answers only once (see `flower/site_answers.py`).
+If all numbers are rare and most of them differ, as measurements do, none is replaced, so their sums are exact. A number
+far above all others then shows in the sum of squares. Sums before and after a row was added would also reveal that row.
+So a site answers only once (see `flower/site_answers.py`).
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983). Their method loses no digits even
 if the mean is much larger than the deviation.

@@ -68,7 +68,7 @@ class Admission:
         self.admitted: dict[int, int] = {}
         """The node of each admitted site, by the site's number."""
         self.samples = [0] * len(names)
-        """Training samples per site. 0 until the site is admitted."""
+        """Training samples per site: 0 until it is admitted, and then 1 if sites do not report their numbers."""
 
     @property
     def has_open_greetings(self) -> bool:
@@ -80,7 +80,7 @@ class Admission:
         return self._nodes[node].started
 
     def refresh(self) -> None:
-        """Update the list of connected nodes. Greet new ones, and admit those that have replied."""
+        """Update the list of connected nodes, send due greetings, and admit nodes whose replies are acceptable."""
         connected = self._calls.nodes()
         for gone in self._nodes.keys() - connected.keys():
             node = self._nodes.pop(gone)

@@ -25,8 +25,8 @@ _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
     "client_test", "server_data",
 )  # fmt: skip
-"""Keys that are left out of the table of training settings. `method` has its own table. A federation does not use the
-others."""
+"""Keys that are left out of the table of training settings. `method` has its own table. A federation sets the others
+itself, or cannot use them."""
 
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
@@ -124,7 +124,7 @@ def _key(key: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Write a value in TOML. Flower accepts only text, numbers and booleans, so None and lists become text."""
+    """Write a value in TOML. Flower accepts only text, numbers and booleans, so all other values become text."""
     if value is None:
         return '""'
     if isinstance(value, bool | int | float):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.flower.approved_apps import Approval, app_hash, file_hashes, read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
@@ -16,7 +16,7 @@ from fedskew.flower.planning import read_app, resolve_config
 from fedskew.flower.request_checks import approved_settings
 
 _MAX_NAMES = 20
-"""The most names that a line lists."""
+"""The maximum number of names in a line."""
 
 
 def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
@@ -65,7 +65,8 @@ def describe_app(app: Path, approval: Approval) -> Iterator[str]:
     settings, contract, config = read_app(app)
     yield f"app {approval.app}, hash {approval.hash}"
     yield f"sites: {_listed(settings.sites)}"
-    yield f"method {config.method}, model {config.model}, {config.rounds} rounds, {config.local_epochs} local epochs"
+    rounds, epochs = plural(config.rounds, "round"), plural(config.local_epochs, "local epoch")
+    yield f"method {config.method}, model {config.model}, {rounds}, {epochs}"
     yield _describe_contract(contract)
     yield from disclosures(settings, contract, config)
     yield "files:"

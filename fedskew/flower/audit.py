@@ -9,9 +9,11 @@ be written, the site sends a refusal instead of the reply.
                absent (there is no reply)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
-    app        hash of the app that received the request, as `fedskew federate approve` shows it
+    work       at the server: the kind of work that was requested, for the sites' usual times (`reply_times.py`)
+    again      at the server: the request was repeated, because the SuperNode has started again
+    app        hash of the app that runs at the site or the server, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
-    tensors    names, types and shapes of the reply's tensors, with their size and digest
+    tensors    names, types and shapes of the tensors in the reply or the request, with their size and digest
     epsilon    ε of differential privacy, for the whole site and for one sample, over all updates in all runs
     reason     why a request was refused or failed
 
@@ -33,7 +35,7 @@ from fedskew.flower.wire import Facts, digest, one_line
 NAME = "audit.jsonl"
 _OUTCOMES = ("refused", "failed")
 _TYPES = {"F": "float", "I": "int", "U": "uint"}
-"""The first letters of safetensors' types, in words."""
+"""What the first letters of safetensors' types stand for."""
 
 
 def site_log(site: Path) -> ChainedLog:

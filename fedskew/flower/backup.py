@@ -25,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""The most attempts to copy checkpoints. An attempt fails if the run removes all listed checkpoints before the copy."""
+"""The maximum number of attempts to copy checkpoints. One fails if the run removes all listed checkpoints before."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,9 @@ def copy_database(source: Path, target: Path) -> None:
 def copy_run(source: Path, target: Path) -> None:
     """Copy a run folder that may be in use, so that the copy can be resumed.
 
-    The summary is copied first. If it exists, the run is finished, and nothing else changes. The checkpoints are copied
-    before the rows. A run writes a checkpoint after the rows of its rounds, so the copy has all of these rows.
+    The summary is copied first. If it exists, the run is finished: its checkpoints, rows and model no longer change.
+    The checkpoints are copied before the rows. A run writes a checkpoint after the rows of its rounds, so the copy has
+    all of these rows.
     """
     run, target_run = RunFolder(source), RunFolder(target)
     target.mkdir(mode=0o700)

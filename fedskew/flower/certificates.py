@@ -9,11 +9,14 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from shlex import quote
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     NoEncryption,
@@ -22,6 +25,9 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fedskew.errors import UserError
+from fedskew.experiment.storage.files import reporting_os_errors
 
 _AUTHORITY_DAYS = 3650
 _RENEWAL = timedelta(days=30)
@@ -63,10 +69,10 @@ def new_authority() -> tuple[x509.Certificate, Key]:
     return builder.sign(key, hashes.SHA384()), key
 
 
-def load_authority(certificate: bytes, key: bytes) -> tuple[x509.Certificate, Key]:
+def load_authority(certificate: bytes, key: Path) -> tuple[x509.Certificate, Key]:
     """Load an authority. Raise ValueError if a file is damaged or the key does not belong to the certificate."""
     authority = x509.load_pem_x509_certificate(certificate)
-    private = load_pem_private_key(key, password=None)
+    private = _load_key(key)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
         raise ValueError("the key does not belong to the certificate")
     return authority, private
@@ -88,9 +94,12 @@ def issue(authority: x509.Certificate, authority_key: Key, hosts: Iterable[str],
 
 
 def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
-    """Return the names and addresses in a server's certificate."""
+    """Return the names and addresses in a server's certificate. Empty if it has no subject alternative names."""
     loaded = x509.load_pem_x509_certificate(certificate)
-    names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        names = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
@@ -108,16 +117,21 @@ def days_left(certificate: bytes) -> float:
     return (loaded.not_valid_after_utc - now) / timedelta(days=1)
 
 
-def server_days_left(certificate: bytes, key: bytes, authority: bytes) -> float:
+def server_days_left(certificate: bytes, key: Path, authority: bytes) -> float:
     """`days_left` of a server's certificate. Also raise ValueError if the key or authority does not match."""
-    loaded = x509.load_pem_x509_certificate(certificate)
-    if load_pem_private_key(key, password=None).public_key() != loaded.public_key():
+    if _load_key(key).public_key() != x509.load_pem_x509_certificate(certificate).public_key():
         raise ValueError("the key does not belong to the certificate")
-    try:
-        loaded.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
-    except InvalidSignature:
-        raise ValueError("it was not signed by ca.pem") from None
+    check_issuer(certificate, authority)
     return days_left(certificate)
+
+
+def check_issuer(certificate: bytes, authority: bytes) -> None:
+    """Raise ValueError unless the authority signed the server's certificate."""
+    issuer = x509.load_pem_x509_certificate(authority)
+    try:
+        x509.load_pem_x509_certificate(certificate).verify_directly_issued_by(issuer)
+    except InvalidSignature:
+        raise ValueError("server.pem was not signed by ca.pem") from None
 
 
 def is_address(host: str) -> bool:
@@ -127,6 +141,20 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _load_key(path: Path) -> PrivateKeyTypes:
+    """Load a private key. Raise ValueError if it is damaged."""
+    with reporting_os_errors("read", path):
+        content = path.read_bytes()
+    try:
+        return load_pem_private_key(content, password=None)
+    except TypeError as error:
+        command = f"openssl pkey -in {quote(str(path))} -out {quote(f'{path}.plain')}"
+        raise UserError(
+            f"{path} needs a passphrase; expected a private key without one: run `{command}`, and rename the new file "
+            f"to {path.name}"
+        ) from error
 
 
 def _builder(

@@ -1,8 +1,8 @@
 """An append-only log of JSON lines in which every line has the hash of the line before it.
 
-A line that was changed, removed or moved breaks the chain, and `read_chain` names this line. Beside the log is its
-head, a file with the number and the hash of the last line. The head shows if lines at the end are missing. The head of
-`audit.jsonl` is `audit.head`. Whoever may write both files can write a whole new chain. Therefore, note the last hash
+A line that was changed, removed or moved breaks the chain, and `read_chain` says where. Beside the log is its head, a
+file with the number and the hash of the last line. The head shows if lines at the end are missing. The head of
+`audit.jsonl` is `audit.head`. Whoever may write both files can write a whole new chain. Therefore, record the last hash
 elsewhere from time to time.
 
 `append` forces its line to disk before it returns. A process that is killed while it writes may leave an incomplete
@@ -36,7 +36,7 @@ _FIRST = "0" * 64
 _TAIL_BYTES = 65536
 """Bytes that are first read from the end of a log, to find its last line."""
 _LINES_PER_APPEND = 2
-"""The most lines that `append` writes: the repair and the entry. The head may be this many lines behind the log."""
+"""The maximum number of lines that `append` writes: a repair and the entry. The head may be that far behind the log."""
 
 
 class LogDamaged(UserError):
@@ -120,7 +120,10 @@ class ChainedLog:
         return (known[-1] if known else None), lines[last + 1 :], is_open
 
     def _require_head(self, known: Sequence[Entry]) -> None:
-        """Refuse a log whose head names none of the last entries. `known` are the entries at the log's end."""
+        """Refuse a log whose head names none of the last entries. Only a new log may lack a head.
+
+        `known` are the entries at the log's end.
+        """
         head = read_head(self.path)
         recent = known[-_LINES_PER_APPEND - 1 :]
         is_new = head is None and len(known) <= _LINES_PER_APPEND

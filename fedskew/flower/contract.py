@@ -1,6 +1,6 @@
 """The contract of a federation: the class names, the form of an input, and the normalisation at all sites.
 
-With `column_sums`, the app's contract is a draft, which has only the names and kinds of a table's columns. Before the
+With `column_sums`, the app's contract is a draft. Of a table's columns, it has only the names and kinds. Before the
 first round, the sites send sums of their columns. The server makes the complete contract from these sums.
 
 Classes are numbered in the order of the contract. A site may list them in another order. Its labels are then renumbered
@@ -46,14 +46,14 @@ class Contract:
     kind: Kind
     classes: tuple[str, ...]
     shape: tuple[int, ...]
-    """Shape of one input: channels, height and width of an image, columns of a table, or words of a text."""
+    """Shape of one input: channels, height and width of an image, inputs of a table, or words of a text."""
     mean: tuple[float, ...] = ()
     """Mean per channel of images scaled to [0, 1], or per input of a table. If a table has no means
     here, each site uses its own means and standard deviations."""
     std: tuple[float, ...] = ()
     """Standard deviation per channel or input."""
     vocabulary: int = 0
-    """Number of words or tokens, for text."""
+    """For text: the number of word or token ids."""
     columns: tuple[str, ...] = ()
     """Names of a table's inputs, in order. With `encoding`, a column may become several inputs. If there are no names,
     nothing checks that sites use the same columns."""
@@ -83,7 +83,7 @@ class Contract:
         if self.kind == "image" and not len(self.mean) == len(self.std) == self.shape[0]:
             raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per channel")
         if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
-            raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per column")
+            raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per input")
         if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
             raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
         if self.encoding is not None and self.encoding.features != self.columns:
@@ -199,7 +199,7 @@ class Contract:
         return plain | {"column_sums": True} if self.column_sums else plain
 
     def admit(self, dataset: Dataset) -> Dataset:
-        """Return a site's data with the federation's classes and scaling. Refuse data that do not meet the contract."""
+        """Return the data with the federation's classes and scaling. Refuse data that do not meet the contract."""
         if differences := self._differences(dataset):
             raise ContractMismatch(f"the data do not meet the federation's contract: {'; '.join(differences)}")
         dataset = self._reorder(dataset)
@@ -263,7 +263,7 @@ class Contract:
     def _rescale(self, x: Array, scaling: Scaling) -> Array:
         """Scale a table's inputs with the contract's means and deviations.
 
-        In `x`, the inputs are scaled with `scaling`. They are not scaled if `scaling` is empty.
+        `x` is scaled with `scaling`, or unscaled if that is empty. If the contract has no means, return `x` itself.
         """
         if not self.scaling or scaling == self.scaling:
             return x
@@ -273,7 +273,7 @@ class Contract:
         return scaled
 
     def blank(self) -> Dataset:
-        """Make a dataset of this form with one blank sample per class. The server uses it, because it has no data."""
+        """Make a dataset of this form with one blank sample per class, to stand in for the sites' data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(
             np.zeros((len(self.classes), *self.shape), numbers), TASKS[self.task].example_labels(len(self.classes))

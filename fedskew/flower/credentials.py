@@ -82,9 +82,10 @@ def make_credentials(
 ) -> Credentials:
     """Make the missing files for these sites and for a server with these host names.
 
-    Existing files stay, so a site can be added to a running federation. The server's certificate is an exception: it is
-    replaced if it lacks a host name or expires within a month. The new certificate is valid for `days`, and keeps the
-    old host names.
+    Existing files stay, so a site can be added to a running federation. The server's certificate and its key are
+    exceptions: they are replaced if the certificate lacks a host name or expires within a month. The new certificate is
+    valid for `days`, and keeps the old host names. Only a new certificate needs the authority's key. If one file of a
+    site's key pair is missing, both are made anew.
     """
     _check_sites(sites)
     if days < 1:
@@ -126,26 +127,41 @@ def _checked_host(host: str) -> str:
 
 
 def _make_server_certificate(credentials: Credentials, hosts: list[str], days: int) -> None:
-    authority, authority_key = _authority(credentials)
-    known: tuple[str, ...] = ()
-    needs_renewal = True
-    if credentials.certificate.exists() and credentials.key.exists():
-        old = _read(credentials.certificate)
-        with _report_damage(credentials.certificate):
-            known, needs_renewal = certificates.certificate_hosts(old), certificates.expires_soon(old)
-    if set(hosts) <= set(known) and not needs_renewal:
+    known = _certified_hosts(credentials)
+    if set(hosts) <= set(known) and not certificates.expires_soon(_read(credentials.certificate)):
+        with _report_damage(credentials.authority):
+            certificates.check_issuer(_read(credentials.certificate), _read(credentials.authority))
         return
+    authority, authority_key = _authority(credentials)
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
     _write(credentials.key, key, SECRET)
     _write(credentials.certificate, certificate, PUBLIC)
 
 
+def _certified_hosts(credentials: Credentials) -> tuple[str, ...]:
+    """Return the host names in the server's certificate. Empty if the server has no certificate or no key."""
+    if not credentials.certificate.exists() or not credentials.key.exists():
+        return ()
+    with _report_damage(credentials.certificate):
+        hosts = certificates.certificate_hosts(_read(credentials.certificate))
+    if not hosts:
+        raise UserError(
+            f"{credentials.certificate} names no host; expected a certificate with subject alternative names: "
+            "delete it, and `fedskew federate certs` makes a new one"
+        )
+    return hosts
+
+
 def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]:
     """Load the authority in the folder, or make a new one."""
-    files = (credentials.authority, credentials.authority_key)
-    if any(file.exists() for file in files):
+    if credentials.authority_key.exists():
         with _report_damage(credentials.authority_key):
-            return certificates.load_authority(*map(_read, files))
+            return certificates.load_authority(_read(credentials.authority), credentials.authority_key)
+    if credentials.authority.exists():
+        raise UserError(
+            f"{credentials.authority_key} is missing, and the server needs a new certificate; put the authority's key "
+            "there until it is signed, or choose another folder"
+        )
     authority, key = certificates.new_authority()
     _write(credentials.authority_key, certificates.key_pem(key), SECRET)
     _write(credentials.authority, certificates.certificate_pem(authority), PUBLIC)

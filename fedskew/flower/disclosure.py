@@ -1,10 +1,11 @@
-"""Describe what a site reveals, for `federate site --check`, the app's README and the model card."""
+"""Describe what a site reveals, for `federate site --check`, `federate approve` and the app's README."""
 
 from __future__ import annotations
 
 import math
 
 from fedskew.data.column_sums import SMALLEST_GROUP
+from fedskew.errors import plural
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
 from fedskew.experiment.trained_part import trained_model
@@ -39,14 +40,15 @@ COLUMN_SUMS = (
     "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
     "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
     "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
-    f"{SMALLEST_GROUP}); the sums of a column whose values nearly all differ are exact, so a value that is far larger "
-    "than all others shows in them"
+    f"{SMALLEST_GROUP}); the sums of a column whose values mostly differ, none of them frequent, are exact, so a value "
+    "that is far larger than all others shows in them"
 )
 
 
 SURVEY = (
-    "if its policy has 'survey', it answers a survey once: label counts of its training part, and ranges and shares of "
-    "gaps of a table's columns; small counts are hidden and all numbers are rounded, or the counts have noise"
+    "if its policy has 'survey', it answers a survey once: label counts of its training part, and ranges, frequent "
+    "categories and shares of gaps of a table's columns; small counts are hidden and all numbers are rounded, or it "
+    "sends only the counts, with noise"
 )
 EVALUATE_ONLY = (
     "if its policy has 'evaluate', it tests finished models and sends score histograms by class, whose sums are the "
@@ -99,8 +101,10 @@ def describe_privacy(settings: FederationSettings, config: Config) -> str:
     """Describe the kind of privacy of a run, and its ε."""
     if settings.privacy == "none":
         return "no noise is added; model updates can reveal something about the training data"
-    spent, neighbours = run_epsilon(settings, config, config.rounds), NEIGHBOURS[settings.privacy]
-    return f"{settings.privacy}, ε = {spent:.3g} at δ = {settings.delta:g} after {config.rounds} rounds, {neighbours}"
+    spent, rounds = run_epsilon(settings, config, config.rounds), plural(config.rounds, "round")
+    return (
+        f"{settings.privacy}, ε = {spent:.3g} at δ = {settings.delta:g} after {rounds}, {NEIGHBOURS[settings.privacy]}"
+    )
 
 
 def settings_warnings(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
@@ -115,9 +119,10 @@ def trimming_warning(settings: FederationSettings, config: Config) -> str | None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
     if not isinstance(server, TrimmedMean) or server.trim == 0 or int(server.trim * sites + 1e-9) > 0:
         return None
+    expected = f"trim of at least {math.ceil(100 / sites) / 100:g}, or median" if sites > 2 else "median"
     return (
-        f"trimmed-mean with trim = {server.trim:g} leaves out none of {sites} updates, so it is a plain mean; expected "
-        + (f"trim of at least {math.ceil(100 / sites) / 100:g}, or median" if sites > 2 else "median")
+        f"trimmed-mean with trim = {server.trim:g} leaves out none of {plural(sites, 'update')}, so it is a plain "
+        f"mean; expected {expected}"
     )
 
 
@@ -135,6 +140,6 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
         return None
     return (
         f"the noise on a round's mean is {ratio:.0f} times as large as the largest possible change of the model, so "
-        f"the model will hardly learn: federation.noise is {settings.noise:g} for {sites} sites and {parameters:,} "
-        "parameters; expected more sites, less noise or a smaller model"
+        f"the model will hardly learn: federation.noise is {settings.noise:g} for {plural(sites, 'site')} and "
+        f"{parameters:,} parameters; expected more sites, less noise or a smaller model"
     )

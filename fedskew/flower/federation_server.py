@@ -83,7 +83,7 @@ class FederationServer(Server):
         )
 
     def scores(self, state: RunState) -> Scores | None:
-        """Compute scores of the final model. None if the sites test it and report only totals."""
+        """Compute scores of the final model. None if the sites test it and send no score histograms."""
         if not self.site_evaluation.by_sites:
             return super().scores(state)
         histograms = self._histograms(state)
@@ -92,7 +92,7 @@ class FederationServer(Server):
         return ScoreHistograms.total(histograms.values()).scores(self._config.specificity, self._positive)
 
     def site_scores(self, state: RunState) -> dict[str, SiteScore]:
-        """Compute scores on each site's test part. Empty unless the sites report results by class."""
+        """Compute scores on each site's test data. Empty unless the sites report results by class."""
         return {name: score_site_histograms(found, self._positive) for name, found in self._histograms(state).items()}
 
     def _histograms(self, state: RunState) -> dict[str, ScoreHistograms]:
@@ -185,7 +185,7 @@ def refuse_unfit(method: Method, config: Config) -> None:
             "initialises them; expected no init"
         )
     if config.client_test:
-        raise UserError("client_test is for simulations; in a federation, every site has its own test part")
+        raise UserError("client_test is for simulations; in a federation, every site tests on its own test data")
     if method.server.needs_server_data:
         raise UserError(
             f"method {method.name!r} needs samples at the server, which only a simulation has; expected a method "

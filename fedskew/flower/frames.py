@@ -9,9 +9,9 @@ from typing import Any
 
 _LENGTH = struct.Struct(">Q")
 _PIECE = 2**20
-"""The most bytes per read. Memory is allocated as bytes arrive, because the sender may state a wrong length."""
+"""Maximum number of bytes per read. Memory is allocated as bytes arrive, because the stated length may be wrong."""
 _LARGEST_FACTS = 2**30
-"""The most bytes of JSON that are accepted."""
+"""Maximum number of bytes of JSON in a frame."""
 
 
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:

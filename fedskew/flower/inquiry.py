@@ -29,7 +29,7 @@ def inquiry_folder(folder: str | Path, purpose: str) -> Path:
 
 
 def require_declared_purpose(settings: FederationSettings, purpose: str) -> None:
-    """Refuse an inquiry that the app does not declare. The sites would refuse it, too."""
+    """Refuse an inquiry that the app does not declare. Sites that approve apps would refuse it, too."""
     key = {"survey": "survey", "evaluate": "evaluate_only"}[purpose]
     if not getattr(settings, key):
         raise UserError(f"federation.{key} is false in the app; expected true, in an app that the sites approve")

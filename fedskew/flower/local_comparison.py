@@ -3,7 +3,7 @@
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
 architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
 round. If the app has `init`, the federation's model started from a file of weights. The local model starts from the
-same weights only if the site has this file, too. Otherwise, it starts from random weights.
+same weights only if the site gives this file, too (`--init`). Otherwise, it starts from random weights.
 
 Both models are tested on the same samples, which neither has seen. The interval of the difference is for paired
 results: with one label per sample, each sample counts +1, 0 or −1.

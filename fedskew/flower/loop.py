@@ -50,7 +50,7 @@ class TrainedRound:
     plan: RoundPlan
     result: RoundResult
     failures: dict[int, str]
-    """The reason why a site's update was discarded, by client."""
+    """The reason why a site's update is missing or was discarded, by client."""
     absent: list[str]
     """Names of the sites that were not connected."""
     local_tests: dict[str, list[float | None]] | None
@@ -132,7 +132,7 @@ class FederatedRounds:
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
-        """Test the round's model if that is due, with the same messages that train the next round."""
+        """Test the round's model if that is due, if possible with the messages that train the next round."""
         evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan):
             return {}
@@ -182,7 +182,7 @@ class FederatedRounds:
             self._sites.log(f"{self._sites.names[client]} reports no local tests: {one_line(str(reason))}")
 
     def _row(self, trained: TrainedRound, aggregated: Aggregated) -> RoundRow:
-        """Make the round's row. It has the reasons for discarded updates, and the loss only if the sites share it."""
+        """Make the round's row. It says why updates are missing or discarded. It has no loss unless sites share it."""
         row, failures = self._server.record(trained.plan, trained.result, aggregated), trained.failures
         return replace(
             row,

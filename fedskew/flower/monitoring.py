@@ -3,7 +3,8 @@
     /healthz    200 and `ok`, or 503 and the reason
     /metrics    Prometheus' text format
 
-Each request reads the numbers from the files of the run or of the site, so a restarted command shows the same numbers.
+The numbers come from the files of the run or of the site, so a restarted command shows the same ones. Only the state of
+a site's connection is not in a file.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ The SuperExec and the ClientApps are forks of this process, so they start within
 If a SuperLink or a proxy restarts, a connection may end during the TLS handshake. Flower then gives up on the server.
 Here, the SuperNode tries again, unless the certificate was refused.
 
-Before an app is installed or imported, its files are compared with those that the site has approved. An app that is not
-approved does not run. Instead, a ClientApp of this module replies with the refusal.
+Before an app is installed or imported, its files are compared with those that the site has approved, if the site has a
+list of approvals. An app that is not on the list does not run. Instead, a ClientApp of this module replies with the
+refusal.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _SIGNALS = ("SIGINT", "SIGTERM", "SIGQUIT")
 
 
 class ForkingExecutor(SubprocessExecutor):
-    """Runs each ClientApp in a fork of this process, if the site has approved its app."""
+    """Runs each ClientApp in a fork of this process."""
 
     def __init__(self, site: Path) -> None:
         """`site` is the site's configuration, site.yaml."""
@@ -95,7 +96,7 @@ def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
 
 
 def _allow_only_approved_app(site: Path) -> None:
-    """Patch Flower's runtime in this process, so that it installs and loads only an app that the site has approved."""
+    """Patch Flower's runtime in this process, so that it installs and loads only an app that the site accepts."""
     install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
     reason: str | None = None
 

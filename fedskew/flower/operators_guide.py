@@ -7,8 +7,9 @@ between rounds, stay at the sites. What leaves a site:
 
 {disclosures}
 
-`pyproject.toml` holds every setting: the method and its parameters under `[tool.flwr.app.config]`, sites, time-outs
-and metrics under `[…config.federation]`, and the contract that every site's data must meet under `[…config.contract]`.
+`pyproject.toml` holds every setting: model and training under `[tool.flwr.app.config]`, the method and its parameters
+under `[…config.method]`, sites, time-outs and metrics under `[…config.federation]`, and the contract that every site's
+data must meet under `[…config.contract]`.
 To change one value for one run: `flwr run . --run-config "rounds=20"`.
 
 ## Once: make the keys
@@ -42,8 +43,8 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
 resumes it. The settings for how long and for how many sites the server waits may change. Most others must not.
-`federation.json` in the run's folder has the settings of the first start. If a setting has changed that must not, the
-command refuses and names it.
+`federation.json` in the run's folder has the settings of the first start. If one that must not change has changed, the
+command names it and ends.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

@@ -10,7 +10,7 @@
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
-      trainings_per_round: 7         # how often the site trains one round; all but the first are for restarts
+      trainings_per_round: 7         # how many different requests to train one round the site answers
       tests_per_round: 2             # how many models the site tests for one round; the second is for a restart
       survey: {round_to: 10}         # how the site hides single samples in answers to surveys; default: no answers
       evaluate: {models: 1}          # how many finished models the site tests; default: none

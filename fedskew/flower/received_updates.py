@@ -18,8 +18,8 @@ from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""A site's state stays at the site. In its place, the server keeps one number under this key: the round of the model
-after which the site saved the state."""
+"""A site's state stays at the site. In its place, the server keeps one number under this key: the model's round after
+which the site saved the state."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
 
 
 _SIZED = {"change": "its change", "uplink": "what it sends besides the model"}
-"""The words for the keys of `SizeCheck.medians` in a reason."""
+"""How the reason for a discarded update names the keys of `SizeCheck.medians`."""
 
 
 def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, usual: Mapping[str, float]) -> SizeCheck:

@@ -2,8 +2,8 @@
 
 An update with noise consists of Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
 `privacy.py`). Over rounds and runs, the squares of μ add up. This is exact for Gaussian mechanisms, even if a mechanism
-depends on the results of earlier ones. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum at the policy's δ. No
-amplification by sampling is counted. An update without noise makes ε infinite.
+depends on the results of earlier ones. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum and δ. No amplification
+by sampling is counted. An update without noise makes ε infinite.
 
     local     The site adds the noise to its update: one mechanism.
     central   The server says that it adds the noise to the mean, and the site has to trust it: one mechanism.
@@ -64,7 +64,7 @@ class Account:
     """One of the two accounts of a ledger."""
 
     key: str
-    """The key of the policy with the budget."""
+    """The policy's key for the budget."""
     whose: str
     """The budget's name in messages."""
     expected: str

@@ -26,7 +26,7 @@ from fedskew.platforms import is_alive
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
-_REPLIES = ("reply", "refused", "failed")
+_ANSWERS = ("reply", "refused", "failed")
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
 """The state of a site after an event."""
 
@@ -119,9 +119,11 @@ class RunHistory:
     """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
 
     def __init__(self, names: Sequence[str] = (), times: ReplyTimes | None = None) -> None:
-        """`names` are the sites, if the log does not name them. `times` collects how long they take to train."""
+        """`names` are the sites, if the log does not name them. `times` collects how long they take to reply."""
         self._names = list(names)
         self._sites = {name: SiteStatus(name) for name in names}
+        self._works: dict[str, str] = {}
+        """The kind of work of the last request to each site."""
         self._times = times or ReplyTimes(FederationSettings.grace)
         self._ended: list[Attempt] = []
         self._began: Entry | None = None
@@ -131,13 +133,22 @@ class RunHistory:
         event = entry["event"]
         if event in ("start", "end"):
             self._add_boundary(entry)
-        elif event == "request":
-            for name in entry["sites"]:
-                if name in self._sites:
-                    self._sites[name].waiting_since = entry["time"]
+        elif event == "request" and not entry.get("again"):
+            for name in self._sites.keys() & entry["sites"]:
+                self._sites[name].waiting_since = entry["time"]
+                self._works[name] = str(entry.get("work", entry["kind"]))
         elif entry.get("site") in self._names:
-            name = entry["site"]
-            _update_status(self._sites[name], entry, self._times, self._names.index(name))
+            self._add_time(entry)
+            _update_status(self._sites[entry["site"]], entry)
+
+    def _add_time(self, entry: Entry) -> None:
+        """Add the time of a site's reply, as the running server does. A refusal or a failure says nothing about it."""
+        name, event = entry["site"], entry["event"]
+        number, since = self._names.index(name), self._sites[name].waiting_since
+        if event == "reply" and since is not None:
+            self._times.add(number, self._works[name], _seconds(since, datetime.fromisoformat(entry["time"])))
+        elif event == "late" and name in self._works:
+            self._times.add_missed(number, self._works[name])
 
     def _add_boundary(self, entry: Entry) -> None:
         """Add the start or the end of an attempt. If a start follows another start, the earlier attempt was killed."""
@@ -161,7 +172,7 @@ class RunHistory:
         found = [replace(self._sites[name]) for name in self._names]
         for number, site in enumerate(found):
             if running and site.waiting_since is not None:
-                is_late = _seconds(site.waiting_since, now) > self._times.limit(number)
+                is_late = _seconds(site.waiting_since, now) > self._times.limit(number, self._works[site.name])
                 site.state = "late" if is_late else "working"
         return found
 
@@ -181,14 +192,12 @@ def _open_attempt(began: Entry) -> Attempt:
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
 
 
-def _update_status(site: SiteStatus, entry: Entry, times: ReplyTimes, number: int) -> None:
+def _update_status(site: SiteStatus, entry: Entry) -> None:
     """Update a site's status with an entry about it."""
-    event, time = entry["event"], datetime.fromisoformat(entry["time"])
+    event = entry["event"]
     site.reason = str(entry.get("reason", ""))
-    if event in _REPLIES:
+    if event in _ANSWERS:
         site.last_seen = entry["time"]
-        if site.waiting_since is not None and entry.get("kind") == "train":
-            times.add(number, _seconds(site.waiting_since, time))
     if event == "reply":
         site.state, site.round = "connected", entry["round"] if entry.get("kind") == "train" else site.round
     elif event == "discarded":

@@ -198,7 +198,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
 
 
 def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
-    """Read how long the sites took to train in earlier attempts. This tells a resumed run when a site is late."""
+    """Read how long the sites took to reply in earlier attempts. This tells a resumed run when a site is late."""
     times = ReplyTimes(settings.grace, settings.grace_seconds)
     history = RunHistory(settings.sites, times)
     for entry in read_chain(audit).entries:

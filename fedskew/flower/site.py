@@ -104,6 +104,14 @@ class Site:
 
     def answer(self, facts: Facts, payload: bytes) -> Answer:
         """Answer one message."""
+        try:
+            return self._answer(facts, payload)
+        except Exception:
+            if self._secure is not None:
+                self._secure.end_session(facts)
+            raise
+
+    def _answer(self, facts: Facts, payload: bytes) -> Answer:
         requests: dict[str, Callable[[SiteRun, Facts, bytes], Answer]] = {
             "hello": self._census,
             "census": self._census,

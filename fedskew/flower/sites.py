@@ -12,7 +12,7 @@ from fedskew.errors import plural
 from fedskew.flower.admission import Admission
 from fedskew.flower.audit import describe_tensors
 from fedskew.flower.chained_log import Entry
-from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.reply_times import ReplyTimes, kind_of_work
 from fedskew.flower.site_replies import Failure, Quorum, Reply, describe_answer, read_reply, usable_replies
 from fedskew.flower.superlink_calls import SuperLinkCalls, make_message
 from fedskew.flower.wire import MAX_SAMPLES, Facts, tensors_record
@@ -93,21 +93,21 @@ class Sites:
         timeout: float,
         group: str = "",
         quorum: Quorum | None = None,
-        is_timed: bool = True,
         keep: Callable[[int, Reply], None] = lambda _client, _reply: None,
         repeats: bool = False,
     ) -> dict[int, Reply | Failure]:
         """Send each site its own facts and the same payload. Return each site's reply, or why there is none.
 
-        The server waits at most `timeout` seconds. After `quorum` is reached, a site's usual time also limits the wait
-        for this site (see `reply_times`). If `is_timed` is False, the replies do not change the sites' usual times.
-        `keep` is called with each reply before the audit log records it.
+        The server waits at most `timeout` seconds. After `quorum` is reached, a site's usual time for such work also
+        limits the wait for this site (see `reply_times`). `keep` is called with each reply before the audit log records
+        it.
 
         With `repeats`, a site whose SuperNode has started again gets its request again. A SuperNode that ends loses its
         requests.
         """
         nodes, began = self.online, time.monotonic()
         self._record_requests(kind, facts, payload, group)
+        works = {client: kind_of_work(kind, sent) for client, sent in facts.items()}
         answers: dict[int, Reply | Failure] = {}
         tensors = tensors_record(payload)
 
@@ -136,18 +136,19 @@ class Sites:
                 if isinstance(answer, Reply):
                     keep(client, answer)
                 accept({client: answer})
-                if is_timed and isinstance(answer, Reply):
-                    self._reply_times.add(client, time.monotonic() - began)
+                if isinstance(answer, Reply):
+                    self._reply_times.add(client, works[client], time.monotonic() - began)
+            open_works = {client: works[client] for client in waiting.values()}
             if time.monotonic() >= end:
-                missing = self._missing(waiting, timeout)
+                missing = self._missing(open_works, timeout)
             else:
-                missing = self._late(waiting, answers, time.monotonic() - began, quorum)
+                missing = self._late(open_works, answers, time.monotonic() - began, quorum)
             accept(missing)
             waiting = {message_id: client for message_id, client in waiting.items() if client not in missing}
             if repeats and waiting and time.monotonic() >= next_check:
                 next_check = time.monotonic() + _RESTART_CHECK_SECONDS
                 again = self._find_restarted(set(waiting.values()), nodes, starts)
-                self._record_requests(kind, {client: facts[client] for client in again}, payload, group)
+                self._record_requests(kind, {client: facts[client] for client in again}, payload, group, again=True)
                 waiting |= self._calls.send(make, again)
             if waiting:
                 time.sleep(_POLL_SECONDS)
@@ -165,36 +166,44 @@ class Sites:
             self.log(f"{self.names[client]} started again and gets its request again")
         return again
 
-    def _record_requests(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str) -> None:
-        """Record the requests in the audit log: one entry per kind of request, with the names of the sites."""
+    def _record_requests(
+        self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str, again: bool = False
+    ) -> None:
+        """Record the requests in the audit log: one entry per kind of work, with the names of the sites."""
         round = {"round": int(group)} if group.isdigit() else {}
-        for each in sorted({str(sent.get("kind", kind)) for sent in facts.values()}):
-            names = [self.names[client] for client, sent in facts.items() if sent.get("kind", kind) == each]
-            self.audit({"event": "request", "kind": each, **round, "sites": names} | describe_tensors(payload))
+        same: dict[tuple[str, str], list[str]] = {}
+        for client, sent in facts.items():
+            same.setdefault((str(sent.get("kind", kind)), kind_of_work(kind, sent)), []).append(self.names[client])
+        for (each, work), names in sorted(same.items()):
+            entry = {"event": "request", "kind": each, **round, "work": work, "sites": names}
+            self.audit(entry | ({"again": True} if again else {}) | describe_tensors(payload))
 
     def _record_answer(self, kind: str, client: int, sent: Facts, group: str, answer: Reply | Failure) -> None:
         round = {"round": int(group)} if group.isdigit() else {}
         self.audit({"site": self.names[client], "kind": sent.get("kind", kind), **round} | describe_answer(answer))
 
-    def _missing(self, waiting: Mapping[str, int], timeout: float) -> dict[int, Failure]:
-        """Return failures for all sites that have not replied when the time is up."""
-        for client in waiting.values():
-            self._reply_times.add_missed(client)
-        return dict.fromkeys(waiting.values(), Failure(f"it did not reply within {timeout:g} s", "late"))
+    def _missing(self, works: Mapping[int, str], timeout: float) -> dict[int, Failure]:
+        """Return failures for all sites that have not replied when the time is up. `works` has their kinds of work."""
+        for client, work in works.items():
+            self._reply_times.add_missed(client, work)
+        return dict.fromkeys(works, Failure(f"it did not reply within {timeout:g} s", "late"))
 
     def _late(
-        self, waiting: Mapping[str, int], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
+        self, works: Mapping[int, str], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
-        """Return failures for the sites that are late after `seconds`. No site is late before the quorum is reached."""
+        """Return failures for the sites that are late after `seconds`. No site is late before the quorum is reached.
+
+        `works` has the kinds of work of the sites that have not replied.
+        """
         if quorum is None or not quorum.is_reached(answers):
             return {}
         replied = len(dict(usable_replies(answers)))
         return {
             client: Failure(
                 f"it is late: no reply after {seconds:.0f} s, but {plural(replied, 'other site')} replied; its usual "
-                f"time is {self._reply_times.usual(client):.0f} s",
+                f"time is {self._reply_times.usual(client, work):.0f} s",
                 "late",
             )
-            for client in waiting.values()
-            if seconds > self._reply_times.limit(client)
+            for client, work in works.items()
+            if seconds > self._reply_times.limit(client, work)
         }

@@ -79,6 +79,18 @@ def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, caps
     assert refusal(site, build_archive(site / "app")) is None
 
 
+def test_a_single_round_and_a_single_epoch_are_singular(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(site / "digits.npz")
+    init = ["federate", "init", str(site / "short"), "--sites", "north,south", "--data", data, "--rounds", "1"]
+    init += ["--local-epochs", "1", "--clients-per-round", "1", "--set", "average=uniform"]
+    assert main([*init, "--federation", "privacy=central", "--federation", "noise=2"]) == 0
+    assert "federation.noise is 2 for 1 site and" in capsys.readouterr().err
+    assert main(["federate", "approve", str(site / "short"), str(site / "site.yaml"), "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert ", 1 round, 1 local epoch\n" in shown
+    assert " after 1 round, for a site" in shown
+
+
 def test_an_app_is_approved_only_with_a_yes(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

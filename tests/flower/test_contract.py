@@ -79,7 +79,7 @@ def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
     contract = Contract("table", ("cat", "dog"), (2,), mean=(5.0, 90.0), std=(4.0, 20.0))
     assert Contract.from_json(json.loads(json.dumps(contract.to_json()))) == contract
     assert Contract.from_dataset(contract.blank()) == contract
-    with pytest.raises(UserError, match="expected 2, one per column"):
+    with pytest.raises(UserError, match="expected 2, one per input"):
         Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
 
 

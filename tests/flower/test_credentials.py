@@ -7,6 +7,7 @@ import socket
 import ssl
 import stat
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,16 @@ import pytest
 pytest.importorskip("cryptography")
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.serialization import PrivateFormat, load_ssh_private_key, load_ssh_public_key
+from encrypted_keys import encrypt
+from expired_certificates import write_certificate
 
 from fedskew.errors import UserError
 from fedskew.flower.certificates import certificate_hosts
 from fedskew.flower.credentials import Credentials, make_credentials
 
 SITES = ["north", "south"]
+NEW_HOST = ["fl.example.net"]
 
 
 @pytest.fixture
@@ -99,11 +103,14 @@ def test_a_site_s_folder_has_nobody_else_s_secret(made: Credentials) -> None:
     assert made.node("north").authority.read_bytes() == made.authority.read_bytes()
 
 
-def test_a_site_is_added_and_everything_else_stays(made: Credentials) -> None:
+def test_a_site_is_added_without_the_authority_s_key_and_everything_else_stays(made: Credentials) -> None:
+    made.authority_key.unlink()
     before = {path: path.read_bytes() for path in made.folder.rglob("*") if path.is_file()}
     make_credentials(made.folder, [*SITES, "east"])
     assert {path: path.read_bytes() for path in before} == before
     assert made.node("east").private.is_file()
+    assert made.node("east").authority.read_bytes() == made.authority.read_bytes()
+    assert not made.authority_key.exists()
 
 
 @pytest.mark.parametrize("host", ["FL.Example.org", "10.1.2.3", "0:0:0:0:0:0:0:1"])
@@ -135,15 +142,24 @@ def test_a_renewed_certificate_keeps_its_host_names(tmp_path: Path) -> None:
 
 
 def test_half_an_authority_is_not_replaced(made: Credentials) -> None:
+    key = made.authority_key.read_bytes()
     made.authority_key.unlink()
-    with pytest.raises(UserError, match=r"ca\.key"):
-        make_credentials(made.folder, SITES)
+    with pytest.raises(UserError, match=r"ca\.key is missing, and the server needs a new certificate; put the"):
+        make_credentials(made.folder, SITES, NEW_HOST)
+    made.authority_key.write_bytes(key)
+    made.authority.unlink()
+    for hosts in ([], NEW_HOST):
+        with pytest.raises(UserError, match=r"cannot read .*ca\.pem"):
+            make_credentials(made.folder, SITES, hosts)
 
 
 @pytest.mark.parametrize("content", [b"", b"no key at all"])
 def test_a_damaged_authority_is_named(made: Credentials, content: bytes) -> None:
     made.authority_key.write_bytes(content)
     with pytest.raises(UserError, match=r"ca\.key is damaged or does not match"):
+        make_credentials(made.folder, SITES, NEW_HOST)
+    made.authority.write_bytes(content)
+    with pytest.raises(UserError, match=r"ca\.pem is damaged or does not match"):
         make_credentials(made.folder, SITES)
 
 
@@ -151,7 +167,37 @@ def test_another_authority_s_key_is_refused(made: Credentials, tmp_path: Path) -
     other = make_credentials(tmp_path / "other", SITES)
     made.authority_key.write_bytes(other.authority_key.read_bytes())
     with pytest.raises(UserError, match="the key does not belong to the certificate"):
+        make_credentials(made.folder, SITES, NEW_HOST)
+
+
+def test_a_new_site_does_not_get_another_authority_s_certificate(made: Credentials, tmp_path: Path) -> None:
+    """It would refuse the server."""
+    made.authority.write_bytes(make_credentials(tmp_path / "other", SITES).authority.read_bytes())
+    with pytest.raises(UserError, match=r"server\.pem was not signed by ca\.pem"):
+        make_credentials(made.folder, [*SITES, "east"])
+    assert not made.node("east").folder.exists()
+
+
+@pytest.mark.parametrize("form", [PrivateFormat.PKCS8, PrivateFormat.TraditionalOpenSSL])
+def test_an_authority_s_key_with_a_passphrase_is_named_if_it_must_sign(made: Credentials, form: PrivateFormat) -> None:
+    encrypt(made.authority_key, form)
+    make_credentials(made.folder, [*SITES, "east"])
+    with pytest.raises(UserError) as raised:
+        make_credentials(made.folder, SITES, NEW_HOST)
+    key = made.authority_key
+    assert str(raised.value) == (
+        f"{key} needs a passphrase; expected a private key without one: run "
+        f"`openssl pkey -in {key} -out {key}.plain`, and rename the new file to ca.key"
+    )
+
+
+def test_a_server_certificate_without_host_names_is_named_and_may_be_deleted(made: Credentials) -> None:
+    write_certificate(made, timedelta(days=100), names_hosts=False)
+    with pytest.raises(UserError, match=r"server\.pem names no host; expected a certificate with .*: delete it"):
         make_credentials(made.folder, SITES)
+    made.certificate.unlink()
+    make_credentials(made.folder, SITES)
+    handshake(made, made.authority, "localhost")
 
 
 @pytest.mark.parametrize(

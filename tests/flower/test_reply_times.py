@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from in_process import Case, case, small_data
 from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.result import Result
-from fedskew.flower import admission, sites, superlink_calls
-from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower import admission, chained_log, server_app, sites, superlink_calls
+from fedskew.flower.reply_times import ReplyTimes, kind_of_work
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.settings import FederationSettings
+
+BY_SITES = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
+"""The default settings: each request for training from the second round on also asks for tests."""
+WORKS = TRAIN, TRAIN_AND_TEST, TEST = "train, stage 0", "train, stage 0, tests", "evaluate, model global"
 
 
 class Clock:
@@ -34,9 +40,20 @@ class Clock:
         self.now += seconds
 
 
+class Calendar:
+    """Stands in for the class `datetime`, with the time of a clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now(self, zone: tzinfo) -> datetime:
+        return datetime.fromtimestamp(self._clock.now, zone)
+
+
 def _use_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (admission, sites, superlink_calls):
         monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(chained_log, "datetime", Calendar(clock))
 
 
 def slow_down(made: Case, clock: Clock, seconds: dict[tuple[str, int], float]) -> None:
@@ -58,14 +75,18 @@ def slow_down(made: Case, clock: Clock, seconds: dict[tuple[str, int], float]) -
 
 
 def run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: dict[tuple[str, int], float], **own: Any
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: dict[tuple[str, int], float],
+    changed: dict[str, Any] | None = None,
+    **own: Any,
 ) -> tuple[list[dict[str, Any]], Clock]:
     clock = Clock()
     _use_clock(clock, monkeypatch)
     data = small_data(tmp_path)
     split = federation(str(data), Dirichlet(beta=0.5, clients=4), seed=0)
-    config = with_values(Config(), {"partition.clients": 4, "rounds": 3, "local_epochs": 1, "device": "cpu"})
-    made = case(tmp_path, split, data, config, **{"minimum": 2, "begin_with": 4, **own})
+    values = {"partition.clients": 4, "rounds": 3, "local_epochs": 1, "device": "cpu", **(changed or {})}
+    made = case(tmp_path, split, data, with_values(Config(), values), **{"minimum": 2, "begin_with": 4, **own})
     slow_down(made, clock, seconds)
     run_federation(made.grid, made.context)
     lines = (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()
@@ -84,10 +105,36 @@ def test_a_late_site_is_left_out_of_its_round_and_comes_back(
     assert clock.now < 1000 + 10 + 61 + 10 + 5
 
 
-def test_a_site_that_is_always_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first round nothing is known, and later its usual time counts."""
-    rows, _ = run(tmp_path, monkeypatch, {("site-3", round): 500.0 for round in (1, 2, 3)})
-    assert [row["failed"] for row in rows[1:]] == [{}, {}, {}]
+@pytest.mark.parametrize(
+    ("slow_rounds", "changed", "own"),
+    [
+        ((1, 2, 3), {}, {}),
+        ((1, 2, 3), {}, BY_SITES),  # it tests the first model at once
+        ((2, 3), {}, BY_SITES),  # its tests take long
+        ((3, 4), {"method": "fedlmd-switch", "rounds": 4}, {}),  # the second stage takes long
+    ],
+)
+def test_a_site_that_is_always_slow_is_waited_for(
+    slow_rounds: tuple[int, ...],
+    changed: dict[str, Any],
+    own: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At first nothing is known about such work, and later the site's usual time for it counts."""
+    rows, clock = run(tmp_path, monkeypatch, {("site-3", round): 500.0 for round in slow_rounds}, changed, **own)
+    assert not any(row["failed"] for row in rows[1:])
+    assert clock.now >= 1000 + 500 * len(slow_rounds)
+
+
+def test_after_its_first_survey_a_slow_site_trains_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedConcat asks for label counts before it trains, and the last stage trains all sites."""
+    changed = {"method": "fedconcat", "method.clusters": 1, "method.encoder_rounds": 1, "rounds": 2}
+    rows, _ = run(tmp_path, monkeypatch, {("site-3", round): 500.0 for round in (1, 2)}, changed)
+    assert [row["clients"] for row in rows[1:]] == [[0, 1, 2, 3]] * 3
+    assert not any(row["failed"] for row in rows[1:])
 
 
 def test_a_site_that_never_replies_costs_one_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,6 +241,53 @@ def test_a_run_that_resumes_knows_the_usual_times(tmp_path: Path, monkeypatch: p
     assert clock.now < 1000 + 61 + 10 + 5
 
 
+Limits = dict[tuple[int, str], float]
+
+
+def watch_limits(monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[Limits, Limits]]:
+    """Return a function for the time after a run. It returns the run's limits, and those with which it would resume."""
+    read = server_app._reply_times
+    calls: list[tuple[FederationSettings, Path, ReplyTimes]] = []
+
+    def read_and_keep(settings: FederationSettings, audit: Path) -> ReplyTimes:
+        calls.append((settings, audit, read(settings, audit)))
+        return calls[-1][-1]
+
+    def limits(times: ReplyTimes) -> Limits:
+        return {(client, work): times.limit(client, work) for client in range(4) for work in WORKS}
+
+    monkeypatch.setattr(server_app, "_reply_times", read_and_keep)
+    return lambda: (limits(calls[0][-1]), limits(read(*calls[0][:2])))
+
+
+def test_a_run_that_resumes_has_the_limits_of_the_live_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that refuses at once, such as outside its hours, has no usual time. A site that missed a time-out has."""
+    find_limits = watch_limits(monkeypatch)
+
+    def refuse(site: str, asked: dict[str, Any], facts: dict[str, Any], answer: bytes) -> tuple[dict[str, Any], bytes]:
+        if (site, asked["kind"]) == ("site-1", "train"):
+            return ({"refused": "no"} if asked["key"]["round"] == 0 else {"failed": "no"}), b""
+        return facts, answer
+
+    seconds = {("site-2", 1): 1e6, ("site-3", 1): 100.0, ("site-3", 2): 200.0, ("site-3", 3): 1e6}
+    rows, _ = run(tmp_path, monkeypatch, seconds, meddle=refuse, round_timeout=900, **BY_SITES)
+    assert [list(row["failed"]) for row in rows[1:]] == [["site-1", "site-2"], ["site-1"], ["site-1", "site-3"]]
+    live, resumed = find_limits()
+    assert live[1, TRAIN] == live[1, TRAIN_AND_TEST] == math.inf
+    assert live[3, TRAIN] == pytest.approx(300, rel=0.02)
+    assert live[2, TRAIN] == pytest.approx(165, rel=0.02)
+    assert resumed == pytest.approx(live)
+
+
+def test_a_repeated_request_counts_from_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is how long the round waits. A run that resumes agrees."""
+    find_limits = watch_limits(monkeypatch)
+    lose_a_request(tmp_path, monkeypatch, {}, grace_seconds=0)
+    live, resumed = find_limits()
+    assert live[1, TRAIN] >= 3 * 5 > live[0, TRAIN]
+    assert resumed == pytest.approx(live)
+
+
 @pytest.mark.parametrize("own", [{"grace": 0}, {"minimum": 4}])
 def test_without_grace_or_before_the_minimum_a_round_waits_for_its_time_out(
     own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,15 +298,28 @@ def test_without_grace_or_before_the_minimum_a_round_waits_for_its_time_out(
 
 def test_the_limit_is_a_multiple_of_the_usual_time() -> None:
     times = ReplyTimes(grace=3, at_least=20)
-    assert times.limit(0) == math.inf
+    assert times.limit(0, TRAIN) == math.inf
     for seconds in (10, 12, 100):
-        times.add(0, seconds)
-    assert times.limit(0) == 36
-    assert times.limit(1) == math.inf  # perhaps it is always slow
-    times.add_missed(1)
-    assert times.limit(1) == 36  # no: it is compared with the others
-    times.add(1, 5)
-    assert times.limit(1) == 20
+        times.add(0, TRAIN, seconds)
+    times.add(0, TEST, 1)
+    times.add(1, TEST, 1)
+    assert times.limit(0, TRAIN) == 36
+    assert times.limit(1, TRAIN) == math.inf  # perhaps it is always slow
+    times.add_missed(1, TRAIN)
+    assert times.limit(1, TRAIN) == 36  # no: it is compared with the others
+    times.add(1, TRAIN, 5)
+    assert times.limit(1, TRAIN) == 20
     for _ in range(5):
-        times.add(0, 50)
-    assert times.limit(0) == 150  # old replies are forgotten
+        times.add(0, TRAIN, 50)
+    assert times.limit(0, TRAIN) == 150  # old replies are forgotten
+    assert times.limit(0, TEST) == 20
+
+
+def test_requests_that_take_different_times_are_different_kinds_of_work() -> None:
+    test = {"model": "global", "round": 1, "frozen": []}
+    assert kind_of_work("train", {"kind": "evaluate", **test}) == kind_of_work("evaluate", test) == TEST
+    assert kind_of_work("evaluate", {**test, "round": 2}) == TEST
+    assert kind_of_work("evaluate", {**test, "frozen": ["encoder.0"]}) == f"{TEST}, frozen"
+    assert kind_of_work("train", {"stage": 0}) == TRAIN
+    assert kind_of_work("train", {"stage": 0, "tests": test}) == TRAIN_AND_TEST
+    assert kind_of_work("train", {"stage": 1, "local_tests": True}) == "train, stage 1, local_tests"

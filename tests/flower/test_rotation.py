@@ -58,7 +58,7 @@ def test_a_renewed_certificate_has_the_same_authority_and_the_same_names(tmp_pat
     after = [path.read_bytes() for path in (keys.certificate, keys.authority, keys.node("a").private)]
     assert [old == new for old, new in zip(before, after, strict=True)] == [False, True, True]
     assert certificates.certificate_hosts(after[0]) == certificates.certificate_hosts(before[0])
-    assert certificates.server_days_left(after[0], keys.key.read_bytes(), after[1]) > 300
+    assert certificates.server_days_left(after[0], keys.key, after[1]) > 300
 
 
 @pytest.mark.slow

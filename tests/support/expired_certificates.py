@@ -11,9 +11,9 @@ from fedskew.flower import certificates
 from fedskew.flower.credentials import Credentials
 
 
-def write_certificate(keys: Credentials, expires: timedelta) -> None:
+def write_certificate(keys: Credentials, expires: timedelta, names_hosts: bool = True) -> None:
     """Replace the server's certificate by one for localhost that expires so long from now, or did if negative."""
-    authority, authority_key = certificates.load_authority(keys.authority.read_bytes(), keys.authority_key.read_bytes())
+    authority, authority_key = certificates.load_authority(keys.authority.read_bytes(), keys.authority_key)
     pem, key = certificates.issue(authority, authority_key, ("localhost", "127.0.0.1"), days=1)
     issued = x509.load_pem_x509_certificate(pem)
     end = datetime.now(UTC) + expires
@@ -27,6 +27,8 @@ def write_certificate(keys: Credentials, expires: timedelta) -> None:
         .not_valid_after(end)
     )
     for extension in issued.extensions:
+        if not names_hosts and extension.oid == x509.SubjectAlternativeName.oid:
+            continue
         builder = builder.add_extension(extension.value, extension.critical)
     keys.certificate.write_bytes(certificates.certificate_pem(builder.sign(authority_key, hashes.SHA384())))
     keys.key.write_bytes(key)

@@ -60,6 +60,10 @@ class Participant:
         """Whether the session waits for a step."""
         return self._next != STEPS[-1]
 
+    def end(self) -> None:
+        """Allow no further step."""
+        self._next = STEPS[-1]
+
     def public_keys(self) -> PublicKeys:
         """Step 1: return the signed public keys."""
         self._begin("keys")

@@ -76,6 +76,13 @@ class SecureSite:
         """Whether the last session waits for its next step."""
         return any(session.participant.is_open for session in list(self._sessions.values())[-1:])
 
+    def end_session(self, facts: Facts) -> None:
+        """End the session of a request that was refused or failed. The server leaves the site out of it."""
+        secure = facts.get("secure")
+        name = str((secure if isinstance(secure, dict) else facts).get("session"))
+        if name in self._sessions:
+            self._sessions[name].participant.end()
+
     def answer(
         self, run: RunAtSite, facts: Facts, payload: bytes, answer_plainly: Callable[[Facts, bytes], Answer]
     ) -> Answer:

@@ -161,7 +161,7 @@ class _Session:
         seconds = min(_STEP_SECONDS, self._settings.round_timeout)
         session = {"session": self._coordinator.session}
         requests = {client: {**session, **found} for client, found in facts.items()}
-        answers = self._sites.request(kind, requests, b"", seconds, self._group, is_timed=False)
+        answers = self._sites.request(kind, requests, b"", seconds, self._group)
         if is_contributor:
             for client, answer in answers.items():
                 if isinstance(answer, Failure):

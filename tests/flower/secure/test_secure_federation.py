@@ -208,7 +208,7 @@ def test_sites_that_report_no_tests_do_not_make_the_sum_that_of_one_site(
             site.config = replace(site.config, metrics="none")
     history = run_federation(cases[0].grid, cases[0].context).history
     assert [row.evaluation.samples for row in history if row.evaluation] == [3 * len(split.dataset.test)] * 2
-    with pytest.raises(UserError, match=r"no sum after 1 attempt: .* needs 3 sites in step 'input', but 2 replied"):
+    with pytest.raises(UserError, match=r"up in 1 attempt: .* needs 3 sites in step 'input', but 2 replied"):
         run_federation(cases[1].grid, cases[1].context)
     assert not any(message.kind in ("secure_confirm", "secure_unmask") for message in cases[1].grid.sent)
 
@@ -343,8 +343,9 @@ def test_a_session_keeps_the_terms_with_which_it_began(here: Case) -> None:
     ask(here, "secure_keys", session="s")
     with pytest.raises(UserError, match="continues a session with other terms"):
         ask(here, "secure_shares", {"needed": 4}, session="s", keys={})
+    ask(here, "secure_keys", session="t")
     with pytest.raises(Garbled, match="does not have this site's keys"):
-        ask(here, "secure_shares", session="s", keys={})
+        ask(here, "secure_shares", session="t", keys={})
 
 
 def test_sums_of_the_same_round_are_counted_whatever_the_server_changes(
@@ -428,6 +429,35 @@ def test_a_worker_with_an_open_session_does_not_end(here: Case, tmp_path: Path) 
     here.grid.meddle = meddle
     run_federation(here.grid, here.context)
     assert patience == {kind: 5 if kind in ("hello", "secure_unmask") else 3600 for kind in ("hello", *STEPS)}
+
+
+def test_a_worker_waits_for_no_further_step_of_a_session_in_which_it_failed(here: Case) -> None:
+    """The server leaves the site out of the session. One site's policy refuses to train, another gets no keys."""
+    answer_as_workers(here, Path(here.settings.test_data or ""), dict.fromkeys(NAMES, "idle: 5\n"))
+    for name in NAMES:
+        file = here.folder / name / "site.yaml"
+        own = "policy: {noise: 1}\n" if name == "site-1" else ""
+        file.write_text(file.read_text() + own + f"keys: {credentials(tuple(NAMES)).node(name).folder}\n")
+    third = here.grid._sites[1002][1]
+    answer = third.answer
+
+    def answer_without_keys(facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+        return answer(facts | ({"keys": {}} if "keys" in facts else {}), payload)
+
+    third.answer = answer_without_keys  # type: ignore[method-assign]
+    patience: dict[tuple[str, str], float | None] = {}
+
+    def meddle(site: str, asked: Facts, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+        handler = here.grid._sites[1000 + NAMES.index(site)][1]
+        patience[site, asked["kind"]] = handler.patience  # type: ignore[attr-defined]
+        return facts, payload
+
+    here.grid.meddle = meddle
+    with pytest.raises(UserError, match="too few good updates"):
+        run_federation(here.grid, here.context)
+    refused = {(site, kind) for site, kind in patience if kind != "hello" and patience[site, kind] == 5}
+    assert refused == {("site-1", "train"), ("site-2", "secure_shares")}
+    assert set(patience.values()) == {5, 3600}
 
 
 def secure_settings(**own: Any) -> FederationSettings:
