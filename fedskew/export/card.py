@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from fedskew.data.catalogue import DATASETS
+from fedskew.errors import plural
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
 from fedskew.export.card_metadata import metadata_header
 from fedskew.export.card_usage import describe_inputs, describe_use
@@ -48,10 +49,11 @@ def _title(run: Result, site: str | None) -> str:
 
 
 def _site_lead(run: Result, site: str) -> str:
+    kept = "Its personal tensors never left that site. " if run.sites else ""
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_trained(run)} "
-        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}. Its personal tensors never left that "
-        "site. It fits the data of that site, and may be worse elsewhere."
+        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}. {kept}"
+        "It fits the data of that site, and may be worse elsewhere."
     )
 
 
@@ -89,12 +91,12 @@ def _trained(run: Result) -> str:
 
 
 def _rounds(run: Result) -> str:
-    return f"{run.rounds} round{'s' * (run.rounds != 1)}"
+    return plural(run.rounds, "round")
 
 
 def _data(run: Result) -> str:
     contributors = sum(number > 0 for number in run.site_rounds.values())
-    return f"the data of {contributors} site{'s' * (contributors != 1)}" if run.sites else run.config.data
+    return f"the data of {plural(contributors, 'site')}" if run.sites else run.config.data
 
 
 def _accuracy(run: Result) -> str:
@@ -108,7 +110,7 @@ def _accuracy(run: Result) -> str:
         *_score_rows(run),
     ]
     measures = table(("measure", "value"), rows)
-    return f"On {evaluation.samples:,} test samples, after the last round:\n\n{measures}\n\n{_by_class(run)}"
+    return f"On {evaluation.samples:,} test samples, at the last evaluation:\n\n{measures}\n\n{_by_class(run)}"
 
 
 def _score_rows(run: Result) -> list[tuple[str, str]]:
@@ -158,8 +160,8 @@ def _label_distribution(run: Result) -> str:
     held_by_one = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 1]
     held_by_none = [name for name, clients in zip(run.classes, holders, strict=True) if clients == 0]
     sentences = [
-        f"{len(counts)} clients held {sizes.min():,} to {sizes.max():,} samples each ({sizes.sum():,} in total), "
-        f"from {present.min()} to {present.max()} of the {len(run.classes)} classes. "
+        f"{plural(len(counts), 'client')} held {sizes.min():,} to {sizes.max():,} samples each "
+        f"({sizes.sum():,} in total), from {present.min()} to {present.max()} of the {len(run.classes)} classes. "
         f"On average a client lacked {(len(run.classes) - present).mean():.1f} classes."
     ]
     sentences += [f"Classes held by only one client: {', '.join(map(escape, held_by_one))}."] if held_by_one else []
@@ -170,7 +172,7 @@ def _label_distribution(run: Result) -> str:
 def _participation(run: Result) -> str:
     """Say which sites' data the model was trained on, and which sites tested it."""
     rounds = run.site_rounds
-    trained = [f"{escape(name)} ({number} of {run.rounds} rounds)" for name, number in rounds.items() if number]
+    trained = [f"{escape(name)} ({number} of {_rounds(run)})" for name, number in rounds.items() if number]
     never = [escape(name) for name, number in rounds.items() if not number]
     words = [f"The model was trained on the data of {', '.join(trained)}." if trained else ""]
     words.append(f"Sites that never contributed: {', '.join(never)}." if never else "")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.export.markdown import escape
 from fedskew.methods import Entry
-from fedskew.methods.catalogue import UPDATES_REVEAL
+from fedskew.methods.catalogue import MODELS_REVEAL, UPDATES_REVEAL
 from fedskew.methods.class_weights import entries_with_weights, revealed_labels, sent_by_clients
 from fedskew.results import Result
 
@@ -15,7 +16,7 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 
 def method_entries(run: Result) -> list[Entry]:
-    """The entries of the run's methods and class weights. Empty if a method is not in the catalogue."""
+    """The entries of the run's methods and class weights. Empty if a method is unknown or cannot be imported."""
     try:
         return entries_with_weights(run.config.method, run.config.class_weights)
     except UserError:
@@ -24,20 +25,32 @@ def method_entries(run: Result) -> list[Entry]:
 
 def describe_learned_labels(run: Result) -> str:
     """Say what the server learned about the labels of the sites."""
-    learned = revealed_labels(method_entries(run))
-    sentences = [] if learned == "nothing" else [f"With this method, the server learned for each site: {learned}."]
+    sentences = [_learned_from_method(run)]
     if _tests_by_class(run):
         sentences.append(
             "The sites reported their test results by class, which reveal the label counts of their test parts."
         )
-    return " ".join(sentences) or "The label counts stayed at the sites. The server did not receive them."
+    return " ".join(filter(None, sentences)) or "The label counts stayed at the sites. The server did not receive them."
+
+
+def _learned_from_method(run: Result) -> str:
+    """Say what the method revealed about the labels of the sites. Empty if it revealed nothing."""
+    entries = method_entries(run)
+    if not entries:
+        return f"{_unknown(run)}, so what the server learned about the sites' labels is not known here."
+    learned = revealed_labels(entries)
+    return "" if learned == "nothing" else f"With this method, the server learned for each site: {learned}."
+
+
+def _unknown(run: Result) -> str:
+    return f"{run.config.method} is not in fedskew's catalogue"
 
 
 def describe_disclosures(run: Result) -> str:
     """Say what clients send, and what can be learned from their updates and from the model."""
     entries = method_entries(run)
     if not entries:
-        return f"{run.config.method} is not in fedskew's catalogue, so what it sends is not known here."
+        return f"{_unknown(run)}, so what it sends is not known here."
     if (run.federation or {}).get("secure_aggregation"):
         loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
@@ -45,11 +58,17 @@ def describe_disclosures(run: Result) -> str:
             f"and totals of their counts, but no single site's values. {_private(run)}"
         )
     sends = sent_by_clients(entries) + (" and the mean training loss" if _reported_losses(run) else "")
+    besides = "Besides what updates can reveal, the" if _sends_updates(entries) else "The"
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
-        f"Besides what updates can reveal, the server learns about the client's labels: {revealed_labels(entries)}. "
+        f"{besides} server learns about the client's labels: {revealed_labels(entries)}. "
         f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     )
+
+
+def _sends_updates(entries: Sequence[Entry]) -> bool:
+    """Whether clients send updates. False for a reference bound, whatever the settings add."""
+    return all(entry.sends_updates for entry in entries)
 
 
 def _reported_losses(run: Result) -> bool:
@@ -115,7 +134,8 @@ def _site_results(run: Result) -> list[dict[str, Any]]:
 
 def _private(run: Result) -> str:
     if run.privacy is None:
-        return f"Training was not differentially private. {UPDATES_REVEAL}, including users of this model."
+        reveal = UPDATES_REVEAL if _sends_updates(method_entries(run)) else MODELS_REVEAL
+        return f"Training was not differentially private. {reveal}, including users of this model."
     kind, epsilon, delta = (run.privacy[key] for key in ("kind", "epsilon", "delta"))
     if kind == "example":
         return _private_examples(run, epsilon, delta)

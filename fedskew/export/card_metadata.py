@@ -59,7 +59,7 @@ def _tags(run: Result) -> list[str]:
 
 
 def _metrics(run: Result) -> list[dict[str, Any]]:
-    """List the results of the last round's model on the test set."""
+    """List the results of the last evaluation on the test set."""
     evaluation, scores = run.evaluation, run.scores or Scores()
     return _known(
         ("accuracy", "accuracy", evaluation.accuracy),

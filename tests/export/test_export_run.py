@@ -128,6 +128,10 @@ def test_the_card_of_a_reference_bound_claims_no_federated_learning(bound: str) 
     assert f"trained without federated learning, as the reference bound {bound}, on digits: 7 rounds" in card
     assert "- federated-learning" not in card
     assert "- federated-learning" in model_card(finished("dnn", form("dnn")), None, with_words=False)
+    learned = {"centralised": "all labels", "local-only": "nothing"}[bound]
+    assert f". The server learns about the client's labels: {learned}. " in card
+    assert "not differentially private. Models can reveal something about the training data" in card
+    assert "updates can reveal" not in card
 
 
 def test_what_a_method_reveals_is_told() -> None:
@@ -143,6 +147,27 @@ def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
     assert "held by" not in card
     assert "digits" not in card
     assert "The run was simulated" not in card
+
+
+def test_a_card_claims_nothing_about_a_method_that_cannot_be_imported() -> None:
+    sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
+    run = finished("dnn", form("dnn"), method="not_here.mine:Mine", partition=sites)
+    card = model_card(run, None, with_words=False)
+    assert "so what the server learned about the sites' labels is not known here." in card
+    assert "so what it sends is not known here." in card
+    assert "stayed at the sites" not in card
+
+
+def test_programs_read_null_for_what_such_a_method_sends_and_reveals(run: Result, tmp_path: Path) -> None:
+    assert run.folder is not None
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("name: fedlmd+fedprox", "name: not_here.mine:Mine"))
+    export_run(folder, tmp_path / "model")
+    described = json.loads((tmp_path / "model" / "model.json").read_text(encoding="utf-8"))
+    assert described["method"] == "not_here.mine:Mine"
+    assert (described["sends"], described["reveals"]) == (None, None)
 
 
 def test_classes_of_few_clients_are_named() -> None:

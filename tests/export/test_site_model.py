@@ -61,6 +61,7 @@ def test_a_clients_model_has_its_head_and_the_shared_body(fedper: Result, tmp_pa
         assert "sends the server: model without personal layers, sample count." in card
         assert f"`model.safetensors` holds the last model of {client}, in float32." in card
         assert "global model" not in card
+        assert "never left" not in card, "the client was simulated"
 
 
 def test_dittos_client_has_a_whole_model_of_its_own(tmp_path: Path) -> None:
@@ -121,6 +122,8 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
     (state,) = (tmp_path / "site-1" / "state").glob("*/global.round-2.safetensors")
     assert torch.equal(found["head.weight"], read_tensors(state)[0]["personal/head.weight"])
     assert not torch.equal(found["head.weight"], shared["head.weight"])
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "Its personal tensors never left that site." in card
     capsys.readouterr()
     assert main(["export", str(run.folder), "-o", str(tmp_path / "other"), "--site", "site-1"]) == 2
     assert "never left that site; run this command there, with the path of its site.yaml" in capsys.readouterr().err
