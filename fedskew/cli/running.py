@@ -33,6 +33,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 FolderOf = Callable[[Prepared], Path]
 """Returns the folder of a run."""
 SECONDS_BETWEEN_LINES = 5.0
+_NOT_BEGUN = "before the first round"
 SMOOTHING = 0.8
 """The weight of earlier rounds in the running mean of seconds per round."""
 
@@ -91,6 +92,8 @@ class RunProgress(Callback):
         self._folder_of = folder_of
         self.status: RunStatus | None = None
         """The status of the current run. None between runs."""
+        self.finished = 0
+        """Number of finished runs."""
         self._noticed: set[str] = set()
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:
@@ -118,6 +121,7 @@ class RunProgress(Callback):
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002
         self.status = None
+        self.finished += 1
 
     def show(self, status: RunStatus) -> None:
         """Display the status of the current run."""
@@ -174,7 +178,7 @@ class ProgressBar(RunProgress):
 
     def __init__(self, folder_of: FolderOf, runs: int, console: Console) -> None:
         super().__init__(folder_of)
-        self._runs, self._done = runs, 0
+        self._runs = runs
         self._console = console
         self.display = Progress(
             TextColumn("{task.description}"),
@@ -189,12 +193,8 @@ class ProgressBar(RunProgress):
     def print_notice(self, line: str) -> None:
         self._console.print(line, style="dim", markup=False, soft_wrap=True)
 
-    def on_end(self, result: Result) -> None:
-        super().on_end(result)
-        self._done += 1
-
     def show(self, status: RunStatus) -> None:
-        count = f" ({self._done + 1}/{self._runs})" if self._runs > 1 else ""
+        count = f" ({self.finished + 1}/{self._runs})" if self._runs > 1 else ""
         self.display.update(
             self._task,
             description=status.label + count + status.stage_note,
@@ -223,12 +223,22 @@ def showing_runs(folder_of: FolderOf, runs: int, quiet: bool) -> Iterator[RunPro
         else:
             yield progress
     except KeyboardInterrupt as interrupt:
-        raise _stopped(progress.status.round if progress.status else 0) from interrupt
+        raise _stopped(_reached(progress, runs)) from interrupt
 
 
-def _stopped(round_: int) -> typer.Exit:
-    """Print where the run stopped, and return the exception that ends the program."""
-    where = f"after round {round_}" if round_ else "before the first round"
+def _reached(progress: RunProgress, runs: int) -> str:
+    """Say how far the runs came: which round the current run reached and, of several runs, how many are finished."""
+    status, finished = progress.status, f"with {progress.finished} of {runs} runs finished"
+    if status is not None and status.round:
+        place = f"after round {status.round}"
+        return place if runs == 1 else f"{finished} and {status.label} {place}"
+    if runs > 1:
+        return finished
+    return "after the last round" if progress.finished else _NOT_BEGUN
+
+
+def _stopped(where: str) -> typer.Exit:
+    """Print where the command stopped, and return the exception that ends the program."""
     notice(f"stopped {where}; repeat the command to resume")
     return typer.Exit(INTERRUPTED)
 
@@ -302,7 +312,7 @@ def _live_report(folders: Sequence[Path], rank_by: str) -> Iterator[None]:
         try:
             url = stack.enter_context(live_page(folders, rank_by))
         except KeyboardInterrupt as interrupt:
-            raise _stopped(0) from interrupt
+            raise _stopped(_NOT_BEGUN) from interrupt
         notice(f"live report: {url}")
         yield
 

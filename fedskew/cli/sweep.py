@@ -27,6 +27,7 @@ from fedskew.cli.commands import (
 from fedskew.errors import unknown
 
 if TYPE_CHECKING:
+    from fedskew.experiment.config import Config
     from fedskew.lab.sweep.campaign import Campaign
     from fedskew.lab.sweep.grid import Point
     from fedskew.lab.sweep.job import Job
@@ -120,7 +121,7 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
         print_json(lines)
         return
     console = stdout()
-    console.print(_table(lines, metric))
+    console.print(_table(lines, [point.config for point in points], metric))
     tables = "table.csv and table.parquet" if has_parquet else "table.csv"
     console.print(f"{tables} written to {folder}", markup=False, soft_wrap=True)
 
@@ -135,14 +136,14 @@ def _row(point: Point, campaign: Campaign) -> Row:
     return make_row(point.grid_values, rounds, record, FINISHED if record and record.rounds >= rounds else status)
 
 
-def _table(lines: Sequence[Row], metric: RankingMetric) -> object:
+def _table(lines: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> object:
     """Show the means of the finished runs over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
     from fedskew.lab.sweep.table import FINISHED, best_points, by_point, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
-    best = best_points(lines, metric)
+    best = best_points(lines, configs, metric)
     several = any(len(found) > 1 for found in by_point(lines).values())
     shown = [METRICS[name] for name in dict.fromkeys((metric.name, "accuracy", "macro-f1", "worst-class"))]
     table = Table()

@@ -68,7 +68,8 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     found = comparisons(loaded.runs, rank_by)
     has_several = len(found) > 1
     detailed = found if len(found) <= MAX_SETTINGS else []
-    chapters = [_race_chapter(race, i) for i, race in enumerate(loaded.races)]
+    styles = {method.label: method.index for comparison in found for method in comparison.methods}
+    chapters = [_race_chapter(race, i, styles) for i, race in enumerate(loaded.races)]
     chapters += [_chapter(one, i if has_several else None, with_features) for i, one in enumerate(detailed)]
     summary = overview(found) if has_several else None
     if summary is not None and not detailed:
@@ -81,10 +82,10 @@ def document(loaded: LoadedRuns, with_features: bool = True, rank_by: str = DEFA
     return Document(title, chapters, summary, loaded.unreadable)
 
 
-def _race_chapter(race: RaceRecord, number: int) -> Chapter:
+def _race_chapter(race: RaceRecord, number: int, styles: dict[str, int]) -> Chapter:
     answer = race.answer or ("The race is not finished.",)
     title = f"Race of methods on {setting_name(Config.from_mapping(race.config))}"
-    return Chapter(title, answer, (), [_with_unique_keys(race_section(race), f"r{number}")])
+    return Chapter(title, answer, (), [_with_unique_keys(race_section(race, styles), f"r{number}")])
 
 
 def _chapter(comparison: Comparison, number: int | None, with_features: bool) -> Chapter:

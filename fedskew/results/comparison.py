@@ -38,7 +38,7 @@ class MethodRuns:
     label: str
     runs: tuple[Result, ...]
     index: int = 0
-    """Position among the methods of the comparison. It determines colours, line styles and ids in charts."""
+    """Position among the methods of all settings. It determines colours, line styles and ids in charts."""
 
     @property
     def method(self) -> str:
@@ -318,18 +318,35 @@ def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str 
 
     `rank_by` names the metric that decides which method is best, such as accuracy, macro-f1 or auroc.
     """
+    return _compare(runs, _method_labels(runs), label, rank_by)
+
+
+def _compare(runs: Sequence[Result], names: Mapping[str, str], label: str | None, rank_by: str) -> Comparison:
+    """Compare the runs of one setting. `names` has the labels of all settings' methods."""
     grouped: dict[str, list[Result]] = {}
     for run in runs:
-        grouped.setdefault(to_key(_setting_and_method(run.config)[1]), []).append(run)
-    groups = [_one_per_seed(group) for group in grouped.values()]
-    named = labels([group[0].config for group in groups])
-    methods = tuple(MethodRuns(name, group, i) for i, (name, group) in enumerate(zip(named, groups, strict=True)))
+        grouped.setdefault(_method_key(run), []).append(run)
+    indices = {key: i for i, key in enumerate(names)}
+    methods = tuple(MethodRuns(names[key], _one_per_seed(group), indices[key]) for key, group in grouped.items())
     metric = require_metric((run for method in methods for run in method.counted_runs), rank_by)
-    return Comparison(label or setting_label(groups[0][0].config, []), methods, metric.name)
+    return Comparison(label or setting_label(methods[0].runs[0].config, []), methods, metric.name)
+
+
+def _method_labels(runs: Sequence[Result]) -> dict[str, str]:
+    """The label of each method, by `_method_key`, in the order of the runs."""
+    configs = {_method_key(run): run.config for run in runs}
+    return dict(zip(configs, labels(list(configs.values())), strict=True))
+
+
+def _method_key(run: Result) -> str:
+    return to_key(_setting_and_method(run.config)[1])
 
 
 def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[Comparison]:
-    """Make one comparison per setting. A setting is the configuration without the method and without `IGNORED_KEYS`."""
+    """Make one comparison per setting. A setting is the configuration without the method and without `IGNORED_KEYS`.
+
+    A method has the same label and the same index in all of them.
+    """
     grouped: dict[str, list[Result]] = {}
     for run in runs:
         grouped.setdefault(to_key(_setting_and_method(run.config)[0]), []).append(run)
@@ -337,7 +354,8 @@ def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[C
     varied = varied_keys(configs)
     shown = naming_keys(configs, varied)
     ordered = sorted(grouped.values(), key=lambda members: _sort_key(members[0], varied))
-    return [compare_runs(members, setting_label(members[0].config, shown), rank_by) for members in ordered]
+    names = _method_labels([run for members in ordered for run in members])
+    return [_compare(members, names, setting_label(members[0].config, shown), rank_by) for members in ordered]
 
 
 def _sort_key(run: Result, varied: Sequence[str]) -> list[tuple[bool, float, str]]:

@@ -107,7 +107,7 @@ def test_a_race_on_a_fixed_split_speaks_of_seeds(tmp_path: Path) -> None:
     config = with_values(Config(), {**TINY, "rounds": 2, "partition.seed": 5})
     choice = choose(config=config, methods=["fedprox"], budget=SMALLEST, out=tmp_path, workers=1, watcher=watcher)
     assert re.fullmatch(r"final with \d fresh seeds: fedavg, fedprox", watcher.headings[-1])
-    section = race_section(choice.race)
+    section = race_section(choice.race, {})
     columns = [column for table in section.tables for column in table.columns]
     assert {"all seeds %", "fresh seeds", "mean of fresh seeds %", "seeds"} <= set(columns)
     assert not any("split" in text for text in (*choice.answer, *columns, *section.paragraphs))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from rich.console import Console
 
 import fedskew as fs
-from fedskew.cli.running import ProgressBar, RunStatus, format_duration
+from fedskew.cli.running import ProgressBar, RunStatus, format_duration, showing_runs
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
@@ -72,6 +74,48 @@ def test_the_best_before_a_resume_is_remembered(federation, tmp_path):
     before = max(accuracy for round_, accuracy in result.accuracy_curve if round_ <= 2)
     assert live.seen == (2, before)
     assert "fedavg seed 0: resumes after round 2" in console.file.getvalue()
+
+
+class InterruptAfter(fs.Callback):
+    """Presses Ctrl-C after a round, or in the first one if the round is 0."""
+
+    def __init__(self, round_: int) -> None:
+        self.round = round_
+
+    def on_start(self, prepared, state, rounds_ahead):
+        self.on_round(RoundRow(round=0), rounds_ahead)
+
+    def on_round(self, row, rounds_ahead):
+        if row.round == self.round:
+            raise KeyboardInterrupt
+
+
+def run_until_interrupt(federation, runs, finished, round_):
+    """Finish some of the runs. Then press Ctrl-C at once, if the round is None, or in the next run."""
+    with showing_runs(lambda _: Path("none"), runs, quiet=True) as progress:
+        for _ in range(finished):
+            fs.run(federation, "fedavg", callbacks=[progress], **SETTINGS)
+        if round_ is None:
+            raise KeyboardInterrupt
+        fs.run(federation, "fedavg", callbacks=[progress, InterruptAfter(round_)], **SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("runs", "finished", "round_", "place"),
+    [
+        (3, 0, 0, "with 0 of 3 runs finished"),
+        (3, 1, None, "with 1 of 3 runs finished"),
+        (3, 1, 0, "with 1 of 3 runs finished"),
+        (3, 2, 2, "with 2 of 3 runs finished and fedavg seed 0 after round 2"),
+        (1, 0, 0, "before the first round"),
+        (1, 0, 2, "after round 2"),
+        (1, 1, None, "after the last round"),
+    ],
+)
+def test_an_interrupt_says_which_runs_and_rounds_are_done(federation, capsys, runs, finished, round_, place):
+    with pytest.raises(typer.Exit):
+        run_until_interrupt(federation, runs, finished, round_)
+    assert capsys.readouterr().err == f"stopped {place}; repeat the command to resume\n"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(3.14, "3.1 s"), (42, "42 s"), (61, "1:01"), (3725, "1:02:05")])

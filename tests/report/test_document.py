@@ -8,8 +8,10 @@ import json
 import re
 import shutil
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -23,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.methods.pkd import weak_groups
 from fedskew.report import model_outputs
 from fedskew.report.document import Document, document
-from fedskew.report.page.render import charts, packed_plotly, page, plotly_program
+from fedskew.report.page.render import body, charts, packed_plotly, page, plotly_program
 from fedskew.report.sections.section import Section
 from fedskew.results import LoadedRuns, load_run, load_runs
 
@@ -112,6 +114,35 @@ def test_several_settings_are_kept_apart() -> None:
     assert [chapter.title for chapter in report.chapters] == ["lr=0.1", "lr=0.2"]
     assert report.summary is not None
     assert "8 runs, 8 finished, in 2 settings that differ in lr." in report.summary.paragraphs[0]
+
+
+WEAK, STRONG = ({"method.distill_weight": weight} for weight in (0.1, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ([("fedavg", {}), ("fedvls", {})], [("fedvls", {})], 2),
+        ([("fedavg", {}), ("fedvls", WEAK), ("fedvls", STRONG)], [("fedprox", {}), ("fedvls", STRONG)], 4),
+        ([("fedvls", WEAK)], [("fedvls", STRONG)], 2),
+    ],
+)
+def test_a_method_has_one_colour_in_all_settings(first: list[Any], second: list[Any], expected: int) -> None:
+    runs = [made_up(m, 0, [0.5, 0.5], lr=lr, **v) for lr, found in ((0.1, first), (0.2, second)) for m, v in found]
+    report = document(LoadedRuns(runs, []), with_features=False)
+    legend = dict(re.findall(r'data-method="([^"]*)"><span class="swatch" style="background:(#\w+)"', body(report)))
+    assert len(legend) == len(set(legend.values())) == expected
+    traces = [trace for chart in charts(report)["charts"].values() for trace in chart["data"] if "marker" in trace]
+    drawn = {(trace["meta"], trace["marker"]["color"]) for trace in traces if trace.get("meta") in legend}
+    assert drawn == set(legend.items())
+
+
+def test_the_overview_keeps_the_colours_if_a_method_has_no_result_yet() -> None:
+    begun = replace(made_up("fedavg", 0, [0.5, 0.5], finished=False, lr=0.1), history=[])
+    runs = [begun, *(made_up("fedvls", 0, [0.5, 0.5], lr=lr) for lr in (0.1, 0.2))]
+    report = document(LoadedRuns(runs, []), with_features=False)
+    lines = [line for figure in report.figures for chart in figure.charts for line in getattr(chart, "lines", ())]
+    assert {(line.name, line.style) for line in lines} == {("fedvls", 1)}
 
 
 def test_a_sweep_has_an_overview_and_no_chapters() -> None:

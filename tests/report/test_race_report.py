@@ -6,12 +6,13 @@ from pathlib import Path
 
 import plotly.graph_objects as go
 import pytest
+from made_up_runs import made_up
 
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.report.document import document
 from fedskew.report.page.render import charts, page
-from fedskew.results import load_runs, load_runs_and_races
+from fedskew.results import LoadedRuns, load_runs, load_runs_and_races
 from fedskew.results.race import RACE, RaceRecord, load_race, save_race
 
 
@@ -43,6 +44,14 @@ def test_runs_and_races_share_a_page(race: Path, tmp_path: Path) -> None:
     assert any(line.startswith("Use ") for line in report.answer)
     assert any("fedavg recognises" in line for line in report.answer)
     assert len(load_runs_and_races([race.parent]).races) == 1
+
+
+def test_a_method_has_one_colour_in_races_and_runs(race: Path) -> None:
+    record = load_race(race)
+    assert record is not None
+    report = document(LoadedRuns([made_up("fedlmd", 0, [0.5, 0.5])], races=[record, record]), with_features=False)
+    lines = [line for figure in report.figures for chart in figure.charts for line in getattr(chart, "lines", ())]
+    assert {(line.name, line.style) for line in lines} == {("fedlmd", 0), ("fedavg", 1), ("fedprox", 2)}
 
 
 def test_a_race_that_is_not_finished_says_so_and_a_damaged_one_is_refused(race: Path, tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ class Skew:
         """The β of the Dirichlet split that makes these counts most likely. None for a single client.
 
         As in the split `dirichlet`, the counts of a class are a Dirichlet-multinomial draw over the clients. That split
-        also limits client sizes. This can make the estimate too low, by up to about half for β 1.
+        also limits client sizes. This can make the estimate too low: for 10 clients and β 1, on average by a fifth with
+        1,500 samples, and by 44 % with 50,000.
         """
         if self.clients < 2:
             return None

@@ -2,7 +2,7 @@
 
 If a node dies, its jobs move to other nodes and resume from their run folders. So the run folders must be in a folder
 that all nodes share. The pool checks whether each node sees that folder. Without a shared folder, a job that moves
-starts over.
+to another node starts over.
 
 Checkpoints are not in Ray's object store. It loses the objects of a dead node, and every checkpoint would send the
 states of all clients over the network.
@@ -130,10 +130,12 @@ class _RayJobs:
             self._watcher.on_outcome(attempt.job, Outcome("failed", reason=reason))
             return
         moved = replace(attempt, moves=attempt.moves + 1)
-        start = "resumes from its last checkpoint" if self._is_shared else "starts over"
+        if self._is_shared:
+            start = "resumes from its last checkpoint on a node that works"
+        else:
+            start = "starts over on a node that works, or resumes if that node has its checkpoint"
         self._watcher.on_notice(
-            f"{attempt.job.label}: {reason}; the run {start} on a node that works "
-            f"(restart {moved.moves} of at most {MAX_MOVES})"
+            f"{attempt.job.label}: {reason}; the run {start} (restart {moved.moves} of at most {MAX_MOVES})"
         )
         self._start(moved)
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
+from fedskew.experiment.config import Config
 from fedskew.experiment.storage.files import replace_file
 from fedskew.lab.sweep.records import Record, until
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.summary import CurveSummary
 from fedskew.results.comparison import SCORE_KEYS
+from fedskew.results.naming import to_key
 from fedskew.results.ranking import RankingMetric
 
 Row = dict[str, Any]
@@ -55,7 +57,7 @@ PointKey = tuple[str, ...]
 
 
 _FEDERATION = ("data", "partition", "clients_per_round")
-"""Keys of the data, the split and the participation. Runs that differ in them are not compared."""
+"""Configuration keys of the data, the split and the participation. Runs that differ in them are not compared."""
 
 
 def grid_keys(lines: Sequence[Row]) -> list[str]:
@@ -69,8 +71,12 @@ def by_point(lines: Sequence[Row]) -> dict[PointKey, list[Row]]:
     keys = grid_keys(lines)
     points: dict[PointKey, list[Row]] = {}
     for row in lines:
-        points.setdefault(tuple(str(row[key]) for key in keys), []).append(row)
+        points.setdefault(_point(row, keys), []).append(row)
     return points
+
+
+def _point(row: Row, keys: Sequence[str]) -> PointKey:
+    return tuple(str(row[key]) for key in keys)
 
 
 def measured_name(metric: RankingMetric) -> str:
@@ -78,19 +84,26 @@ def measured_name(metric: RankingMetric) -> str:
     return metric.name.replace("-", "_")
 
 
-def best_points(lines: Sequence[Row], metric: RankingMetric) -> set[PointKey]:
+def best_points(lines: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> set[PointKey]:
     """Return the best point for each federation and participation, by the mean over the seeds.
 
-    Reference bounds and points with unfinished runs do not compete. If fewer than two points compete, none is best.
+    `configs` has the configuration of each row. Reference bounds and points with unfinished runs do not compete. If
+    fewer than two points compete, none is best.
     """
     keys = grid_keys(lines)
-    federation_axes = [i for i, key in enumerate(keys) if key.partition(".")[0] in _FEDERATION]
-    means: dict[tuple[str, ...], dict[PointKey, float]] = {}
+    config_of = {_point(row, keys): config for row, config in zip(lines, configs, strict=True)}
+    means: dict[str, dict[PointKey, float]] = {}
     for point, rows in by_point(lines).items():
-        if not is_reference_bound(str(rows[0].get("method"))) and all(row["status"] == FINISHED for row in rows):
+        config = config_of[point]
+        if not is_reference_bound(config.method) and all(row["status"] == FINISHED for row in rows):
             merit = metric.sign * _mean(point, rows, metric)
-            means.setdefault(tuple(point[i] for i in federation_axes), {})[point] = merit
+            means.setdefault(_federation(config), {})[point] = merit
     return {max(found, key=lambda point: found[point]) for found in means.values() if len(found) > 1}
+
+
+def _federation(config: Config) -> str:
+    values = config.to_mapping()
+    return to_key([values[key] for key in _FEDERATION])
 
 
 def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:

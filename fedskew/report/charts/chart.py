@@ -43,7 +43,7 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     style: int = 0
-    """Index of colour, dash and marker. In the charts of one setting, a method always has the same index."""
+    """Index of colour, dash and marker. A method has the same one in all chapters of a report."""
 
 
 @dataclass(frozen=True)

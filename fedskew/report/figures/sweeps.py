@@ -89,21 +89,25 @@ def _numeric(points: Sequence[Point]) -> list[str]:
 
 
 def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
+    """Draw a curve per method and combination of the other keys, in the method's colour if each has only one curve."""
     curves: dict[str, dict[float, list[float]]] = {}
+    methods: dict[str, int] = {}
     for values, method in points:
         if key not in values:
             continue
         rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
         name = f"{values['method.name']}{', ' + rest if rest else ''}"
+        methods.setdefault(name, method.index)
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
         found += [100 * a for a in method.by_seed(lambda run: run.accuracy).values()]
     drawn = []
-    for i, (name, accuracies) in enumerate(list(curves.items())[:MAX_LINES]):
+    styles = methods.values() if len({*methods.values()}) == len(methods) else range(len(methods))
+    for style, (name, accuracies) in list(zip(styles, curves.items(), strict=True))[:MAX_LINES]:
         x = sorted(accuracies)
         by_x = [accuracies[value] for value in x]
         means = [number(mean_std(found).mean) for found in by_x]
         lows, highs = [number(min(found)) for found in by_x], [number(max(found)) for found in by_x]
-        drawn.append(Line(name, x, means, lows, highs, i))
+        drawn.append(Line(name, x, means, lows, highs, style))
     return Lines(f"over-{_short(key)}", f"over {_short(key)}", _short(key), "accuracy %", drawn)
 
 

@@ -13,8 +13,11 @@ from fedskew.results.ranking import find_metric
 from fedskew.results.significance import INTERVAL_NOTE
 
 
-def race_section(race: RaceRecord) -> Section:
-    """Build the section: the final with costs, a curve per method, and all candidates of each rung."""
+def race_section(race: RaceRecord, styles: dict[str, int]) -> Section:
+    """Build the section: the final with costs, a curve per method, and all candidates of each rung.
+
+    `styles` has the index of the colour of each method in the report. The race adds its other methods.
+    """
     metric = find_metric(race.rank_by).label
     paragraphs = [
         f"{len(race.methods)} methods were raced on validation data, held out of the training data. The tables show "
@@ -26,7 +29,8 @@ def race_section(race: RaceRecord) -> Section:
         paragraphs.append(INTERVAL_NOTE)
     tables = [_final(race.final, race.repeats.many)] if race.final else []
     tables += [_rung(rung, race.repeats.many) for rung in reversed(race.rungs)]
-    figures = [Figure("race", "Best candidate of each method", [_curves(race.rungs, metric)])] if race.rungs else []
+    charts = [_curves(race.rungs, metric, styles)] if race.rungs else []
+    figures = [Figure("race", "Best candidate of each method", charts)] if charts else []
     missing = [f"{method} could not run here: {reason}" for method, reason in (race.failures or {}).items()]
     return Section("race", "The race", paragraphs, figures, tables, missing=missing)
 
@@ -61,7 +65,7 @@ def _rung(rung: Rung, repeats: str) -> Table:
     return Table(f"race-{rung.rounds}", f"After round {rung.rounds}", columns, rows)
 
 
-def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
+def _curves(rungs: Sequence[Rung], metric: str, styles: dict[str, int]) -> Lines:
     """Draw one line per method, up to the last rung that it reached."""
     points: dict[str, dict[int, float]] = {}
     for rung in rungs:
@@ -70,8 +74,8 @@ def _curves(rungs: Sequence[Rung], metric: str) -> Lines:
     # Colours repeat after ten lines, so FedAvg and the methods that went furthest come first.
     ordered = sorted(points, key=lambda method: (method != "fedavg", -len(points[method])))
     lines = [
-        Line(method, list(found), [_points(mean) for mean in found.values()], style=style)
-        for style, (method, found) in enumerate((method, points[method]) for method in ordered)
+        Line(method, list(found), list(map(_points, found.values())), style=styles.setdefault(method, len(styles)))
+        for method, found in ((method, points[method]) for method in ordered)
     ]
     return Lines("race-curves", "Best candidate of each method", "round", f"validation {metric} %", lines)
 

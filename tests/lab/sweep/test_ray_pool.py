@@ -124,11 +124,11 @@ def test_a_wrong_token_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("unshare") or os.geteuid() != 0, reason="hides a folder by a mount, as root")
-def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: Path) -> None:
+def test_without_a_shared_folder_the_nodes_and_what_a_restart_means_are_named(cluster: Cluster, tmp_path: Path) -> None:
     hidden = tmp_path / "out"
     hidden.mkdir()
     mount = f"mount -t tmpfs none '{hidden}' && exec \"$@\""
-    (tmp_path / "grid.yaml").write_text(GRID)
+    (tmp_path / "grid.yaml").write_text("method: held:Dying" + GRID.replace("0.01, 0.02", "0.01"))
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((tmp_path / "node.log").open("w"))
         prefix = ("unshare", "-m", "sh", "-c", mount, "sh")
@@ -138,9 +138,10 @@ def test_a_node_without_the_shared_folder_is_named(cluster: Cluster, tmp_path: P
         _wait_for_nodes(cluster, 3)
         sweep = stack.enter_context(_sweep(tmp_path, cluster.address, cluster.environment, "--out", str(hidden)))
         _, errors = sweep.communicate()
-    assert sweep.returncode == 0, errors
+    assert sweep.returncode == 1, errors
     assert f"{hidden} is not shared with node" in errors
     assert "choose a shared folder with --out" in errors
+    assert "the run starts over on a node that works, or resumes if that node has its checkpoint (restart 1" in errors
 
 
 @pytest.mark.slow
