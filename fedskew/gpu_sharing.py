@@ -44,7 +44,7 @@ class GpuSharing:
 
 
 def start_gpu_sharing() -> GpuSharing | None:
-    """Start the service. Return None if it is not installed, does not start, or is already running."""
+    """Start the service. Return None if it is not installed, does not start, or may already be running."""
     may_be_running = _FOLDER_VARIABLE in os.environ or _SYSTEM_FOLDER.exists()
     if sys.platform != "linux" or shutil.which(_CONTROL) is None or may_be_running:
         return None

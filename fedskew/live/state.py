@@ -16,9 +16,9 @@ from fedskew.results.race import RACE, find_races
 from fedskew.results.ranking import DEFAULT_METRIC
 
 FILES = ("about.json", "rounds.jsonl", "summary.json")
-"""The files that change during a run."""
+"""The files of a run whose changes are shown."""
 _MAX_LISTED = 3
-"""The maximum number of unfinished runs that the status line names."""
+"""The maximum number of unfinished runs and races that the status line names."""
 NOTHING = LoadedRuns([])
 
 
