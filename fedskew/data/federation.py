@@ -224,7 +224,7 @@ class Federation:
         return held
 
     def save_split(self, path: str | os.PathLike[str]) -> None:
-        """Save the clients' training samples with a hash. The partition `Saved(path)` restores them."""
+        """Save the indices of the clients' training samples, with a hash. The partition `Saved(path)` restores them."""
         write_split(path, self.indices, self.dataset.groups[0], self.partition, self.seed)
 
     @cached_property

@@ -1,8 +1,8 @@
 """Let the sites test a finished model on their own data. They send score histograms, which the server adds up.
 
 A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
-the total minus the other results would be the result of that site. The file still names every site whose histograms
-count. The server itself receives the histograms of every site.
+the total minus the other results would be the result of that site. `evaluation.json` still names every site whose
+histograms are in the total. The server itself receives the histograms of every site.
 """
 
 from __future__ import annotations

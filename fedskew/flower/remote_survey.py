@@ -27,7 +27,7 @@ _BOUNDS = ("low", "median", "high")
 
 
 def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
-    """Request a description of each connected site's data. Return the answers, and the reasons of sites without one."""
+    """Request a description of each connected site's data. Return the answers, and why sites gave none."""
     sites.wait_for(settings.begin_with or settings.required_sites)
     answers = sites.request("describe", {client: {} for client in sites.online}, b"", settings.round_timeout)
     described: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings)
 
 
 def read_description(answer: Reply | Failure, contract: Contract) -> dict[str, Any]:
-    """Read a site's answer. Raise `Garbled` if it does not have the expected form."""
+    """Read a site's answer. Raise `Garbled` if there is none or if it does not have the expected form."""
     if isinstance(answer, Failure):
         raise Garbled(answer.reason)
     counts, columns, rules = (answer.facts.get(key) for key in ("label_counts", "columns", "rules"))

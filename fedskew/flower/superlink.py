@@ -2,7 +2,7 @@
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
-This module changes Flower 1.41 in four places.
+This module changes Flower 1.41 in four ways.
 
 Spaces in paths. Flower joins the folders of its database migrations with spaces, and Alembic splits the text at spaces.
 So in an environment such as `/home/a b/.venv`, no migration is found, the database gets no tables, and every call to
@@ -10,13 +10,13 @@ the SuperLink ends with "Internal server error". Here line breaks separate the f
 
 Database locks. Flower gives every thread a connection to its database, and almost every call writes to the database.
 With a dozen sites on a busy machine, a call may wait longer for SQLite's lock than the 5 seconds that Flower allows.
-The call then fails with "database is locked", and a message is lost. Here each database object has one connection, for
-which the threads queue.
+The call then fails with "database is locked", and a message is lost. Here the timeout is longer, and each of Flower's
+Python objects that use the database has a single connection, for which its threads queue.
 
 Incomplete replies. A site announces a reply before it uploads it. Flower passes an announced reply to the ServerApp at
 once. The ServerApp then waits for the upload before it reads any other reply. So a single site whose connection breaks
-during an upload would stop the whole federation, for up to two hours. Here only complete replies are passed on. If an
-upload breaks off, Flower deletes the reply after three minutes, and the round goes on without that site.
+during an upload can stop the whole federation for minutes or longer. Here only complete replies are passed on. If an
+upload breaks off, the round goes on without that site after fedskew's own time-outs.
 
 Shutdown. A SuperLink that is told to end waits for all open connections. `flwr run --stream` keeps a connection open as
 long as the run lasts, so a restart would hang. Here the SuperLink waits for only a few seconds.
@@ -63,7 +63,7 @@ def build_alembic_config(engine: Engine) -> Config:
 
 
 def initialize_with_one_connection(state: SqlMixin, log_queries: bool = False, **options: Any) -> list[str]:
-    """Call Flower's `initialize` with one connection per database object, unless the database is in memory."""
+    """Call Flower's `initialize` with one connection per object, unless the database is in memory."""
     if not state._is_in_memory_sqlite:
         options |= {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": _LOCK_SECONDS}
     return _flower_initialize(state, log_queries, **options)

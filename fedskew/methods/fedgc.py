@@ -7,8 +7,8 @@ Niu and Deng, "Federated learning for face recognition with gradient correction"
              then the encoder is averaged over all participants, and each row of the head over the participants that
              have its label. A row stays unchanged if no participant has its label
 
-U^k are the rows of client k's head, and Y_k are its labels. R is FedGR's repulsion (fedgr.py), which was modelled on
-FedGC. It compares row i of client k with the other clients' rows of other labels. In the paper no two clients share a
+U^k are the rows of client k's head, and Y_k are its labels. R falls as row i of client k becomes more similar to the
+other clients' rows of other labels. FedGR uses the same R (`losses.gravitation`). In the paper no two clients share a
 label, so every row has one owner. If clients share labels, the mean over a row's owners gives one common model.
 
 Sent to the server: the model and which labels the client has.

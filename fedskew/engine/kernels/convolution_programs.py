@@ -2,12 +2,13 @@
 """The Triton programs of a dense convolution. Each computes one block of a client's result.
 
 Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and gradients of the weights
-[splits, K, taps·C, O] are contiguous. Only the input's gradient takes weights in any memory order.
+[splits, K, taps·C, O] are contiguous. Only the input's gradient takes each client's weights in any memory order.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
 `fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is
-`groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. One load may take ALIGNED input channels or OUT_ALIGNED
-output channels. These are not the groups of a grouped convolution. SHIFTS means that all image sizes are powers of two.
+`groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. So the compiler knows numbers that divide C and O, and
+can load that many channels with one instruction. These are not the groups of a grouped convolution. SHIFTS means that
+all image sizes are powers of two.
 """
 
 from types import FunctionType

@@ -5,8 +5,8 @@ All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with taps 
 the weights [splits, K, taps, C]. A split is a `chunk` of the pixels, over which one program sums the gradient.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
-number of channels C is `groups` times ALIGNED, where ALIGNED is the number of values that one load may take. `groups`
-are not the groups of the convolution. SHIFTS means that all image sizes are powers of two.
+number of channels C is `groups` times ALIGNED, where ALIGNED is the number of values that one instruction may load.
+`groups` are not the groups of the convolution. SHIFTS means that all image sizes are powers of two.
 """
 
 import triton

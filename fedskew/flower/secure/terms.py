@@ -29,7 +29,7 @@ class SecureTerms:
     largest_change: float
     """The largest change of a single number of the model at a site."""
     most_samples: int
-    """The largest weight of a site."""
+    """The largest weight that a site may have in the average, in samples."""
     roster: dict[str, str]
     """The public node key of every site."""
 

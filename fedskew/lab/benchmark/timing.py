@@ -68,7 +68,7 @@ def _return_freed_memory() -> None:
 
 
 def _worker_memory() -> int:
-    """Memory of child processes that no other process shares."""
+    """The private memory of child processes, which they share with no other process."""
     total = 0
     for task in _SELF.glob("task/*/children"):
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ def _worker_memory() -> int:
 
 
 _MIN_REPETITIONS = 3
-"""The minimum number of repetitions, even if the time is up."""
+"""The number of repetitions that are measured even if the time is up."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ _SHAPES = {
     "20newsgroups": (200,),
 }
 _VOCABULARY = 98_635
-"""The number of words in AG News. The estimate uses it for every text dataset."""
+"""The default maximum number of token ids. The estimate uses it for every text dataset."""
 _ASSUMED_CLIENTS = 10
 """The number of clients in the estimate, if the configuration does not set it."""
 _SECONDS_PER_MODEL = 0.1
