@@ -69,15 +69,13 @@ class Cells:
         """The cells as texts, without surrounding spaces. An empty cell is a gap."""
         return make_strings(self.content)
 
-    def numbers(self, gaps: Iterable[str]) -> Numbers | None:
-        """Return the cells as numbers, with NaN for gaps. Return None if a cell is neither a number nor a gap.
+    def cast(self, gaps: Iterable[str]) -> Numbers | None:
+        """Parse the cells with pyarrow, which is fast. NaN is a gap.
 
-        `gaps` lists the texts that mean a gap, in lower case.
+        Return None if pyarrow cannot parse all cells. `parse_numbers` may still find that they are numbers. `gaps`
+        lists the texts that mean a gap, in lower case.
         """
-        if self.decimal == "." and not isinstance(self.content, list):
-            return _cast(self.content, tuple(gaps))
-        found, odd = parse_numbers(self.strings, gaps, self.decimal)
-        return None if odd is not None else found
+        return None if isinstance(self.content, list) or self.decimal != "." else _cast(self.content, gaps)
 
 
 Column = Array | Strings | Cells | EncodedImages
@@ -134,19 +132,33 @@ def read_number(text: str, decimal: str = ".") -> float | None:
         return None
 
 
-def _cast(cells: Any, gaps: tuple[str, ...]) -> Numbers | None:
-    """Parse a pyarrow array of texts as numbers. Return None if a cell is neither a number nor a gap."""
+def _cast(cells: Any, gaps: Iterable[str]) -> Numbers | None:
+    """Parse a pyarrow array of texts as numbers. Return None if a cell is neither a number nor a gap for pyarrow."""
+    import pyarrow
+    from pyarrow import compute
+
+    found = _cast_all(cells)
+    if found is None:
+        trimmed = compute.ascii_trim_whitespace(cells)
+        missing = compute.is_in(compute.ascii_lower(trimmed), value_set=pyarrow.array(sorted({*gaps}), cells.type))
+        found = _cast_all(compute.if_else(missing, None, trimmed))
+    return found
+
+
+def _cast_all(cells: Any) -> Numbers | None:
+    """Parse a pyarrow array of texts and nulls as numbers. Return None if a text is not a number, or is NaN.
+
+    NaN is left to the caller, because pyarrow also reads nan(x) as NaN, and Python does not.
+    """
     import pyarrow
     from pyarrow import compute
 
     try:
         numbers = cells.cast(pyarrow.float64())
     except pyarrow.ArrowInvalid:
-        if not gaps:
-            return None
-        words = pyarrow.array(sorted({*gaps}), cells.type)
-        missing = compute.is_in(compute.utf8_lower(compute.utf8_trim_whitespace(cells)), value_set=words)
-        return _cast(compute.if_else(missing, None, cells), ())
+        return None
+    if compute.any(compute.is_nan(numbers)).as_py():
+        return None
     found: Numbers = numbers.to_numpy(zero_copy_only=False).astype(np.float64)
     return found
 
@@ -220,13 +232,13 @@ class ColumnReader:
         fill fewer than half of its rows. If `expected` is "number", any mixture of numbers and wrong texts is refused.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
-        if isinstance(column, Cells) and (found := column.numbers(gaps)) is not None:
+        if isinstance(column, Cells) and (found := column.cast(gaps)) is not None:
             return found
         decimal = column.decimal if isinstance(column, Cells) else "."
         strings = column.strings if isinstance(column, Cells) else column
         numbers, odd = parse_numbers(strings, gaps, decimal)
         if odd is None:
-            return numbers if (strings.codes >= 0).any() or expected else None
+            return numbers if isinstance(column, Cells) or (strings.codes >= 0).any() or expected else None
         if (found := _booleans(strings)) is not None:
             return found
         known = ~np.isnan(numbers)
@@ -385,14 +397,25 @@ def _exact_integers(column: Strings) -> npt.NDArray[np.int64] | None:
         return None
 
 
+def _label_numbers(column: Strings, decimal: str) -> Array | None:
+    """Return numbers, or None if a cell is empty or not a number. Large whole numbers are exact."""
+    numbers, odd = parse_numbers(column, (), decimal)
+    if odd is not None or (column.codes < 0).any():
+        return None
+    exact = _exact_integers(column) if (np.abs(numbers) >= _LARGEST_EXACT).any() else None
+    return numbers if exact is None else exact
+
+
 def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
-    """Return a column's values as labels: numbers if all cells are numbers, else texts. A gap is None or NaN."""
+    """Return a column's values as labels. A gap is None, or NaN in an array.
+
+    The cells of a CSV file are numbers if all of them are numbers, else texts.
+    """
     if isinstance(column, np.ndarray):
         return column
     if isinstance(column, Cells):
-        numbers = column.numbers(())
+        numbers = _label_numbers(column.strings, column.decimal)
         if numbers is not None:
-            exact = _exact_integers(column.strings) if (np.abs(numbers) >= _LARGEST_EXACT).any() else None
-            return numbers if exact is None else exact
+            return numbers
         column = column.strings
     return np.array(column.to_list(), dtype=object)

@@ -68,7 +68,8 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
     """Read the header and the cells of each column with pyarrow.
 
-    Return None if pyarrow is not installed, cannot read the file, or finds more or fewer columns than the header has.
+    Return None if pyarrow is not installed, cannot read the file or a delimiter such as §, or finds more or fewer
+    columns than the header has.
     """
     try:
         from pyarrow import ArrowException, csv, string
@@ -76,7 +77,7 @@ def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None
         return None
     header = [name.strip() for name in read_header(path, delimiter)]
     names = [f"f{place}" for place in range(len(header))]
-    if not names:
+    if not names or not delimiter.isascii():
         return None
     try:
         with open_decompressed(path) as file:
@@ -248,10 +249,10 @@ def describe_unusable(where: str, name: str, content: str) -> str:
     )
 
 
-def _refuse_gaps(column: Any, where: str, name: str) -> None:
+def _refuse_gaps(column: Any, where: str, name: str, values_per_row: int = 1) -> None:
     if column.null_count:
-        first = column.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise UserError(f"{where}: no value in column {name!r}, row {first}; expected one for every sample")
+        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax()) // values_per_row
+        raise UserError(f"{where}: no value in column {name!r}, row {row}; expected one for every sample")
 
 
 def _image_structs(column: Any, where: str, name: str) -> EncodedImages:
@@ -275,11 +276,12 @@ def _nested(column: Any, where: str, name: str) -> tuple[Column, str | None]:
     types = import_pyarrow().types
     shape = [len(column)]
     while types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type):
-        _refuse_gaps(column, where, name)
+        values_per_row = max(int(np.prod(shape[1:])), 1)
+        _refuse_gaps(column, where, name, values_per_row)
         lengths = column.value_lengths().to_numpy(zero_copy_only=False)
         odd = np.flatnonzero(lengths != lengths[:1])
         if len(odd):
-            row = int(odd[0]) // max(int(np.prod(shape[1:])), 1)
+            row = int(odd[0]) // values_per_row
             raise UserError(f"{where}: lists of unequal length in column {name!r}, row {row}; expected equal lengths")
         shape.append(int(lengths[0]) if len(lengths) else 0)
         column = column.flatten()

@@ -235,6 +235,7 @@ FILES = [
     Case("lists of unequal length", arrow(x=[[1], [1, 2]] * 15), "lists of unequal length in column 'x', row 1"),
     Case("lists", arrow(x=[[i % 3, i % 5] for i in range(N)]), columns=("age", "x[0]", "x[1]")),
     Case("lists with gaps", arrow(x=[[1.0, None], [2.0, 3.0]] * 15), columns=("age", "x[0]", "x[1]", "x[1] missing")),
+    Case("inner lists missing", arrow(x=[[[1.0], [2.0]], [[3.0], None]] * 15), "no value in column 'x', row 1"),
     Case("lists that are missing", arrow(x=[[1.0], None] * 15), "no value in column 'x', row 1"),
     Case(
         "dictionaries",
