@@ -43,26 +43,27 @@ def _learned_from_method(run: Result) -> str:
 
 
 def _unknown(run: Result) -> str:
-    return f"{run.config.method} is not in fedskew's catalogue"
+    return f"{run.config.method} cannot be imported here"
 
 
 def describe_disclosures(run: Result) -> str:
     """Say what clients send, and what can be learned from their updates and from the model."""
-    entries = method_entries(run)
-    if not entries:
-        return f"{_unknown(run)}, so what it sends is not known here."
     if (run.federation or {}).get("secure_aggregation"):
         loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
             f"Training used secure aggregation: in each round, the server learned the mean of the sites' updates{loss} "
             f"and totals of their counts, but no single site's values. {_private(run)}"
         )
+    entries = method_entries(run)
+    reported = f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
+    if not entries:
+        return f"{_unknown(run)}, so what it sends is not known here. {reported}"
     sends = sent_by_clients(entries) + (" and the mean training loss" if _reported_losses(run) else "")
     besides = "Besides what updates can reveal, the" if _sends_updates(entries) else "The"
     return (
         f"{'' if run.sites else _SIMULATED}In each round, a participating client sends the server: {sends}. "
         f"{besides} server learns about the client's labels: {revealed_labels(entries)}. "
-        f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
+        f"{reported}"
     )
 
 

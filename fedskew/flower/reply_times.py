@@ -41,18 +41,22 @@ class ReplyTimes:
         self._seconds: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         """The last reply times, by client and kind of work."""
         self._missed: set[tuple[int, str]] = set()
+        self._silent: set[int] = set()
+        """Clients that have not replied to anything since they missed a time-out."""
 
     def add(self, client: int, work: str, seconds: float) -> None:
         self._seconds[client, work].append(seconds)
+        self._silent.discard(client)
 
     def add_missed(self, client: int, work: str) -> None:
         """Record that a site did not reply in time."""
         self._missed.add((client, work))
+        self._silent.add(client)
 
     def usual(self, client: int, work: str) -> float | None:
         """The site's usual time for this kind of work. None if it is not known."""
         known = list(self._seconds.get((client, work), ()))
-        if not known and (client, work) in self._missed:
+        if not known and (client in self._silent or (client, work) in self._missed):
             known = [seconds for (_, same), times in self._seconds.items() if same == work for seconds in times]
         return median(known) if known else None
 

@@ -124,7 +124,7 @@ class RunHistory:
         self._sites = {name: SiteStatus(name) for name in names}
         self._works: dict[str, str] = {}
         """The kind of work of the last request to each site."""
-        self._times = times or ReplyTimes(FederationSettings.grace)
+        self._times = times or ReplyTimes(FederationSettings.grace, FederationSettings.grace_seconds)
         self._ended: list[Attempt] = []
         self._began: Entry | None = None
         """The start of the attempt that has not ended."""

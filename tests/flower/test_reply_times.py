@@ -137,9 +137,12 @@ def test_after_its_first_survey_a_slow_site_trains_in_every_round(
     assert not any(row["failed"] for row in rows[1:])
 
 
-def test_a_site_that_never_replies_costs_one_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [{}, BY_SITES])
+def test_a_site_that_never_replies_costs_one_time_out(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     never = {("site-3", round): 1e6 for round in (1, 2, 3)}
-    rows, clock = run(tmp_path, monkeypatch, never, round_timeout=900)
+    rows, clock = run(tmp_path, monkeypatch, never, round_timeout=900, **settings)
     assert rows[1]["failed"] == {"site-3": "it did not reply within 900 s"}
     assert all("it is late" in row["failed"]["site-3"] for row in rows[2:])
     assert clock.now < 1000 + 900 + 2 * 61 + 5

@@ -79,6 +79,10 @@ def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
+def after(seconds: float) -> str:
+    return (NOON + timedelta(seconds=seconds)).isoformat()
+
+
 def log_of_a_run(folder: Path, process: int) -> ChainedLog:
     """The log of a run in which site b took 10 seconds for round 1 and has not replied in round 2."""
     log = ChainedLog(folder / "audit.jsonl")
@@ -95,9 +99,9 @@ def log_of_a_run(folder: Path, process: int) -> ChainedLog:
     return log
 
 
-def test_a_site_that_works_is_late_after_three_times_its_usual_time(tmp_path: Path) -> None:
+def test_a_site_is_late_after_a_minute_even_if_it_usually_needs_seconds(tmp_path: Path) -> None:
     log = log_of_a_run(tmp_path, os.getpid())
-    for seconds, state in ((49, "working"), (51, "late")):
+    for seconds, state in ((79, "working"), (81, "late")):
         found = read_status(tmp_path, NOON + timedelta(seconds=seconds))
         assert found.status == "running"
         assert [one.state for one in found.sites] == ["connected", state, "never seen"]
@@ -107,6 +111,21 @@ def test_a_site_that_works_is_late_after_three_times_its_usual_time(tmp_path: Pa
     log.append({"event": "disconnected", "site": "a"})
     found = status(tmp_path)
     assert [(one.state, one.missed) for one in found.sites][:2] == [("disconnected", 0), ("late", 1)]
+
+
+def test_a_site_is_late_after_three_times_what_it_usually_needs_for_the_same_work(tmp_path: Path) -> None:
+    log = ChainedLog(tmp_path / "audit.jsonl")
+    start = {"event": "start", "federation": ["a"], "process": os.getpid(), "machine": socket.gethostname()}
+    log.append({**start, "time": after(0)})
+    log.append({"event": "connected", "site": "a", "time": after(0)})
+    for asked, replied, work in ((0, 100, "train, stage 0"), (100, 101, "evaluate, model global")):
+        facts = {"kind": work.split(",")[0], "work": work, "round": 1}
+        log.append({"event": "request", "sites": ["a"], **facts, "time": after(asked)})
+        log.append({"event": "reply", "site": "a", **facts, "time": after(replied)})
+    facts = {"kind": "train", "work": "train, stage 0", "round": 2}
+    log.append({"event": "request", "sites": ["a"], **facts, "time": after(200)})
+    for seconds, state in ((499, "working"), (501, "late")):
+        assert read_status(tmp_path, NOON + timedelta(seconds=seconds)).sites[0].state == state
 
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

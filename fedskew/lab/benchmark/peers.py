@@ -7,13 +7,16 @@ repository. It also needs JAX, in an environment of its own or in fedskew's (see
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import fedskew
 from fedskew.errors import UserError
@@ -93,17 +96,32 @@ def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[Pee
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "peers")
         command = [sys.executable, str(_COMPARE), *case.flags, "--out", str(out)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         last = ""
-        assert process.stderr is not None
-        with process.stderr as lines:
+        with _started(command) as (process, lines):
             for line in lines:
                 last = line.strip() or last
                 show(last)
-        if process.wait():
+            process.wait()
+        if process.returncode:
             raise UserError(f"benchmarks/peers/compare.py: exit status {process.returncode}: {last}")
         found = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
     return [_peer_time(row, found) for row in found["rows"]], list(found["skipped"])
+
+
+@contextmanager
+def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """Start a command, and yield it with its error output. An interrupt also ends the processes that it has started."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    try:
+        with process.stderr as lines:
+            yield process, lines
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        raise
 
 
 def _peer_time(row: Mapping[str, Any], comparison: Mapping[str, Any]) -> PeerTime:

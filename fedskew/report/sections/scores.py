@@ -74,7 +74,8 @@ def _paragraphs(methods: Sequence[MethodRuns], comparison: Comparison) -> list[s
 
 def reliability_chart(methods: Sequence[MethodRuns], comparison: Comparison) -> Lines:
     """Draw observed frequency over predicted probability, a line per method, over all seeds together."""
-    lines = [Line("perfect calibration", [0.0, 100.0], [0.0, 100.0], style=len(comparison.methods))]
+    unused_style = 1 + max(method.index for method in comparison.methods)
+    lines = [Line("perfect calibration", [0.0, 100.0], [0.0, 100.0], style=unused_style)]
     for method in methods:
         pooled = _pooled([one.reliability for one in _scores(method)])
         points = [

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import select
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.benchmark import peers
 from fedskew.lab.benchmark.peers import JAX, OURS, PeerTime, measure_peers, peer_case
+from fedskew.lab.benchmark.plan import quick_plan
 from fedskew.lab.benchmark.results import Results, read_results
+from fedskew.lab.benchmark.run import Benchmark
 from fedskew.lab.benchmark.tables import markdown
 from fedskew.lab.benchmark.targets import targets
 
@@ -79,3 +84,45 @@ def test_a_script_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(peers, "_COMPARE", script)
     with pytest.raises(UserError, match=r"compare\.py: exit status 1: the disk is full"):
         measure_peers(peer_case("cpu", ("float32",), is_quick=True), print)
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+def test_an_interrupt_ends_the_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "compare.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, file=sys.stderr, flush=True)\n"
+        "child.wait()\n"
+    )
+    monkeypatch.setattr(peers, "_COMPARE", script)
+    started: list[int] = []
+
+    def interrupt(line: str) -> None:
+        started.append(os.pidfd_open(int(line)))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_peers(peer_case("cpu", ("float32",), is_quick=True), interrupt)
+    ended, _, _ = select.select(started, [], [], 60)  # readable when the process has ended
+    os.close(started[0])
+    assert ended
+
+
+def test_the_benchmark_keeps_the_times_and_the_reasons(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = {"seconds_per_round": 0.1, "start_up": 2.0, "whole_run": 3.0}
+    found = {
+        "work": "some work",
+        "rounds": 3,
+        "rows": [{"peer": OURS, "precision": "float32", "repeats": [run]}],
+        "skipped": ["JAX vmap: jax is not installed"],
+    }
+    script = tmp_path / "compare.py"
+    script.write_text(
+        "import pathlib, sys\n"
+        f"pathlib.Path(sys.argv[sys.argv.index('--out') + 1] + '.json').write_text({json.dumps(found)!r})\n"
+    )
+    monkeypatch.setattr(peers, "_COMPARE", script)
+    results = Benchmark(replace(quick_plan("cpu"), levels=("peers",)), "fedskew bench").run(lambda *_: None)
+    assert results.peers == [PeerTime(OURS, "float32", "some work", 3, **run)]
+    assert [failure.reason for failure in results.failures] == ["JAX vmap: jax is not installed"]
