@@ -44,6 +44,7 @@ def test_every_method_has_a_page_with_its_facts(generators: dict[str, ModuleType
         for heading in ("**paper**", "**leaves the client**", "**reveals about labels**", "**extra compute"):
             assert heading in page
         assert f"[{name}]({name}.md)" in pages["methods/index.md"]
+        assert ("Updates and models can reveal" in page) == (name not in ("centralised", "local-only"))
         assert entry.summary
     fedvls = pages["methods/fedvls.md"]
     assert "| `distill_weight` | `0.1` | λ; the paper's value" in fedvls

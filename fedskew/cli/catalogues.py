@@ -113,7 +113,8 @@ def _show_methods(entries: list[Entry]) -> None:
     console = stdout()
     console.print(methods)
     console.print(cost)
-    console.print(f"{UPDATES_REVEAL}.", style="dim")
+    if any(entry.sends_updates for entry in entries):
+        console.print(f"{UPDATES_REVEAL}.", style="dim")
 
 
 def _show_method(entry: Entry) -> None:
@@ -143,7 +144,8 @@ def _show_method(entry: Entry) -> None:
         table.add_row(Text(heading, style="bold"), Text(value))
     console.print()
     console.print(table)
-    console.print(f"{UPDATES_REVEAL}.", style="dim")
+    if entry.sends_updates:
+        console.print(f"{UPDATES_REVEAL}.", style="dim")
 
 
 def _models(as_json: Json = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, choose_precision, estimated_seconds
 from fedskew.errors import UserError, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
-from fedskew.methods import METHODS, Method, Objective, Part, Regulariser, Schedule, make_method, matching_entries
+from fedskew.methods import METHODS, Method, Objective, Part, Personal, Schedule, Stage, make_method, matching_entries
 from fedskew.methods.hook_results import wrong_companions
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.methods.personal import check_personal, personal_names, shared_tensors
@@ -86,11 +86,11 @@ def prepare(
 ) -> Prepared:
     """Resolve the choices that `config` leaves open, and check them.
 
-    A federation (`given`), a method or a model that is passed as an object replaces the one that `config` names. These
-    values stay `auto`: the engine of a long run on a CPU (see `choose_engine`), a linear head, the single-label task,
-    and `compile`.
+    A federation (`given`), a method or a model that is passed replaces the one that `config` names. A method that is
+    passed also replaces the method's parameters. These values stay `auto`: the engine of a long run on a CPU (see
+    `choose_engine`), a linear head, the single-label task, and `compile`.
     """
-    chosen = make_method(config.method if method is None else method, config.method_params)
+    chosen = make_method(config.method, config.method_params) if method is None else make_method(method)
     devices = choose_devices(config.device)
     fed = build_federation(config) if given is None else given
     if config.server_data:
@@ -159,17 +159,23 @@ def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn
     positive_class(config, dataset)  # raises if there is no such class
     if config.save_predictions and find_spec("pyarrow") is None:
         raise UserError("save_predictions needs pyarrow: install fedskew[data]")
-    needs_features = any(isinstance(part, Objective | Regulariser) and part.needs_features for part in method.parts)
-    if needs_features and not has_features(module):
+    stages = method.stages(config.rounds, config.local_epochs, {})  # raises if one sends or reveals more than declared
+    if not has_features(module) and _needs_features(method, stages):
         raise UserError(
             f"method {method.name!r} needs features, but {type(module).__name__} has no separate encoder; "
             "use a fedskew.Classifier(encoder, head)"
         )
 
 
+def _needs_features(method: Method, stages: Sequence[Stage]) -> bool:
+    """Return whether a part of the method, or of a stage that is known before training, needs features."""
+    parts = (*method.members, *(part for stage in stages for part in stage.parts))
+    return any(part.needs_features for part in parts)
+
+
 def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str:
     """Return the head that the configuration or the method names. A linear head is recorded as `auto`."""
-    needed = next((m.head for m in method.members if isinstance(m, Objective) and m.head), "")
+    needed = method.head
     head = config.head if config.head != "auto" or model is not None else needed or "auto"
     if needed and model is None and head != needed:
         raise UserError(f"head is {head!r}, but method {method.name!r} is made for {needed!r}; expected auto")
@@ -211,7 +217,7 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
     """Refuse a model that a part of the method cannot work with."""
     params = {name: p for name, p in module.named_parameters() if p.requires_grad}
     for part in method.parts:
-        part.check(params, classes)
+        _check_part(part, method, params, classes)
         if isinstance(part, Objective):
             _check_companions(part)
     if method.personal is None:
@@ -223,11 +229,23 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
             "expected a personal part with one, such as ditto"
         )
     try:
-        method.server.check(shared_tensors(params, personal_names(method.personal, module)), classes)
+        shared = shared_tensors(params, personal_names(method.personal, module))
+        _check_part(method.server, method, shared, classes)
     except UserError as error:
         raise UserError(
             f"the server rule of method {method.name!r} needs tensors that stay on the clients: {error}"
         ) from error
+
+
+def _check_part(part: Part, method: Method, params: Mapping[str, Tensor], classes: int) -> None:
+    """Refuse a model that the part cannot work with. A linear head has one row per class."""
+    rows = params.get("head.weight")
+    if part.needs_linear_head and (rows is None or rows.dim() != 2 or len(rows) != classes):
+        raise UserError(
+            f"method {_name_of_part(part, method)!r} needs a model that ends in a linear layer 'head'; choose one of "
+            "fedskew's models, with the default head"
+        )
+    part.check(params, classes)
 
 
 def require_example_privacy(method: Method, model: nn.Module, sample: Tensor) -> None:
@@ -292,15 +310,33 @@ def _trained_part(config: Config, method: Method, module: nn.Module, sample: Ten
         raise UserError(f"method {method.name!r} trains encoders; expected train: all")
     from fedskew.experiment.trained_part import trained_model  # few runs need it
 
+    part = trained_model(config, module)
+    if method.personal is not None:
+        _require_shared_part(config, method, method.personal, module, part)
     if config.train == "lora":
-        return trained_model(config, module), sample
+        return part, sample
     if config.augment:
         raise UserError(
             f"augment is {', '.join(config.augment)}; expected none with train: head, because the features of each "
             "sample are computed once"
         )
     with torch.no_grad():
-        return trained_model(config, module), copy.deepcopy(module).eval().encoder(sample)
+        return part, copy.deepcopy(module).eval().encoder(sample)
+
+
+def _require_shared_part(
+    config: Config, method: Method, personal: Personal, module: nn.Module, part: nn.Module
+) -> None:
+    """Refuse a trained part of the model that does not have both the layers that stay on the clients and others."""
+    check_personal(personal, module)
+    try:
+        check_personal(personal, part)
+    except UserError as error:
+        raise UserError(
+            f"train is {config.train!r}, but method {method.name!r} keeps {', '.join(personal.keeps())} on the clients "
+            "and shares other layers, which are not both trained; expected train: all"
+            + (" or lora" if config.train == "head" else "")
+        ) from error
 
 
 def _cpu_seconds(config: Config, fed: Federation, module: nn.Module, sample: Tensor) -> float:

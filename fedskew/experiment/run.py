@@ -75,6 +75,8 @@ def run(
         values["method"] = {"name": method, **(method_params or {})}
     elif method_params:
         raise UserError("method_params need a method given by name; set them on the method object instead")
+    elif method is not None:
+        _refuse_parameters(settings)
     if isinstance(model, str):
         values["model"] = model
     values["data"] = federation.dataset.described
@@ -83,6 +85,13 @@ def run(
     prepared = prepare(full_config, federation, method_object, None if isinstance(model, str) else model)
     with showing_progress(progress) as shown:
         return run_prepared(prepared, out, [*shown, *callbacks])
+
+
+def _refuse_parameters(settings: Mapping[str, Any]) -> None:
+    """Refuse parameters such as `method.mu` beside a method object, which has its own."""
+    key = next((key for key in settings if key.startswith("method.")), None)
+    if key is not None:
+        raise UserError(f"{key} is {settings[key]!r}, but the method is an object; set its parameters on the object")
 
 
 def run_prepared(

@@ -50,6 +50,22 @@ class Entry:
         return all(part.trains_clients for part in self.parts if issubclass(part, Schedule))
 
     @property
+    def sends_updates(self) -> bool:
+        """Whether clients send updates. With a reference bound, they send samples or nothing."""
+        return not self.stands_alone
+
+    @property
+    def head(self) -> str:
+        """The kind of head that its objective chooses, besides a linear one. Empty if it chooses none."""
+        kinds = (part.head for part in self.parts if issubclass(part, Objective))
+        return next((kind for kind in kinds if kind not in ("", "linear")), "")
+
+    @property
+    def needs_linear_head(self) -> bool:
+        """Whether one of its parts needs a linear head."""
+        return any(part.needs_linear_head for part in self.parts)
+
+    @property
     def reveals(self) -> str:
         """What the server learns about a client's labels and features, besides `UPDATES_REVEAL`."""
         learned = [item for part in self.parts if part.reveals != "nothing" for item in part.reveals.split(", ")]
@@ -57,13 +73,13 @@ class Entry:
 
     @property
     def revealed(self) -> str:
-        """What `reveals` says, for tables. It never says just "nothing", because updates can reveal something."""
-        return "nothing besides updates" if self.reveals == "nothing" else self.reveals
+        """What `reveals` says, for tables. It says just "nothing" only if there are no updates to reveal anything."""
+        return "nothing besides updates" if self.sends_updates and self.reveals == "nothing" else self.reveals
 
     @property
     def sends(self) -> str:
         """Everything that leaves the client."""
-        if self.stands_alone:
+        if not self.sends_updates:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
         model = next((part.shares for part in self.parts if issubclass(part, Personal)), "model")
         return ", ".join(dict.fromkeys([f"{model}, sample count", *(part.sends for part in self.parts if part.sends)]))
@@ -115,10 +131,9 @@ class Entry:
         return ", ".join(found) or "none"
 
 
-UPDATES_REVEAL = (
-    "Updates and models can reveal something about the training data (membership and, to a degree, labels) to everyone "
-    "who receives them"
-)
+_REVEAL = "can reveal something about the training data (membership and, to a degree, labels) to everyone who receives"
+MODELS_REVEAL = f"Models {_REVEAL} them"
+UPDATES_REVEAL = f"Updates and models {_REVEAL} them"
 
 
 METHODS: dict[str, Entry] = {}

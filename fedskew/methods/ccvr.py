@@ -17,7 +17,6 @@ Extra compute: one forward pass of each sample in the last round, which trains n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -29,7 +28,7 @@ from fedskew.errors import expect
 from fedskew.losses import class_masks
 from fedskew.methods.catalogue import register
 from fedskew.methods.head_training import HeadTraining
-from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained, Updates, expect_linear_head
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained, Updates
 from fedskew.methods.stages import Calibration
 from fedskew.randomness import fold, normal
 
@@ -48,6 +47,8 @@ class VirtualFeatures(Calibration):
     sends = "number, mean and covariance of the features per class, once"
     reveals: ClassVar[Reveals] = "label counts, prototypes, feature covariance"
     extra_compute = "1 forward of each sample in the last round"
+    needs_features = True
+    needs_linear_head = True
     multi_label = False
 
     def __post_init__(self) -> None:
@@ -55,9 +56,6 @@ class VirtualFeatures(Calibration):
             expect(getattr(self, name) > 0, name, getattr(self, name), "a number > 0")
         expect(self.head_epochs >= 0, "head_epochs", self.head_epochs, "a whole number ≥ 0")
         expect(0 <= self.head_momentum < 1, "head_momentum", self.head_momentum, "a number ≥ 0 and < 1")
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("CCVR", params, classes)
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
         z = seen.out.required_features.flatten(1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from fedskew.losses import class_masks
-from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained, expect_linear_head
+from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
 from fedskew.methods.regularisers import Regulariser
 
 
@@ -33,12 +32,10 @@ class SendsClassMeans(Regulariser):
     """
 
     needs_features = True
+    needs_linear_head = True
     sends = "mean feature of each class"
     reveals: ClassVar[Reveals] = "label presence, prototypes"
     extra_compute = "1 forward of each sample per round"
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("a method with prototypes", params, classes)
 
     def closing(self, seen: Seen, client: Client) -> Tensors:
         return class_sums(seen, client)

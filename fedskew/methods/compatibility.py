@@ -1,7 +1,8 @@
 """The tables of docs/combinations.md, which show which methods can be combined.
 
-Whether two methods combine depends on the parts that they set. So the tables group the methods by these parts, instead
-of listing all pairs. A few pairs are refused only later, when the model is known.
+Whether two methods combine depends on the parts that they set. So the first two tables group the methods by these
+parts, instead of listing all pairs. The third lists the methods that choose another head than those beside them need. A
+few pairs are refused only later, when the model is known.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def clash(first: str, second: str) -> str:
     return f"both set the {' and the '.join(sorted(both))}" if both else ""
 
 
+def heads_clash(first: Entry, second: Entry) -> bool:
+    """Return whether one of these methods needs a linear head and the other chooses another kind."""
+    entries = first, second
+    return any(entry.head for entry in entries) and any(entry.needs_linear_head for entry in entries)
+
+
 def _slots(kind: str) -> set[str]:
     """Return the parts that a kind sets. Stages take the place of the objective."""
     if kind == "nothing":
@@ -52,7 +59,7 @@ def _sort_key(kind: str) -> tuple[bool, bool, int, int, str]:
 
 
 def markdown_tables() -> str:
-    """Return two tables: the first lists the methods of each kind, and the second shows which kinds combine."""
+    """Return three tables: the methods of each kind, which kinds combine, and the methods whose heads clash."""
     kinds: dict[str, list[str]] = {}
     for name, entry in sorted(METHODS.items()):
         kinds.setdefault(kind(entry), []).append(name)
@@ -65,7 +72,20 @@ def markdown_tables() -> str:
         lines.append(f"| {name} | {' | '.join(listed)} |")
     lines += ["", f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     lines += [f"| **{one}** | {' | '.join(clash(one, other) or '✓' for other in names)} |" for one in names]
+    lines += ["", "| chooses the head | is refused with methods that need a linear head |", "|---|---|"]
+    for name, entry in sorted(METHODS.items()):
+        if refused := _refused_for_its_head(entry):
+            lines.append(f"| `{name}` (`{entry.head}`) | {_listed(refused)} |")
     return "\n".join(lines) + "\n"
+
+
+def _refused_for_its_head(entry: Entry) -> list[str]:
+    """List the methods that need a linear head, if this one chooses another, and that would combine otherwise."""
+    return [
+        name
+        for name, other in sorted(METHODS.items())
+        if entry.head and heads_clash(entry, other) and not clash(kind(entry), kind(other))
+    ]
 
 
 def _listed(methods: list[str]) -> str:

@@ -56,7 +56,7 @@ class Method:
         if isinstance(self.objective, Schedule):
             stages = self.objective.stages(rounds, local_epochs, notes)
             for stage in stages:
-                check_declared(stage, self.name, self.members)
+                check_declared(stage, self.name, self.objective)
             return [self._complete(stage) for stage in stages]
         if self.calibration is None:
             return [self._complete(Stage("train", rounds, self.objective))]
@@ -94,6 +94,11 @@ class Method:
         """The members of all parts, and the class weights if there are any."""
         members = tuple(member for part in self.parts for member in part.members)
         return members if self.class_weights is None else (*members, self.class_weights)
+
+    @property
+    def head(self) -> str:
+        """The kind of head that the objective chooses. Empty if it works with any."""
+        return next((member.head for member in self.members if isinstance(member, Objective) and member.head), "")
 
     @property
     def params(self) -> dict[str, object]:
@@ -140,6 +145,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
                 )
             chosen[slot] = (entry, part())
     _check_stages(chosen, name)
+    _check_heads(entries, name)
     _set_parameters(name, chosen, dict(params or {}))
     canonical = "+".join(entry.name for entry in _sort_entries(entries))
     return Method(name=canonical, **{slot: part for slot, (_, part) in chosen.items()})  # type: ignore[arg-type]
@@ -198,6 +204,17 @@ def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
         raise UserError(
             f"{staged[0]!r} trains in stages, so it cannot be combined with {personal!r}, which keeps parts of one "
             f"model on the clients; drop one of them from {name!r}"
+        )
+
+
+def _check_heads(entries: list[Entry], name: str) -> None:
+    """Refuse a part that needs a linear head beside an objective that chooses another kind."""
+    choosing = next((entry for entry in entries if entry.head), None)
+    needing = next((entry for entry in entries if entry.needs_linear_head), None)
+    if choosing is not None and needing is not None:
+        raise UserError(
+            f"{needing.name!r} needs a linear head, but {choosing.name!r} chooses the head {choosing.head!r}, so they "
+            f"cannot be combined; drop one of them from {name!r}"
         )
 
 

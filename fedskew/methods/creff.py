@@ -64,6 +64,7 @@ class FederatedFeatures(ServerRule):
     sends = "gradient of the second head for each class of the client"
     reveals: ClassVar[Reveals] = "label presence, prototypes"
     extra_compute = "1 forward of each sample per round"
+    needs_features = True
     multi_label = False
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ computed in float64, if the device has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedskew.accurate_sums import ACCURATE
 from fedskew.losses import IGNORE, class_masks
-from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates, expect_linear_head
+from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates
 from fedskew.methods.stages import Notes, Schedule, Stage, stage_without_training
 
 
@@ -34,13 +34,12 @@ class OnePass(Schedule):
 class ClosedFormHead(ServerRule):
     """A server rule that computes the head from the clients' sums. Subclasses implement `solve`."""
 
+    needs_features = True
+    needs_linear_head = True
     extra_compute = "1 forward of each sample per round"
     multi_label = False
     with_ones: ClassVar[bool] = False
     """Whether features get a last column of ones, whose weight is the bias."""
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("a closed-form head", params, classes)
 
     def features(self, seen: Seen) -> Tensor:
         """Return the batch's features in float64, if the device has it. Rows of padding are zero."""

@@ -15,17 +15,15 @@ Extra compute: in the last stage one forward pass of every encoder per sample.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
-
-from torch import Tensor
 
 from fedskew.errors import expect
 from fedskew.methods.catalogue import method
 from fedskew.methods.clustering import cluster_by_labels
 from fedskew.methods.fedavg import CrossEntropy
-from fedskew.methods.parts import Reveals, expect_linear_head
+from fedskew.methods.parts import Reveals
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
 
 
@@ -55,6 +53,7 @@ class FedConcat(Schedule):
     reveals: ClassVar[Reveals] = "label counts"
     extra_compute = "1 forward of every encoder per sample in the head's rounds"
     needs_features = True
+    needs_linear_head = True
     trains_encoders = True
     takes_class_weights = True
 
@@ -65,9 +64,6 @@ class FedConcat(Schedule):
             expect(value is None or value >= 1, name, value, "a whole number ≥ 1")
         expect(self.head_batches >= 1, "head_batches", self.head_batches, "a whole number ≥ 1")
         expect(self.largest is None or self.largest >= 1, "largest", self.largest, "a number ≥ 1")
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("fedconcat", params, classes)
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         first = Stage("clusters", 0, CrossEntropy(), survey="labels")

@@ -14,7 +14,6 @@ Extra compute: one gradient step on the participants' heads, on the server.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -33,7 +32,6 @@ from fedskew.methods.parts import (
     Tensors,
     Trained,
     Updates,
-    expect_linear_head,
     weighted_mean,
 )
 
@@ -73,13 +71,11 @@ class Gravitation(ServerRule):
 
     attracts: ClassVar[bool] = True
     """Whether rows of the same label attract. FedGC has only repulsion."""
+    needs_linear_head = True
     multi_label = False  # two labels that occur together must not repel each other
 
     def __post_init__(self) -> None:
         expect(self.gravity >= 0, "gravity", self.gravity, "a number ≥ 0")
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("the method", params, classes)
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:  # noqa: ARG002
         return {"label_presence": client.label_counts > 0}

@@ -83,6 +83,7 @@ class SmoothedPrototypes(ServerRule):
     sends = "normalised mean feature and number of samples per class"
     reveals: ClassVar[Reveals] = "label counts, prototypes"
     extra_compute = "1 forward of each sample per round"
+    needs_features = True
     multi_label = False
 
     def __post_init__(self) -> None:

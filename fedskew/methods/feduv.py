@@ -38,7 +38,6 @@ class FedUV(Regulariser):
     """μ."""
 
     needs_features = True
-    extra_compute = "distances between all pairs of a batch"
 
     def __post_init__(self) -> None:
         expect(self.variance >= 0, "variance", self.variance, "a number ≥ 0")

@@ -14,7 +14,6 @@ Extra compute: none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,7 +23,7 @@ from torch import Tensor
 from fedskew.errors import expect
 from fedskew.losses import cross_entropy
 from fedskew.methods.catalogue import method
-from fedskew.methods.parts import Client, Objective, Outputs, Reveals, Tensors, Trained, Updates, expect_linear_head
+from fedskew.methods.parts import Client, Objective, Outputs, Reveals, Tensors, Trained, Updates
 
 
 @method("logit-adjustment", paper="Menon et al., ICLR 2021")
@@ -36,14 +35,12 @@ class LogitAdjustment(Objective):
 
     sends = "label counts"
     reveals: ClassVar[Reveals] = "label counts"
+    needs_linear_head = True
     sample_by_sample = True
     takes_class_weights = True
 
     def __post_init__(self) -> None:
         expect(self.tau >= 0, "tau", self.tau, "a number ≥ 0")
-
-    def check(self, params: Mapping[str, Tensor], classes: int) -> None:
-        expect_linear_head("logit-adjustment", params, classes)
 
     def server_state(self, params: Tensors) -> Tensors:
         return {"federation_counts": torch.zeros_like(params["head.weight"].detach()[:, 0])}

@@ -12,7 +12,6 @@ from fedskew.display import data_frame, html_table, text_table
 from fedskew.errors import UserError
 from fedskew.methods.catalogue import Entry, find, matching_entries
 from fedskew.methods.parts import Objective, Part, ServerRule
-from fedskew.methods.regularisers import Regulariser
 from fedskew.methods.stages import Schedule
 
 
@@ -89,7 +88,7 @@ def needs(entry: Entry) -> str:
 def _part_needs(part: type[Part]) -> Iterator[str]:
     if issubclass(part, Schedule):
         yield "stages"
-    if issubclass(part, Objective | Regulariser | Schedule) and part.needs_features:
+    if part.needs_features:
         yield "features"
     if issubclass(part, Objective) and "teacher" in part().companions():
         yield "teacher"

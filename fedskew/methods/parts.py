@@ -286,6 +286,10 @@ class Part:
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
     needs_gradient: ClassVar[bool] = False
     """Whether `closing` uses `seen.gradient`."""
+    needs_features: ClassVar[bool] = False
+    """Whether hooks use features. Then the model must be a `Classifier(encoder, head)`."""
+    needs_linear_head: ClassVar[bool] = False
+    """Whether hooks use the rows of `head.weight`, one per class. Then no objective may choose another kind of head."""
     needs_sample_count: ClassVar[bool] = False
     """Whether hooks use `client.state["sample_count"]`, the client's number of training samples."""
     sample_by_sample: ClassVar[bool] = True
@@ -348,8 +352,6 @@ class Part:
 class Objective(Part):
     """The local loss of one client on one batch."""
 
-    needs_features: ClassVar[bool] = False
-    """Whether the loss uses features. Then the model must be a `Classifier(encoder, head)`."""
     sample_by_sample: ClassVar[bool] = False
     """As in `Part`. A class that overrides the loss of another one must declare it again."""
     multi_label: ClassVar[bool] = False
@@ -518,16 +520,6 @@ def server_step(
     params, after = stepped
     after = {**state, **_expect_tensors(rule, "aggregate", after)}
     return params, after | collect(parts, "next_server_state", updates, state)
-
-
-def expect_linear_head(method: str, params: Mapping[str, Tensor], classes: int) -> None:
-    """Raise `UserError` unless the model ends in a linear layer `head` with one row per class. For `Part.check`."""
-    rows = params.get("head.weight")
-    if rows is None or rows.dim() != 2 or len(rows) != classes:
-        raise UserError(
-            f"{method} needs a model that ends in a linear layer 'head'; choose one of fedskew's models, with the "
-            "default head"
-        )
 
 
 def individual_updates_reason(part: type[Part]) -> str:

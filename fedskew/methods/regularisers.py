@@ -14,8 +14,6 @@ from fedskew.methods.parts import Client, Outputs, Part
 class Regulariser(Part):
     """A term added to the loss of the method's objective, which is FedAvg's cross entropy by default."""
 
-    needs_features: ClassVar[bool] = False
-    """Whether the term uses features. Then the model must be a `Classifier(encoder, head)`."""
     multi_label: ClassVar[bool] = False
     sample_by_sample: ClassVar[bool] = False
     """As in `Part`."""

@@ -101,8 +101,6 @@ Notes = dict[str, Any]
 class Schedule(Part):
     """Divides a run into stages, each with its own objective. In a method, it takes the place of the objective."""
 
-    needs_features: ClassVar[bool] = False
-    """As in `Objective`."""
     multi_label: ClassVar[bool] = False
     takes_class_weights: ClassVar[bool] = False
     """As in `Objective`, for the objectives of all stages."""
@@ -161,26 +159,35 @@ def survey_stage(stage: Stage) -> Stage:
     return replace(answering, model=stage.model, concatenates=stage.concatenates)
 
 
-def check_declared(stage: Stage, method: str, declared: Sequence[Part]) -> None:
-    """Refuse a stage that reveals or sends what the method does not declare.
+def check_declared(stage: Stage, method: str, schedule: Schedule) -> None:
+    """Refuse a stage that reveals or sends what the schedule does not declare.
 
-    A stage may reveal only what one of the parts in `declared` reveals. It may send something only if one of them
-    declares `sends`. Sites decide by these declarations whether they take part, before the first stage begins.
+    Sites decide by the schedule's declarations whether they take part, before the first stage begins. The declarations
+    of the method's other parts do not count for its stages.
     """
-    revealed = {item for part in declared for item in part.reveals.split(", ")}
-    if (asks := _asks_for_counts(stage)) and "label counts" not in revealed:
+    if (asks := _asks_for_counts(stage)) and "label counts" not in _declared(schedule.members, "reveals"):
         raise UserError(
             f"stage {stage.name!r} of method {method!r} {asks}, which reveals label counts; expected the method's "
             "schedule to declare that in `reveals`"
         )
     for part in stage.parts:
-        hidden = [item for item in part.reveals.split(", ") if item not in revealed and item != "nothing"]
-        if hidden or (part.sends and not any(other.sends for other in declared)):
-            what = f"reveals {hidden[0]}" if hidden else f"sends {part.sends}"
+        has = f"stage {stage.name!r} of method {method!r} has {type(part).__name__}"
+        for attribute in ("reveals", "sends"):
+            if not _declared([part], attribute) <= _declared(schedule.members, attribute):
+                raise UserError(
+                    f"{has}, which {attribute} {getattr(part, attribute)}; expected the method's schedule to declare "
+                    f"that in `{attribute}`"
+                )
+        if type(part).uplink is not Part.uplink and not part.sends:
             raise UserError(
-                f"stage {stage.name!r} of method {method!r} has {type(part).__name__}, which {what}; expected the "
-                f"method's schedule to declare that in {'`reveals`' if hidden else '`sends`'}"
+                f"{has}, which does not declare what its uplink() sends; expected `sends` and `reveals` on that class "
+                "and on the method's schedule"
             )
+
+
+def _declared(parts: Sequence[Part], attribute: str) -> set[str]:
+    """Return the items that the parts list in an attribute."""
+    return {item for part in parts for item in getattr(part, attribute).split(", ")} - {"", "nothing"}
 
 
 def _asks_for_counts(stage: Stage) -> str:

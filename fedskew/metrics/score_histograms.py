@@ -146,7 +146,9 @@ def _score_class(own: Ints, others: Ints, specificity: float) -> tuple[ClassScor
 
 
 def _lowest_probability(bin: int) -> float:
-    """Return the lowest probability of a bin. The bin above 0.5 does not contain 0.5 itself."""
+    """Return the lowest probability of a bin. The first bin begins at 0. The bin above 0.5 does not contain 0.5."""
+    if bin == 0:
+        return 0.0
     return math.nextafter(0.5, 1) if bin == SCORE_BINS // 2 else 1 / (1 + math.exp(REACH - bin * WIDTH))
 
 

@@ -92,9 +92,10 @@ def _base_federation(
 
     Data that are not a federation are split with `partition.seed`, by default 0.
     """
-    for key in ("seed", "method"):
-        if key in settings:
-            raise UserError(f"{key} is {settings[key]!r}; expected {key}s= in a comparison")
+    for key, value in settings.items():
+        section = key.partition(".")[0]
+        if section in ("seed", "method"):
+            raise UserError(f"{key} is {value!r}; expected {section}s= in a comparison")
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")

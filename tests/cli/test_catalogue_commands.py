@@ -179,3 +179,17 @@ def test_methods_do_not_claim_that_updates_reveal_nothing(cli):
         assert "Updates and models can reveal something about the training data" in shown
     rows = [" ".join(line.split()) for line in cli("methods", "fedavg").out.splitlines()]
     assert "revealed about labels nothing besides updates" in rows
+
+
+@pytest.mark.parametrize(("bound", "sent", "revealed"), [
+    ("local-only", "nothing", "nothing"), ("centralised", "all its samples", "all labels"),
+])  # fmt: skip
+def test_a_reference_bound_has_no_updates_that_could_reveal_something(cli, bound, sent, revealed):
+    [entry] = cli("methods", bound, "--json").json["methods"]
+    assert (entry["sends"], entry["reveals"]) == (sent, revealed)
+    shown = cli("methods", bound).out
+    rows = [" ".join(line.split()) for line in shown.splitlines()]
+    assert {f"sent by clients {sent}", f"revealed about labels {revealed}"} <= set(rows)
+    for text in (shown, cli("methods", f"{bound}*").out):
+        assert "pdates and models" not in text
+        assert "besides updates" not in text

@@ -125,6 +125,18 @@ def test_features_are_computed_once_for_runs_that_share_them(
     assert len(computed) == 2, "another encoder"
 
 
+@pytest.mark.parametrize(
+    ("method", "kept"), [("fedper", "head"), ("fedrep", "head"), ("fedbabu", "head"), ("fedbn", "batchnorm")]
+)
+def test_clients_that_keep_a_layer_and_share_another_need_more_than_the_head(
+    fed: fs.Federation, method: str, kept: str
+) -> None:
+    line = f"train is 'head', but method '{method}' keeps {kept} on the clients and shares other layers"
+    with pytest.raises(UserError, match=f"{line}, which are not both trained; expected train: all or lora"):
+        fs.run(fed, method, "resnet8", train="head", **SETTINGS)
+    fs.run(fed, method, "resnet8", train="lora", **SETTINGS)
+
+
 def test_what_needs_more_than_features_is_refused(fed: fs.Federation) -> None:
     with pytest.raises(UserError, match="augment is flip; expected none with train: head"):
         fs.run(fed, "fedavg", train="head", augment=["flip"], **SETTINGS)

@@ -14,6 +14,7 @@ from fedskew.experiment.preparation import build_federation
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.methods.fedvls import FedVLS
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,7 @@ def test_numpy_numbers_are_numbers(fed: fs.Federation) -> None:
         (lambda fed: quick(fed, moments=0.9), "did you mean 'momentum'"),
         (lambda fed: fs.run(fed, clients_per_round=11), "at most 10"),
         (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"distill_weight": 1}), "given by name"),
+        (lambda fed: fs.run(fed, FedVLS(), **{"method.mu": 1.0}), r"method\.mu is 1\.0, but the method is an object"),
     ],
 )
 def test_mistakes_are_one_line(fed: fs.Federation, call, expected: str) -> None:
@@ -110,6 +112,24 @@ def test_a_typed_configuration_is_the_same_run_as_its_keys() -> None:
     assert by_config.accuracy == by_keys.accuracy
     with pytest.raises(fs.UserError, match=r"expected a fedskew\.Config"):
         fs.run(federation, config={"rounds": 1})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "used"),
+    [
+        (FedVLS(distill_weight=0.5), ("fedvls", 0.5)),
+        (fs.make_method("fedvls", {"distill_weight": 0.5}), ("fedvls", 0.5)),
+        ("fedvls", ("fedvls", 0.1)),
+    ],
+)
+def test_another_method_ignores_the_parameters_of_the_configuration_s_method(
+    fed: fs.Federation, method: str | fs.Method | FedVLS, used: tuple[str, float]
+) -> None:
+    config = fs.Config(method="fedprox", method_params={"mu": 1.0}, rounds=1, local_epochs=1)
+    found = fs.run(fed, method, config=config).config
+    assert (found.method, found.method_params["distill_weight"]) == used
+    assert "mu" not in found.method_params
+    assert fs.run(fed, config=config).config.method_params == {"mu": 1.0}
 
 
 def test_a_run_on_a_file_repeats_from_its_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,5 +116,5 @@ def test_it_says_what_it_reveals_and_where_it_does_not_fit() -> None:
     with pytest.raises(UserError, match="virtual_features is 0; expected a number > 0"):
         make_method("ccvr", {"virtual_features": 0})
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    with pytest.raises(UserError, match="CCVR needs a model that ends in a linear layer 'head'"):
+    with pytest.raises(UserError, match="method 'ccvr' needs a model that ends in a linear layer 'head'"):
         fs.run(fs.federation("digits", fs.IID(clients=2)), "ccvr", model=own, rounds=1, device="cpu", progress=False)

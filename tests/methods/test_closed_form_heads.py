@@ -173,5 +173,5 @@ def test_mistakes_are_one_line() -> None:
         with pytest.raises(UserError, match=words):
             make_method(method, params)
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    with pytest.raises(UserError, match="a closed-form head needs a model that ends in a linear layer 'head'"):
+    with pytest.raises(UserError, match="method 'fedncm' needs a model that ends in a linear layer 'head'"):
         fs.run(fs.federation("digits", SPLITS[0]), "fedncm", model=own, **SETTINGS)

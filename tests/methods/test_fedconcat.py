@@ -265,7 +265,7 @@ def test_a_model_without_a_linear_head_is_refused_before_training() -> None:
     with pytest.raises(UserError, match="needs"):
         run(fed, "fedconcat", headless, rounds=1)
     deep = Classifier(nn.Flatten(), nn.Sequential(nn.Linear(64, 8), nn.Linear(8, 10)))
-    with pytest.raises(UserError, match="fedconcat needs a model that ends in a linear layer 'head'"):
+    with pytest.raises(UserError, match="method 'fedconcat' needs a model that ends in a linear layer 'head'"):
         run(fed, "fedconcat", deep, rounds=1)
 
 

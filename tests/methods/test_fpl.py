@@ -14,6 +14,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedskew.data import Federation
 from fedskew.errors import UserError
+from fedskew.experiment.preparation import check_model
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -244,7 +245,7 @@ def test_two_regularisers_and_models_without_a_head_are_refused() -> None:
     with pytest.raises(UserError, match="both set the regulariser"):
         make_method("fpl+fpl")
     with pytest.raises(UserError, match="linear layer 'head'"):
-        FPL().check({"last.weight": torch.zeros(4, 3)}, 4)
-    FPL().check(dict(linear_model().named_parameters()), 4)
+        check_model(make_method("fpl"), torch.nn.Linear(3, 4), 4)
+    check_model(make_method("fpl"), linear_model(), 4)
     with pytest.raises(UserError, match="temperature"):
         make_method("fpl", {"temperature": 0})

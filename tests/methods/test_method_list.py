@@ -33,6 +33,8 @@ def test_all_methods_by_name() -> None:
         ("scaffold", "client state"),
         ("fedlaw", "server data"),
         ("fedconcat", "stages, features"),
+        ("ccvr", "features"),
+        *((method, "stages, features") for method in ("afl", "fed3r", "fedncm")),
     ],
 )
 def test_what_a_method_needs(method: str, needs: str) -> None:

@@ -63,7 +63,9 @@ BYTES: dict[str, Callable[[int, int], int]] = {
     "distance of the label distribution (one number)": lambda model, classes: 8,
     "change of Fisher information (the size of two models)": lambda model, classes: 2 * model,
     "mean feature of each class": lambda model, classes: model - 8 * classes + classes,  # no biases; flags
-    "normalised mean feature and number of samples per class": lambda model, classes: model,
+    "normalised mean feature and number of samples per class": lambda model, classes: (
+        model - 8 + 8 * classes  # no scale; counts
+    ),
     "sum of the features and number of samples per class, once": lambda model, classes: model,
     "Gram matrix of the features and sum of the features per class, once": lambda model, classes: (
         model + 8 * (model // classes // 8) ** 2

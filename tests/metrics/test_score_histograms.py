@@ -83,6 +83,14 @@ def test_impossible_counts_are_recognised(change: str) -> None:
     assert not ScoreHistograms(own, others, reliability, brier).is_consistent()
 
 
+def test_specificity_0_is_reached_by_the_threshold_0() -> None:
+    """Every sample counts, even one with probability 0."""
+    first = np.array([0.0, 0.6, 0.0, 0.3])
+    shares, true = np.stack([first, 1 - first], axis=1), np.array([0, 0, 1, 1])
+    found = ScoreHistograms.from_probabilities(shares, true).scores(specificity=0).classes[0]
+    assert (found.threshold, found.sensitivity_at_specificity) == (0, 1)
+
+
 def test_samples_at_the_threshold_count_even_if_it_is_a_half() -> None:
     """Three of four others are at 0.5, which predicts no class, so the lowest threshold is above 0.5."""
     own = np.array([0.5, 0.5, 0.6, 0.7])

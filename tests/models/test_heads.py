@@ -199,5 +199,5 @@ def test_a_head_that_does_not_fit_is_refused(fed: fs.Federation) -> None:
         fs.run(fed, "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head="etf", **SETTINGS)
     with pytest.raises(UserError, match=r"head is 'eft'; expected one of .*; did you mean 'etf'"):
         fs.run(fed, "fedavg", head="eft", **SETTINGS)
-    with pytest.raises(UserError, match="a closed-form head needs a model that ends in a linear layer 'head'"):
+    with pytest.raises(UserError, match="method 'fedncm' needs a model that ends in a linear layer 'head'"):
         fs.run(fed, "fedncm", head="cosine", **SETTINGS)

@@ -12,6 +12,7 @@ from torch import nn
 import fedskew as fs
 from fedskew.experiment.config import PartitionConfig, load_yaml
 from fedskew.experiment.preparation import build_federation
+from fedskew.methods.fedvls import FedVLS
 
 SHORT: dict[str, Any] = {"rounds": 1, "local_epochs": 1, "clients_per_round": 2}
 RULE = fs.Dirichlet(clients=4, beta=0.5)
@@ -112,6 +113,14 @@ def test_methods_as_mappings_and_objects_and_a_model_of_ones_own() -> None:
     assert len({method.label for method in found.methods}) == 3
 
 
+def test_the_method_of_the_configuration_is_ignored_with_its_parameters() -> None:
+    config = fs.Config(method="fedprox", method_params={"mu": 1.0})
+    methods = [FedVLS(distill_weight=0.5), "fedvls", "fedprox"]
+    found = fs.compare(fs.federation("digits", RULE), methods, 1, config=config, **SHORT)
+    params = [run.config.method_params for run in found.runs]
+    assert [values.get("distill_weight", values.get("mu")) for values in params] == [0.5, 0.1, 0.01]
+
+
 def test_folders_are_found_again_and_their_configuration_repeats_the_run(tmp_path: Path) -> None:
     once = fs.compare("digits", ["fedavg"], 1, partition=RULE, out=tmp_path, **SHORT)
     [folder] = [path for path in tmp_path.iterdir() if path.is_dir()]
@@ -142,6 +151,7 @@ def test_data_in_memory() -> None:
         ({"methods": ["fedavg"], "seeds": 0}, "seeds is 0; expected a number of seeds, at least 1"),
         ({"methods": ["fedavg"], "seeds": [1, 1]}, r"seeds is \[1, 1\]; expected a number of seeds"),
         ({"methods": ["fedavg"], "seed": 3}, "seed is 3; expected seeds= in a comparison"),
+        ({"methods": ["fedavg"], "method.mu": 3}, "method.mu is 3; expected methods= in a comparison"),
         ({"methods": ["fedavg"], "round": 3}, "unknown key 'round'; did you mean 'rounds'"),
     ],
 )

@@ -141,9 +141,9 @@ def with_server_data(federation: Federation, method: Method) -> Federation:
 
 
 def with_fitting_head(model: nn.Module, method: Method) -> nn.Module:
-    """The model, with another head if the method's loss can use no other."""
-    kind = getattr(method.objective, "head", "")
-    if kind not in ("personal", "retrained") or isinstance(getattr(model, "head", None), HEADS[kind]):
+    """The model, with the head that the method chooses."""
+    kind = method.head
+    if kind not in HEADS or isinstance(getattr(model, "head", None), HEADS[kind]):
         return model
     assert isinstance(model, Classifier)
     with torch.random.fork_rng():

@@ -24,6 +24,7 @@ from toy_runs import (
     plan_round,
     server,
     use_engine,
+    with_fitting_head,
 )
 
 import fedskew.engine.stacked.engine
@@ -243,8 +244,12 @@ def test_what_is_compiled_of_an_optimiser_is_its_step(
 def test_no_method_makes_tensors_from_numbers_on_the_host(
     method: str, recorded_steps: list[torch.fx.GraphModule]
 ) -> None:
-    """The methods' share of a step; the layers' share is in what is compiled above."""
-    model = linear() if make_method(method).personal is None else linear_layers()
+    """The methods' share of a step; the layers' share is in what is compiled above.
+
+    All tensors are trained, because here a frozen one, such as a simplex, looks like numbers on the host.
+    """
+    chosen = make_method(method)
+    model = with_fitting_head(linear() if chosen.personal is None else linear_layers(), chosen).requires_grad_(True)
     rounds = {"pkd": 3, "ccvr": 2}.get(method, 1)  # the last round of CCVR trains nothing
     finished(stacked(method, rounds=rounds, model=model))
     assert_no_tensors_from_the_host(recorded_steps)

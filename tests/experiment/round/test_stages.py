@@ -9,12 +9,16 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from linear_clients import federation, linear_model, settings
 from toy_runs import advance, finished, image_federation, linear, same_bits, server, trained
 
 from fedskew.errors import UserError
+from fedskew.experiment.preparation import prepare
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE
+from fedskew.methods import Method
 from fedskew.methods.fedavg import CrossEntropy
+from fedskew.methods.feddisco import FedDisco
 from fedskew.methods.parts import Client, Part, Reveals, Seen, ServerRule, Tensors, Trained, Updates
 from fedskew.methods.pkd import weak_groups
 from fedskew.methods.stages import Notes, Schedule, Stage, Survey
@@ -184,24 +188,74 @@ def test_a_run_that_is_resumed_between_stages_ends_with_the_same_bits() -> None:
     assert same_bits(whole, resumed)
 
 
-def test_a_stage_that_reveals_more_than_its_method_declares_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Counting(Brightness):
-        reveals: ClassVar[Reveals] = "label counts"
+@dataclass(frozen=True)
+class SkewedBrightness(Brightness):
+    """A survey that also reveals something about the labels."""
 
+    reveals: ClassVar[Reveals] = "label skew"
+
+
+@dataclass(frozen=True)
+class MuteBrightness(Brightness):
+    """A survey that does not declare what it sends."""
+
+    sends = ""
+
+
+@dataclass(frozen=True)
+class MuteRule(Jitter):
+    """A server rule that does not declare what it sends."""
+
+    def uplink(self, trained: Trained, client: Client) -> Tensors:
+        return {"labels": client.label_counts}
+
+
+def scheduled(stage: Stage, declared_sends: str, declared_reveals: Reveals) -> Schedule:
     @dataclass(frozen=True)
-    class Silent(Schedule):
+    class Scheduled(Schedule):
+        sends = declared_sends
+        reveals: ClassVar[Reveals] = declared_reveals
+
         def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:
-            return [Stage("train", rounds, CrossEntropy(), survey=Counting())]
+            return [stage]
 
-    @dataclass(frozen=True)
-    class Sends(Silent):
-        reveals: ClassVar[Reveals] = "label counts"
+    return Scheduled()
 
-    with pytest.raises(UserError, match="stage 'train' of method 'silent' has Counting, which reveals label counts"):
-        server(image_federation(), Silent(), linear()).start()
-    with pytest.raises(UserError, match="which sends sum of features; expected the method's schedule to declare that"):
-        server(image_federation(), Sends(), linear()).start()
+
+def prepare_method(method: Method) -> None:
+    prepare(settings(), federation(), method, linear_model())
+
+
+@pytest.mark.parametrize("weighting", [None, FedDisco()])
+@pytest.mark.parametrize(
+    ("sends", "reveals", "problem"),
+    [
+        ("sum of features", "nothing", "reveals label skew; expected the method's schedule to declare that in `rev"),
+        ("", "label skew", "sends sum of features; expected the method's schedule to declare that in `sends`"),
+        ("sum of features of each class", "label skew", "sends sum of features; expected the method's schedule"),
+    ],
+)
+def test_a_stage_that_sends_or_reveals_more_than_its_schedule_declares_is_refused(
+    sends: str, reveals: Reveals, problem: str, weighting: FedDisco | None
+) -> None:
+    """FedDisco also sends something, and it reveals the label skew, but that declares nothing for the survey."""
+    stage = Stage("train", 2, CrossEntropy(), survey=SkewedBrightness())
+    with pytest.raises(UserError, match=f"stage 'train' of method 'mine' has SkewedBrightness, which {problem}"):
+        prepare_method(Method("mine", scheduled(stage, sends, reveals), weighting=weighting))
+    prepare_method(Method("mine", scheduled(stage, "norms, sum of features", "label skew"), weighting=weighting))
+
+
+@pytest.mark.parametrize(
+    ("stage", "part"),
+    [
+        (Stage("train", 2, CrossEntropy(), survey=MuteBrightness()), "MuteBrightness"),
+        (Stage("train", 2, CrossEntropy(), server=MuteRule()), "MuteRule"),
+    ],
+)
+def test_a_part_of_a_stage_with_an_uplink_must_declare_it_itself(stage: Stage, part: str) -> None:
+    """The sites of a federation would refuse to send it, in the middle of the run."""
+    with pytest.raises(UserError, match=f"'mine' has {part}, which does not declare what its uplink\\(\\) sends;"):
+        prepare_method(Method("mine", scheduled(stage, "sum of features", "label counts")))
 
 
 @pytest.mark.parametrize(
