@@ -54,7 +54,7 @@ def kill(process: int) -> None:
     os.kill(process, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
+def kill_group(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     """End a process and its process group at once. On Windows, its children keep running."""
     if hasattr(os, "killpg"):
         os.killpg(process.pid, signal.SIGKILL)

@@ -168,7 +168,7 @@ def test_images_need_not_be_square(name: str) -> None:
     ],
 )
 def test_unsuitable_data_are_refused_with_models_that_fit(name: str, inputs: DataShape, hint: str) -> None:
-    with pytest.raises(UserError, match=rf"{name}.*expected.*fit: .*{hint}") as error:
+    with pytest.raises(UserError, match=rf"{name}.*expected.*for such inputs: .*{hint}") as error:
         make_model(name, inputs)
     assert str(inputs.shape) in str(error.value)
 

@@ -7,8 +7,6 @@ repository. It also needs JAX, in an environment of its own or in fedskew's (see
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +18,7 @@ from typing import IO, Any
 
 import fedskew
 from fedskew.errors import UserError
+from fedskew.platforms import kill_group
 
 OURS, JAX = "fedskew", "JAX vmap"
 """The names of the two contenders in the output of `compare.py`."""
@@ -119,7 +118,7 @@ def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], IO
         with process.stderr as lines:
             yield process, lines
     except BaseException:
-        os.killpg(process.pid, signal.SIGTERM)
+        kill_group(process)
         process.wait()
         raise
 
