@@ -5,7 +5,8 @@ enough sites have replied, every other site is late when it has taken more than 
 than `at_least` seconds. So the round waits for a site that is always slow, but not for a site that hangs.
 
 Before a site's first reply to a kind of work, only the round's time-out limits the wait. If the site misses the
-time-out, its usual time is the median over the replies of all sites to such work, until it replies itself.
+time-out, its usual time is the median over the replies of all sites to such work, until it replies itself. Until its
+next reply of any kind, the same holds for all work that it has not done yet.
 """
 
 from __future__ import annotations
