@@ -15,7 +15,8 @@ from torch import Tensor
 from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.model.network import ModelState
 from fedskew.methods.fedavg import SGD, Mean
-from fedskew.methods.parts import Solver, Tensors, pack, unpack
+from fedskew.methods.hook_results import wrong_tensors
+from fedskew.methods.parts import Solver, Tensors, pack, same_form, unpack
 from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, without_personal
 
 
@@ -44,9 +45,26 @@ def personal_model(received: ModelState, state: Mapping[str, Tensor]) -> ModelSt
 
 def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
     """Train the phases of a round, one after another, and then the clients' second models if there are any."""
+    if type(part).start is not Personal.start:
+        work = _with_starts(work, part)
     result = _train_phases(engine, work, part)
     solver = part.own_solver()
     return result if solver is None else _with_own_models(engine, work, solver, len(part.phases()), result)
+
+
+def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
+    """Replace each client's personal tensors by those that the part wants local training to start from."""
+    device = next(t.device for t in unpack(PERSONAL, work.assignments[0].state).values())
+    received = {name: t.to(device) for name, t in (*work.sent.params.items(), *work.sent.buffers.items())}
+
+    def started(state: Tensors) -> Tensors:
+        own = unpack(PERSONAL, state)
+        found = part.start(own, received)
+        if not same_form(found, own):
+            raise wrong_tensors(part, "start", found, own)
+        return {**state, **pack(PERSONAL, found)}
+
+    return replace(work, assignments=[replace(a, state=started(a.state)) for a in work.assignments])
 
 
 def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:

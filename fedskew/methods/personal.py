@@ -1,8 +1,9 @@
 """Personal parts: which tensors of the model stay on the clients, how they are trained, and how they are tested.
 
 The engine splits the model into personal and shared tensors. Personal tensors never leave a client. The server keeps
-their initial values, from which a new client starts. The other parts of a method see only the shared tensors. So a
-solver, a weighting or a server rule works as if the shared tensors were the whole model.
+their initial values, from which a new client starts, unless the part's `start` returns others. The other parts of a
+method see only the shared tensors. So a solver, a weighting or a server rule works as if the shared tensors were the
+whole model.
 """
 
 from __future__ import annotations
@@ -57,10 +58,20 @@ class Personal(Part):
         """Return the phases of local training. Exactly one of them must train shared parameters."""
         return (Phase(),)
 
+    def start(self, own: Tensors, received: Tensors) -> Tensors:  # noqa: ARG002
+        """Return the personal tensors that a client's local training starts from in this round.
+
+        `own` are the personal tensors after the client's last round, or their initial values in its first round.
+        `received` is the received model. Tensors in it that `keeps` names have their initial values, because the
+        server never gets others.
+        """
+        return own
+
     def own_solver(self) -> Solver | None:
         """Return the solver of a second model, which each client trains beside the global one and never sends.
 
-        The second model starts at the initial global model. For its solver, `client.received` is the global model that
+        The second model is personal: its tensors have the names of the global model's. Before a client's first round,
+        it equals the initial global model. For its solver, `client.received` is the global model that
         the client received. Return None if there is no second model.
         """
         return None

@@ -2,11 +2,13 @@
 
     cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
     etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
+    prototype  z_c = s·(h·p_c − ‖p_c‖²/2), with trained prototypes p, which start like w
     personal   z = G h + V h, with a generic head G and a personal head V, which starts at zero
     retrained  z = R h, with a head R that the server trains; clients train a generic head G instead
 
 s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): the angle between any two of them is
-the same, and as large as C directions allow.
+the same, and as large as C directions allow. The largest logit of `prototype` is that of the nearest prototype: its
+logits are −s·‖h − p_c‖²/2, without the term −s·‖h‖²/2, which is the same for all classes.
 """
 
 from __future__ import annotations
@@ -29,9 +31,7 @@ class CosineHead(nn.Module):
 
     def __init__(self, features: int, classes: int) -> None:
         super().__init__()
-        wide = features >= classes  # otherwise, `simplex_frame` cannot make so many directions
-        start = simplex_frame(classes, features) if wide else functional.normalize(torch.randn(classes, features))
-        self.directions = nn.Parameter(start)
+        self.directions = nn.Parameter(distant_directions(classes, features))
         self.scale = nn.Parameter(torch.full((1,), SCALE))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,6 +52,18 @@ class ETFHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.scale * functional.linear(functional.normalize(self.projection(x), dim=-1), self.frame)
+
+
+class PrototypeHead(nn.Module):
+    """The nearer a class's trained prototype is to the features, the larger is the logit."""
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.prototypes = nn.Parameter(distant_directions(classes, features))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * functional.linear(x, self.prototypes, -self.prototypes.square().sum(dim=-1) / 2)
 
 
 class PersonalHead(nn.Module):
@@ -94,6 +106,13 @@ class RetrainedHead(nn.Module):
         return logits
 
 
+def distant_directions(classes: int, width: int) -> Tensor:
+    """Return rows of norm 1: a simplex if the width allows one, otherwise random directions: [classes, width]."""
+    if width >= classes:
+        return simplex_frame(classes, width)
+    return functional.normalize(torch.randn(classes, width))
+
+
 def simplex_frame(classes: int, width: int) -> Tensor:
     """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
 
@@ -108,9 +127,10 @@ def simplex_frame(classes: int, width: int) -> Tensor:
     return frame.to(torch.get_default_dtype())
 
 
-HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PersonalHead] | type[RetrainedHead]] = {
+HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PrototypeHead] | type[PersonalHead] | type[RetrainedHead]] = {
     "cosine": CosineHead,
     "etf": ETFHead,
+    "prototype": PrototypeHead,
     "personal": PersonalHead,
     "retrained": RetrainedHead,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from fedskew.experiment.preparation import check_model
 from fedskew.experiment.round.record import traffic
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
-from fedskew.methods import Personal, Phase, Solver, make_method
+from fedskew.methods import Personal, Phase, ServerRule, Solver, Updates, make_method
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.personal import personal_names
 from fedskew.models import Classifier
@@ -162,6 +162,73 @@ def test_a_new_client_starts_from_the_initial_values() -> None:
         seen.add(assignment.client)
     assert len(seen) > 1
     assert torch.equal(states[-1].model.params["head.weight"], initial)  # what the server would give a new client
+
+
+class MovedByOne(ServerRule):
+    """A server that adds 1 to every shared parameter, whatever the clients sent."""
+
+    def aggregate(self, sent: Weights, updates: Updates, state: Weights) -> tuple[Weights, Weights]:
+        return {name: t + 1 for name, t in sent.items()}, state
+
+
+class HalfReceived(Personal):
+    """A second model that starts between the client's own and the received one."""
+
+    has_global_model = True
+
+    def own_solver(self) -> Solver:
+        return FedProx()
+
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: (t + received[name]) / 2 for name, t in own.items()}
+
+
+class OwnHead(Personal):
+    def keeps(self) -> tuple[str, ...]:
+        return ("head",)
+
+
+class HeadPlusOne(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: t + 1 for name, t in own.items()}
+
+
+class InitialHead(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: received[name] + 1 for name in own}
+
+
+NO_STEP: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "momentum": 0.0}
+"""Steps that are smaller than rounding, so that models change only by what a start or a server rule does."""
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked", "pool"])
+@pytest.mark.parametrize(("part", "expected"), [(OwnHead, 0), (HeadPlusOne, 3), (InitialHead, 1), (HalfReceived, 1.25)])
+def test_a_part_chooses_what_local_training_starts_from(part: type[Personal], expected: float, engine: str) -> None:
+    """Three rounds with all clients. Received models are 0, 1 and 2 above the initial one."""
+    server = serve(
+        replace(make_method(part()), server=MovedByOne()), clients_per_round=3, rounds=3, engine=engine, **NO_STEP
+    )
+    states, _ = played(server)
+    server.close()
+    initial, end = states[0], states[-1]
+    for client in range(3):
+        own = end.clients.read("global", [client])[0]
+        assert own.keys() >= {"personal/head.weight", "personal/head.bias"}
+        for name in ("head.weight", "head.bias"):
+            torch.testing.assert_close(own[f"personal/{name}"], initial.model.params[name] + expected)
+
+
+class HalfAHead(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {"head.bias": own["head.bias"]}
+
+
+def test_a_start_without_all_personal_tensors_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"start\(\) of HalfAHead returned no 'head.weight'; expected a tensor for each"
+    ):
+        played(serve(HalfAHead(), rounds=1))
 
 
 @pytest.mark.parametrize(

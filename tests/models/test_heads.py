@@ -22,7 +22,7 @@ from fedskew.methods.fedgela import FedGELA
 from fedskew.methods.fednh import SmoothedPrototypes
 from fedskew.methods.parts import Client, Outputs, Seen, Trained, Updates
 from fedskew.models import DataShape, make_model
-from fedskew.models.heads import CosineHead, ETFHead, simplex_frame
+from fedskew.models.heads import CosineHead, ETFHead, PrototypeHead, simplex_frame
 from fedskew.results import load_run
 
 DIGITS = DataShape((1, 8, 8), 10)
@@ -46,7 +46,9 @@ def test_the_frame_is_a_simplex(classes: int, width: int) -> None:
 def test_the_heads_follow_their_formulas() -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 7)
-    cosine, etf = CosineHead(7, 3), ETFHead(7, 9)
+    cosine, etf, prototype = CosineHead(7, 3), ETFHead(7, 9), PrototypeHead(7, 12)
+    nn.init.normal_(prototype.prototypes)
+    nn.init.constant_(prototype.scale, 1.5)
 
     def cosines(h: np.ndarray[Any, Any], m: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return (h / np.linalg.norm(h, axis=1, keepdims=True)) @ (m / np.linalg.norm(m, axis=1, keepdims=True)).T
@@ -56,6 +58,11 @@ def test_the_heads_follow_their_formulas() -> None:
         np.testing.assert_allclose(cosine(x).numpy(), expected, rtol=0, atol=1e-5)
         projected = x.numpy() @ etf.projection.weight.numpy().T + etf.projection.bias.numpy()
         np.testing.assert_allclose(etf(x).numpy(), 10 * cosines(projected, etf.frame.numpy()), rtol=0, atol=1e-5)
+        distances = ((x[:, None] - prototype.prototypes) ** 2).sum(dim=-1).numpy()
+        logits = prototype(x).numpy()
+        shifted = logits - 1.5 * x.square().sum(dim=-1, keepdim=True).numpy() / 2
+        np.testing.assert_allclose(shifted, -1.5 * distances / 2, rtol=0, atol=1e-5)
+        assert logits.argmax(axis=1).tolist() == distances.argmin(axis=1).tolist(), "the nearest prototype wins"
     assert etf.frame.shape == (9, 9), "a simplex of nine directions does not fit in seven dimensions"
     assert not etf.frame.requires_grad
 
@@ -64,8 +71,9 @@ def test_the_heads_follow_their_formulas() -> None:
     ("method", "model", "head"),
     [
         ("fedavg", "dnn", "cosine"), ("scaffold", "dnn", "etf"), ("fedavg", "resnet8", "etf"),
+        ("scaffold", "dnn", "prototype"),
         *slow(("scaffold", "dnn", "cosine"), ("fedavg", "dnn", "etf"), ("fedavg", "resnet8", "cosine"),
-              ("scaffold", "resnet8", "cosine"), ("scaffold", "resnet8", "etf")),
+              ("scaffold", "resnet8", "cosine"), ("scaffold", "resnet8", "etf"), ("fedavg", "resnet8", "prototype")),
     ],
 )  # fmt: skip
 def test_engines_agree(fed: fs.Federation, head: str, model: str, method: str) -> None:
@@ -95,7 +103,7 @@ def test_the_simplex_is_saved_and_never_trained(fed: fs.Federation, train: str, 
     assert continued.history[0].evaluation == run.evaluation, "another seed, but the simplex of the file"
 
 
-@pytest.mark.parametrize("head", ["cosine", "etf"])
+@pytest.mark.parametrize("head", ["cosine", "etf", "prototype"])
 def test_the_exported_code_has_the_head(
     fed: fs.Federation, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +147,17 @@ def test_fedgelas_loss_scales_logits_by_the_label_shares() -> None:
     log_p = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
     expected = -log_p[np.arange(5), y.numpy()].mean()
     assert float(FedGELA().loss(Outputs(logits), y, Client(counts, {}))) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_prototype_head_learns_where_the_classes_are(fed: fs.Federation) -> None:
+    """It reaches about the accuracy of a linear head, and its prototypes and scale are trained."""
+    longer = SETTINGS | {"rounds": 8}
+    run, linear = (fs.run(fed, "fedavg", "dnn", head=head, **longer) for head in ("prototype", "linear"))
+    assert run.accuracy > linear.accuracy - 0.1
+    state, start = run.model.state_dict(), make_model("dnn", DIGITS, 0, "prototype").state_dict()
+    for name in ("head.prototypes", "head.scale"):
+        assert not torch.equal(state[name], start[name])
+    assert torch.equal(start["head.prototypes"], make_model("dnn", DIGITS, 0, "cosine").state_dict()["head.directions"])
 
 
 @pytest.mark.parametrize("features", [5, 20])

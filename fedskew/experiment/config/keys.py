@@ -121,9 +121,9 @@ class Config:
     model: str = _option("auto", text, "model name, package.module:factory, or auto to choose one for the data")
     head: str = _option(
         "auto",
-        choice("auto", "linear", "cosine", "etf", "personal", "retrained"),
-        "kind of head: linear, cosine (similarities), etf (a fixed simplex), personal (for fedrod), retrained (for "
-        "creff), or auto: the one that the method is made for, else the model's own",
+        choice("auto", "linear", "cosine", "etf", "prototype", "personal", "retrained"),
+        "kind of head: linear, cosine (similarities), etf (a fixed simplex), prototype (distances), personal (for "
+        "fedrod), retrained (for creff), or auto: the one that the method is made for, else the model's own",
     )
     init: str | None = _option(
         None,
