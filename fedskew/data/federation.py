@@ -265,7 +265,7 @@ def load_for(
     needed = partition.data_options()
     dataset = load(data, data_dir, **{**needed, **options})
     source = {key: value for key, value in dataset.source.items() if key in options or key not in needed}
-    return replace(dataset, source=source)  # the partition implies the other options, so a configuration omits them
+    return replace(dataset, source=source)  # a configuration omits the options that only the partition set
 
 
 def _frozen(array: IntArray) -> IntArray:

@@ -80,7 +80,8 @@ def label_masking_distillation(
 ) -> Tensor:
     """τ²·KL(teacher ‖ student), with the teacher over the minority classes except y and the student over all except y.
 
-    These are FedLMD's Eqs. 3–6. The term is 0 for a sample if no class besides its target is a minority class.
+    These are FedLMD's Eqs. 3–6. Every class that is not a majority class is a minority class, even a vacant one. The
+    term is 0 for a sample if no class besides its target is a minority class.
     """
     others = ~target_mask(logits, targets)
     minority = others & ~majority_classes(label_counts, majority_rule)
@@ -175,7 +176,7 @@ def _log_softmax_over(logits: Tensor, support: Tensor) -> Tensor:
 def restricted_kl(teacher: Tensor, student: Tensor, teacher_support: Tensor, student_support: Tensor) -> Tensor:
     """Return KL(teacher ‖ student) per sample. Each softmax is over the classes that its support marks.
 
-    The result is 0 for a sample whose teacher's support is empty.
+    The result is 0 for a sample with an empty `teacher_support`.
     """
     log_p = _log_softmax_over(teacher.detach(), teacher_support)
     log_q = _log_softmax_over(student, student_support)

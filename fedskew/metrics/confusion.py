@@ -141,12 +141,12 @@ class Evaluation:
     @property
     def worst_class(self) -> float:
         """The accuracy of the class that is predicted worst."""
-        return min(self._class_accuracies, default=float("nan"))
+        return min(self._tested_accuracies, default=float("nan"))
 
     @property
     def mean_class(self) -> float:
         """Mean accuracy over the classes with test samples, known as balanced accuracy."""
-        return float(np.nanmean(np.array(self.class_accuracy, float))) if self._class_accuracies else float("nan")
+        return float(np.nanmean(np.array(self.class_accuracy, float))) if self._tested_accuracies else float("nan")
 
     @property
     def kappa(self) -> float:
@@ -161,7 +161,7 @@ class Evaluation:
     @property
     def best_class(self) -> float:
         """The accuracy of the class that is predicted best."""
-        return max(self._class_accuracies, default=float("nan"))
+        return max(self._tested_accuracies, default=float("nan"))
 
     @property
     def class_gap(self) -> float:
@@ -169,7 +169,7 @@ class Evaluation:
         return self.best_class - self.worst_class
 
     @property
-    def _class_accuracies(self) -> list[float]:
+    def _tested_accuracies(self) -> list[float]:
         """The accuracies of the classes with test samples."""
         return [a for a in self.class_accuracy if a is not None]
 

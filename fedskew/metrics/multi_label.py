@@ -43,7 +43,7 @@ class MultiLabelEvaluation(Evaluation):
 
     @property
     def macro_f1(self) -> float:
-        """Mean F1 over the labels that at least one sample has or at least one prediction contains."""
+        """Mean F1 over the labels that occur in at least one sample or prediction."""
         hits, occurrences = self._hits, self._occurrences
         occurring = occurrences > 0
         return float(np.mean(2 * hits[occurring] / occurrences[occurring])) if occurring.any() else math.nan

@@ -208,7 +208,7 @@ def _take(x: Inputs, rows: IntArray) -> Inputs:
 
 
 def number_sites(columns: Sequence[Strings | None]) -> tuple[tuple[str, ...], list[IntArray]]:
-    """Return the names of all sites, and for each part's column, the index of each sample's site among these names."""
+    """Return the names of all sites, and for each part, its samples' sites as indices into these names."""
     sites = tuple(sorted({value for column in columns for value in _used_sites(column)}, key=_natural_order))
     return sites, [_site_numbers(column, sites) for column in columns]
 

@@ -77,8 +77,8 @@ def _train_and_test(
     sites: Sequence[npt.NDArray[np.int64]] | None,
     fraction: float | None,
 ) -> tuple[Samples, Samples]:
-    of_parts = [None] * len(rows) if sites is None else sites
-    samples = [Samples(x, y, site=s) for x, y, s in zip(rows, numbers, of_parts, strict=True)]
+    sites_by_part = [None] * len(rows) if sites is None else sites
+    samples = [Samples(x, y, site=s) for x, y, s in zip(rows, numbers, sites_by_part, strict=True)]
     for part, where in zip(samples, ("x", "test x"), strict=False):
         if len(part.x) != len(part.y):
             found = f"{plural(len(part.x), 'input')} but {plural(len(part.y), 'label')}"

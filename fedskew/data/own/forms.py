@@ -54,8 +54,8 @@ def load_image_folder(
 ) -> Dataset:
     """Load one folder of images per class. The names of these folders are the classes.
 
-    They are in `folder`, or in its sub-folders train and test. The test folder may also be called val, valid or
-    validation, or `test` gives its path. `classes` lists all classes if some have no folder.
+    The class folders are in `folder`, or in its sub-folders train and test. The test folder may also be called val,
+    valid or validation, or `test` gives its path. `classes` lists all classes if some have no folder.
     """
     size = parse_size(image_size)
     folders = [folder]
@@ -122,7 +122,7 @@ def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
 
 
 def _test_path(path: Path, test: object, parts: int) -> Path:
-    """Return the option `test` as a path. `parts` is the number of parts that the data at `path` have without it."""
+    """Return the option `test` as a path. `parts` is the number of parts in the data at `path`."""
     if not isinstance(test, str | PathLike):
         raise UserError(f"test is of type {type(test).__name__}; expected a path, like {path}")
     if parts > 1:

@@ -138,9 +138,9 @@ def encode_labels(
 
 
 def _numbers_as_names(parts: Sequence[Labels], classes: Sequence[str]) -> Sequence[Labels]:
-    """Return whole numbers as names if the user's list contains all of them. Otherwise, they are positions in the list.
+    """Return whole numbers as names, or leave them as positions in the user's list.
 
-    If the list contains only some of them, and another number cannot be a position, they are also names.
+    They are names if the list contains all of them, or if it contains some of them and not all can be positions.
     """
     if any(part.values.dtype.kind != "i" for part in parts):
         return parts

@@ -106,7 +106,7 @@ def load_tables(
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
     tables = [_name_categories(table, label) for table in tables]
-    tables = [_select_columns(table, columns, _present(drop, table, tables[0]), label_and_site) for table in tables]
+    tables = [_select_columns(table, columns, _dropped(drop, table, tables[0]), label_and_site) for table in tables]
 
     train, where = tables[0], tables[0].where
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
@@ -230,7 +230,7 @@ def _select_columns(table: Table, columns: object, drop: object, label_and_site:
     return _with_columns(table, {name: name for name in kept})
 
 
-def _present(drop: object, table: Table, training: Table) -> object:
+def _dropped(drop: object, table: Table, training: Table) -> object:
     """Return the columns to leave out of `table`. A test table may lack columns of the training table."""
     if drop is None or table is training:
         return drop
@@ -522,7 +522,7 @@ def _read_inputs(
 
 
 def _spell_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
-    """Spell boolean categories as the encoding or the training table does. `categories` has its values by column."""
+    """Spell boolean categories as the encoding or the training table does. `categories` has the values by column."""
     strings = {name: spell_as_known(column, categories[name]) for name, column in raw.strings.items()}
     return replace(raw, strings=strings)
 

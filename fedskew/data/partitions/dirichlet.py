@@ -108,7 +108,7 @@ def log_gamma_variates(shape: float, size: tuple[int, int], rng: np.random.Gener
 
 
 def divide_class(class_size: int, log_weights: npt.NDArray[np.float64], below_cap: npt.NDArray[np.bool_]) -> IntArray:
-    """Divide one class among the clients in `below_cap`, in proportion to their weights. This is done for each draw.
+    """Divide one class among the clients in `below_cap`, in proportion to their weights. Each row is one draw.
 
     Cut points are rounded down, and the last of these clients gets the remainder.
     """

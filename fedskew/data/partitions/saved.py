@@ -85,7 +85,7 @@ def _parse_indices(clients: object) -> list[IntArray] | None:
 @register
 @dataclass(frozen=True)
 class Saved(Partition):
-    """The split in a file that `fedskew partition --save` or `Federation.save_split` wrote. It ignores the seed."""
+    """The split in a file that `fedskew partition --save` or `Federation.save_split` wrote. The seed has no effect."""
 
     name: ClassVar[str] = "saved"
     uses_all: ClassVar[bool] = False
