@@ -86,7 +86,7 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 on a CUDA GPU that computes in it, float32 elsewhere.
 
-    On average over 36 runs, bf16 changed final accuracies by no more than other rounding in float32 did
+    On average over 36 runs, bf16 changed final accuracies by no more than float32 with its sums rounded differently
     (benchmarks/precision-h200.md).
     """
     if device.type == "mps" and name in ("float64", "tf32"):

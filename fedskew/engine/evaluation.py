@@ -54,7 +54,7 @@ class Evaluator:
     def begin(self, model: ModelState, labels: Sequence[int] | None = None) -> Callable[[], EvaluationSums]:
         """Start an evaluation and return a function that waits for the result.
 
-        On a GPU, an evaluation of all classes runs in parallel with other work, if it can be captured as CUDA graphs.
+        On a CUDA GPU, an evaluation of all classes runs in parallel with other work, if CUDA graphs can capture it.
         """
         device = self._data.y.device
         if labels is None and device.type == "cuda" and self._capture(model):

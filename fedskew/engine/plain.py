@@ -112,7 +112,7 @@ class _ClientTraining:
         self._state = {name: t.to(device) for name, t in assignment.state.items()}
         counts = torch.tensor(assignment.label_counts, device=device)
         if work.local.is_private:
-            counts = torch.ones_like(counts)  # no hook may know them, whatever the method declares
+            counts = torch.ones_like(counts)  # no hook may know the label counts, whatever the method declares
         self._client = work.client(counts, self._state)
 
     def train(self) -> _ClientTraining:

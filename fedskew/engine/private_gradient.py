@@ -108,7 +108,7 @@ class PrivateGradient:
     def _sample_gradients(
         self, at: Tensors, part: LossPart | None, x: Tensor, y: Tensor, keys: Tensor
     ) -> tuple[Tensors, tuple[Tensor, Tensors]]:
-        """Return the gradient of each sample's loss, its loss and its tally, along a leading axis of samples."""
+        """Return each sample's gradient, loss and tally, along a leading axis of samples."""
         objective = self._work.objective
 
         def loss(params: Tensors, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:

@@ -92,7 +92,7 @@ class DeviceSamples:
     def some_inputs(self) -> Tensor:
         """Return a few inputs to try out a model with.
 
-        The inputs are always the same, so that a try gives the same result in a resumed run.
+        They are always the same, so that a resumed run gets the same results.
         """
         rows = torch.linspace(0, len(self) - 1, 8, device=self.y.device)
         return self.inputs(rows.long().clamp(max=len(self) - 1))  # float32 rounds a large last index up

@@ -76,8 +76,8 @@ def tiling(clients: int, rows: int, channels: int, dtype: torch.dtype, *, backwa
 
     A thread has two 16-byte loads in flight. In the backward pass, one of them is for the result's gradient. Rows are
     split so that about as many programs run as fit into the GPU's registers at once: four per multiprocessor in the
-    forward pass and three in the backward pass. There are fewer splits if a program would get less than two blocks of
-    rows.
+    forward pass and three in the backward pass. There are fewer splits if a program would get fewer than two blocks
+    of rows.
     """
     block_channels = _channel_block(clients, channels)
     threads = 8 * 32  # 8 warps of 32 threads

@@ -180,7 +180,7 @@ def launch_forward(
 def launch_input_gradient(
     grad: Tensor, weight: Tensor, samples: int, shape: Geometry, tf32: bool, tiling: Tiling
 ) -> Tensor:
-    """Return the gradient of the images, for weights [K, O, kh·kw, C] whose axes after K have any order."""
+    """Return the gradient of the images. Each client's weights in [K, O, kh·kw, C] may have any memory order."""
     from fedskew.engine.kernels.convolution_programs import fixed_input_gradient_program, input_gradient_program
 
     clients = len(grad)

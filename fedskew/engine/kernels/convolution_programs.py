@@ -7,8 +7,8 @@ Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
 `fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is
 `groups` times ALIGNED, and O is `out_groups` times OUT_ALIGNED. So the compiler knows numbers that divide C and O, and
-can load that many channels with one instruction. These are not the groups of a grouped convolution. SHIFTS means that
-all image sizes are powers of two.
+can load that many channels with one instruction. `groups` are not the groups of a grouped convolution. SHIFTS means
+that all image sizes are powers of two.
 """
 
 from types import FunctionType

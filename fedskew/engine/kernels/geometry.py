@@ -55,7 +55,7 @@ class Geometry:
         return self.taps * self.c
 
     def reversed(self) -> Geometry:
-        """Return the geometry of the images' gradient at stride 1. It is a convolution with the flipped window."""
+        """Return the geometry of the flipped window's convolution, which gives the images' gradient at stride 1."""
         ph, pw = self.kh - 1 - self.ph, self.kw - 1 - self.pw
         return replace(self, h=self.ho, w=self.wo, c=self.o, ho=self.h, wo=self.w, o=self.c, ph=ph, pw=pw)
 

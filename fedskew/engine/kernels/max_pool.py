@@ -19,7 +19,7 @@ _VALUES = 2048
 
 
 def pools_disjoint_windows(layer: nn.Module) -> bool:
-    """Return whether the layer is max-pooling over square windows that do not overlap."""
+    """Return whether the layer is max-pooling over adjacent square windows, without padding or other options."""
     return (
         isinstance(layer, nn.MaxPool2d)
         and _both(layer.kernel_size) == _both(layer.stride)

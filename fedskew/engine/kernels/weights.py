@@ -11,7 +11,7 @@ from fedskew.engine.kernels.launches import launch
 from fedskew.engine.kernels.operations import operation
 
 _BLOCK = 32
-"""One program sums the gradients of this many positions of the axes [C, taps] by at most this many output channels."""
+"""One program sums the gradients of this many positions of the axes [C, taps] for at most this many output channels."""
 _RUN = 128
 """The maximum number of input channels of one output channel that one program packs."""
 _CONVERTED = 2048

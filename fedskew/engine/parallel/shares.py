@@ -26,7 +26,7 @@ def client_costs(work: RoundWork) -> list[int]:
 def balanced_shares(costs: Sequence[int], workers: int) -> list[Share]:
     """Assign the costliest clients first, each to the share with the least cost so far. No share is empty.
 
-    The largest share costs at most 4/3 of the largest share in the best possible assignment.
+    The costliest share costs at most 4/3 as much as in the best possible assignment.
     """
     shares: list[Share] = [[] for _ in range(min(workers, len(costs)))]
     loads = [0] * len(shares)

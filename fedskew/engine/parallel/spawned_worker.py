@@ -1,8 +1,8 @@
 """Worker processes for systems on which processes are not forked, such as macOS and Windows.
 
-A worker is a new Python process, which receives copies of the engine and of the method's parts when it starts. Their
-classes must therefore be defined in a module, not inside a function. As always with the start method `spawn`, a script
-that trains must guard its code with `if __name__ == "__main__":`.
+A worker is a new Python process, which receives copies of the engine and of the method's parts when it starts. The
+classes of the model and of the parts must therefore be defined in a module, not inside a function. As always with the
+start method `spawn`, a script that trains must guard its code with `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations

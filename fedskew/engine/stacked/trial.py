@@ -156,7 +156,7 @@ class Trial:
                 Outputs.from_tensors({kind: t[:count] for kind, t in out.items()}),
                 y[:count],
                 rows[:count],
-                work.sent.params,
+                work.sent.params,  # stands in for the gradient, which has the same names and shapes
             )
             passes = {
                 f"{when} {n}": t
