@@ -1,7 +1,7 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
 The server's audit log has the times of requests and replies, and the end of each attempt. `rounds.jsonl` has the
-updates that counted. `status.json` is read only for a run without an audit log. Nothing is written, so the run may be
+updates that counted. `status.json` is read only if the audit log has no attempt. Nothing is written, so the run may be
 in progress.
 """
 
@@ -37,9 +37,11 @@ class SiteStatus:
 
     name: str
     state: str = "never seen"
-    """never seen, not admitted, connected, working, late, refuses, fails, disconnected, absent (in the last round)."""
+    """never seen, not admitted, connected, working, late, refuses, fails, disconnected or absent.
+
+    `absent` means that the last request could not be sent to the site."""
     last_seen: str | None = None
-    """The time of the last reply."""
+    """The time of the last reply, refusal or failure."""
     waiting_since: str | None = None
     """The time of the request to which the site has not replied. None if there is none."""
     round: int | None = None
@@ -69,7 +71,7 @@ class RunStatus:
 
     folder: str
     status: str
-    """That of the last attempt. If no attempt is recorded: `finished` or `not started`."""
+    """The status of the last attempt. If no attempt is recorded: `finished` or `not started`."""
     reason: str
     round: int
     """The number of completed rounds."""
@@ -102,7 +104,7 @@ def read_status(folder: Path, now: datetime) -> RunStatus:
 
 
 def _read_ended(folder: Path) -> Attempt | None:
-    """Read how the last attempt ended, for a run without an audit log."""
+    """Read from `status.json` how the last attempt ended."""
     path = folder / STATUS
     with reporting_os_errors("read", path):
         text = path.read_text(encoding="utf-8") if path.exists() else None

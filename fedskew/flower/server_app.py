@@ -1,7 +1,7 @@
 """The ServerApp, the part of a federation that runs on the server.
 
-It trains a model with the sites and writes the run's folder. With another `purpose`, it does not train, but surveys
-the sites' data or lets the sites test a finished model.
+It trains a model with the sites and writes the run's folder. If `federation.purpose` is `survey` or `evaluate`, it
+surveys the sites' data or lets the sites test a finished model instead.
 """
 
 from __future__ import annotations

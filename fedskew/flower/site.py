@@ -227,7 +227,7 @@ class Site:
         return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.data_form}", {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
-        """Test a finished model. The site's policy limits how many models it tests for the same classes and columns."""
+        """Test a finished model. The policy limits the number of models for the same classes and columns."""
         rules = require_agreed_scoring(run.method, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
@@ -241,13 +241,14 @@ class Site:
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         """Train the received model.
 
-        The reply has the trained model and the other tensors that the method sends. If the app shares losses, it also
-        has the loss and the tallies. It has test results only if the server requests them and the site allows them.
+        The reply has the trained model and the other tensors that the method sends. If losses are shared, the reply
+        also has the loss and, without secure aggregation, the tallies. The reply has test results only if the server
+        requests them and the site allows them.
         """
         stage, release = self._require_allowed_training(run, facts)
         trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
         round, request = round_question(run.name, facts), training_request(facts, payload, release.has_site_noise)
-        trainings.require_new(round, request)
+        trainings.require_allowed(round, request)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
         run.require_model(stage, tensors)
@@ -307,7 +308,7 @@ class Site:
         return run_test(run, facts, facts.get("kept"), tensors, kept), b""
 
     def _states(self, run: SiteRun, name: str) -> SiteState:
-        """Return the site's states of the run. Refuse a request with another name or another contract of the run."""
+        """Return the site's states of the run. Refuse a request that names another run or changes the contract."""
         require_own_name(name, run.name)
         states = SiteState(self.config.state_folder, run.name)
         states.bind(run.contract)

@@ -29,7 +29,7 @@ class SiteTrainings:
     state_folder: Path
     most: int
 
-    def require_new(self, round: str, request: Facts) -> None:
+    def require_allowed(self, round: str, request: Facts) -> None:
         """Refuse a request for a round that was trained too often, before the site trains in vain."""
         if not self._answers.is_allowed(round, request, self.most):
             raise _too_often(round, self.most)

@@ -171,11 +171,12 @@ class Sites:
     ) -> None:
         """Record the requests in the audit log: one entry per kind of work, with the names of the sites."""
         round = {"round": int(group)} if group.isdigit() else {}
-        same: dict[tuple[str, str], list[str]] = {}
+        names_by_work: dict[tuple[str, str], list[str]] = {}
         for client, sent in facts.items():
-            same.setdefault((str(sent.get("kind", kind)), kind_of_work(kind, sent)), []).append(self.names[client])
-        for (each, work), names in sorted(same.items()):
-            entry = {"event": "request", "kind": each, **round, "work": work, "sites": names}
+            key = str(sent.get("kind", kind)), kind_of_work(kind, sent)
+            names_by_work.setdefault(key, []).append(self.names[client])
+        for (own_kind, work), names in sorted(names_by_work.items()):
+            entry = {"event": "request", "kind": own_kind, **round, "work": work, "sites": names}
             self.audit(entry | ({"again": True} if again else {}) | describe_tensors(payload))
 
     def _record_answer(self, kind: str, client: int, sent: Facts, group: str, answer: Reply | Failure) -> None:

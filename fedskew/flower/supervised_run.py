@@ -137,7 +137,7 @@ class Progress(NamedTuple):
     rounds: int = 0
     """Completed rounds."""
     updates: int = 0
-    """Updates that the server received. A restart does not lose them."""
+    """Updates that the server received. Without secure aggregation, a restart does not lose them."""
 
 
 def run_to_end(

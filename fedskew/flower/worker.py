@@ -40,7 +40,7 @@ _SESSION_SECONDS = 3600.0
 
 
 def main(site: str, superexec: int) -> None:
-    """Serve until `serve` returns, or until the SuperExec or the SuperNode ends."""
+    """Run `serve` for a site. End the process when the SuperExec or the SuperNode ends."""
     path = socket_path(site, superexec)
     listener, inode = _listen(path)
     threading.Thread(target=_exit_after, args=(superexec, path, inode), daemon=True).start()

@@ -33,7 +33,7 @@ class AgreementKey:
     def agree(self, other: bytes, purpose: bytes) -> bytes:
         """Derive the secret that only the owners of this key and of `other` can compute.
 
-        Each `purpose` gives another secret.
+        Each `purpose` gives a different secret.
         """
         try:
             shared = self._key.exchange(X25519PublicKey.from_public_bytes(other))

@@ -13,7 +13,7 @@ from fedskew.methods.parts import individual_updates_reason
 
 
 def require_sums_suffice(settings: FederationSettings, contract: Contract, config: Config) -> None:
-    """Refuse methods and settings for which the server needs single sites' answers. Sums must suffice."""
+    """Refuse methods and settings for which the server needs single sites' answers."""
     if not settings.secure_aggregation:
         return
     for entry in entries_with_weights(config.method, config.class_weights):

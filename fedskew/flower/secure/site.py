@@ -39,7 +39,7 @@ KINDS = ("secure_keys", "secure_shares", "secure_confirm", "secure_unmask")
 """The kinds of requests for all steps but the masked input, which is the reply to `train` or `evaluate`."""
 _MOST_SESSIONS = 4
 """The largest number of sessions that a site remembers. A server has one session at a time."""
-_DIFFERS_BY_SITE = ("client", "kept", "oldest", "secure")
+_NOT_IN_DIGEST = ("client", "kept", "oldest", "secure")
 """Facts that are not part of a request's digest: they differ between sites, or do not change the result."""
 
 
@@ -231,7 +231,7 @@ def model_contribution(
 
 def request_digest(facts: Facts, payload: bytes) -> str:
     """Hash a request and its model. In step 4, sites sign this hash, so it must be the same for all sites."""
-    common = {name: value for name, value in facts.items() if name not in _DIFFERS_BY_SITE}
+    common = {name: value for name, value in facts.items() if name not in _NOT_IN_DIGEST}
     return digest(json.dumps(common, sort_keys=True).encode() + b"\0" + digest(payload).encode())
 
 
