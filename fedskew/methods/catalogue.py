@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def revealed(self) -> str:
-        """What `reveals` says, for tables. It says just "nothing" only if there are no updates to reveal anything."""
+        """`reveals` for tables, with "nothing besides updates" in place of "nothing" if clients send updates."""
         return "nothing besides updates" if self.sends_updates and self.reveals == "nothing" else self.reveals
 
     @property
@@ -112,10 +112,7 @@ class Entry:
 
     @property
     def _needs_another_gradient(self) -> bool:
-        """Whether the personal layers cost a gradient that the solver does not compute.
-
-        Only a combination can have both a personal part and a solver.
-        """
+        """Whether the personal layers cost a gradient that the solver does not compute."""
         solvers = [part for part in self.parts if issubclass(part, Solver)]
         personal = [part() for part in self.parts if issubclass(part, Personal)]
         return any(
@@ -192,7 +189,7 @@ def find(name: str) -> Entry:
 
 
 def _find_user_method(name: str) -> Entry:
-    """Import the user's module, and return an entry for what follows the colon: its class, or a method it registers."""
+    """Import the user's module, and return an entry for the name after the colon: a class or a registered method."""
     module, attribute = import_user_module("method", name, "Class")
     found = getattr(module, attribute, None) or _registered_by(module.__name__, attribute)
     if isinstance(found, Entry):

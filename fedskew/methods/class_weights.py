@@ -134,7 +134,7 @@ FEDERATION_COUNTS = Entry(
 
 def entries_with_weights(method: str, class_weights: object) -> list[Entry]:
     """Return the entries of the methods joined by + in `method`. Add `FEDERATION_COUNTS` for the setting `counts`."""
-    entries = [find(part.strip()) for part in method.split("+")]
+    entries = [find(single.strip()) for single in method.split("+")]
     return [*entries, FEDERATION_COUNTS] if class_weights == "counts" else entries
 
 

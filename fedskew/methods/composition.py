@@ -132,7 +132,7 @@ def make_method(name: str | Method | Part, params: Mapping[str, Any] | None = No
     """
     if not isinstance(name, str):
         return _from_object(name, params)
-    entries = [find(part) for part in name.split("+")]
+    entries = [find(single) for single in name.split("+")]
     _check_stands_alone(entries, name)
     chosen: dict[str, tuple[Entry, Part]] = {}
     for entry in entries:
@@ -168,7 +168,7 @@ def _sort_entries(entries: list[Entry]) -> list[Entry]:
 def combined_entry(name: str) -> Entry:
     """Return one entry that describes the combination of the methods joined by + in `name`."""
     method = make_method(name)  # refuses methods that do not combine
-    entries = _sort_entries([find(part) for part in name.split("+")])
+    entries = _sort_entries([find(single) for single in name.split("+")])
     return Entry(
         method.name,
         tuple(part for entry in entries for part in entry.parts),
@@ -192,7 +192,7 @@ def _check_stands_alone(entries: list[Entry], name: str) -> None:
 
 
 def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
-    """Refuse two parts that set the stages, and personal parts in stages, which may train several models."""
+    """Refuse two parts that set the stages. Refuse a personal part beside stages, which may train several models."""
     staged = [entry.name for entry, part in chosen.values() if isinstance(part, Schedule | Calibration)]
     if len(staged) > 1:
         raise UserError(

@@ -25,7 +25,7 @@ EXAMPLE_SENSITIVITY = 2.0
 def uncovered_use(part: type[Part]) -> str:
     """Return how a part uses the client's data besides the gradients of single samples, or an empty string."""
     if issubclass(part, Schedule | Calibration):
-        return "trains in stages"
+        return "runs in stages"
     if part.reveals != "nothing":
         return f"reveals {part.reveals}"
     for hook in ("opening", "closing"):

@@ -24,8 +24,8 @@ from fedskew.methods.catalogue import method
 from fedskew.methods.parts import ServerRule, Tensors, Updates, weighted_mean
 from fedskew.randomness import permutation
 
-_HALVED_AFTER = 20
-"""The number of epochs after which the learning rate is halved, as in the authors' code."""
+_HALVED_EVERY = 20
+"""The number of epochs between two halvings of the learning rate, as in the authors' code."""
 
 
 @method("fedlaw", paper="Li et al., ICML 2023")
@@ -50,7 +50,7 @@ class FedLAW(ServerRule):
         usual = updates.weights.clamp(min=1e-12).log()
         learned = torch.cat([usual, torch.zeros_like(usual[:1])]).requires_grad_()
         optimiser = torch.optim.Adam([learned], lr=self.weights_lr, betas=(0.5, 0.999))
-        schedule = torch.optim.lr_scheduler.StepLR(optimiser, _HALVED_AFTER, gamma=0.5)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, _HALVED_EVERY, gamma=0.5)
         for epoch in range(self.server_epochs):
             order = torch.from_numpy(permutation(len(data), updates.key, "learned weights", epoch)).to(device)
             for samples in torch.split(order, self.server_batch):

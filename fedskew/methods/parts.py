@@ -448,7 +448,7 @@ class Weighting(Part):
 
 @dataclass(frozen=True)
 class ServerRule(Part):
-    """How the clients' models become the next global model. BatchNorm's statistics are always averaged."""
+    """How the clients' models become the next global model. BatchNorm statistics that clients send are averaged."""
 
     uses_only_mean: ClassVar[bool] = False
     """Whether `aggregate` uses the updates only through `updates.mean()`.
@@ -540,7 +540,7 @@ Hook = Literal["opening", "closing", "perturbed"]
 
 
 def uses_hook(part: Part, hook: Hook) -> bool:
-    """Return whether the part, or one of its members, overrides this hook."""
+    """Return whether one of the part's members overrides this hook."""
     return any(_overrides(member, hook) for member in part.members)
 
 

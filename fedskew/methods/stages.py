@@ -56,9 +56,9 @@ class Stage:
     concatenates: tuple[str, ...] = ()
     """Train only a head on the frozen, concatenated encoders of these models. The result becomes `model`."""
     new_head: bool = False
-    """Whether the head on concatenated encoders starts with random weights, not as the concatenation of their heads."""
+    """Whether the head on concatenated encoders starts with random weights, not as the models' concatenated heads."""
     labels: tuple[int, ...] | None = None
-    """Train only on samples with these labels. Clients without any do not take part."""
+    """Train only on samples with these labels. Clients without such samples do not take part."""
     clients: tuple[int, ...] | None = None
     """Draw participants only from these clients. Each round draws their share of `clients_per_round`, at least one."""
     cohort: Literal["clients", "pooled", "alone"] = "clients"
@@ -121,9 +121,9 @@ class Schedule(Part):
 
 
 def stage_without_training(name: str, server: ServerRule | None = None) -> Stage:
-    """Return a round in which all clients run `opening` and `closing` over their data and send the results.
+    """Return a stage of one round in which nobody trains.
 
-    Nobody trains.
+    All clients run `opening` and `closing` over their data and send the results.
     """
     from fedskew.methods.fedavg import CrossEntropy  # fedavg.py imports the catalogue, which imports this module
 

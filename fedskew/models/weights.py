@@ -43,7 +43,7 @@ class InitReport:
     left: Mapping[str, str]
     """The tensors that kept their initial values, each with the reason."""
     unused: tuple[str, ...]
-    """Tensors of the file that the model does not have, except those without the prefix (see `_matching_names`)."""
+    """Tensors of the file that the model does not have. If `_matching_names` strips a prefix, only those with it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content as JSON values, for about.json."""
@@ -79,7 +79,7 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
     digest = hashlib.sha256(content).hexdigest()
     if sha256 is not None and digest != sha256:
         raise UserError(
-            f"init {file} has SHA-256 {digest[:12]}…; expected {sha256[:12]}…, the file that the configuration names"
+            f"init {file} has SHA-256 {digest[:12]}…; expected {sha256[:12]}…, the digest in the configuration"
         )
     started = copy.deepcopy(model)
     targets = own_module(started).state_dict()

@@ -119,7 +119,7 @@ def test_init_must_be_the_file_that_the_app_starts_from(tmp_path: Path, capsys: 
     save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, other)
     compare = ["federate", "compare", str(model), str(tmp_path / "pretrained"), str(site)]
     assert main([*compare, "--init", str(other)]) == 2
-    assert "the file that the configuration names" in capsys.readouterr().err
+    assert "the digest in the configuration" in capsys.readouterr().err
 
 
 def test_the_verdict_follows_from_the_interval() -> None:
