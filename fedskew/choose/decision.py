@@ -42,8 +42,8 @@ _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, an answer that chooses another method than FedAvg has a warning, because a weakness may not have
-shown yet: a method that fails on one split in six still succeeds on all of seven splits in a quarter of the races."""
+"""With fewer splits, an answer that chooses another method than FedAvg has a warning. A weakness may not have shown
+yet: a method that fails on one split in six still succeeds on all seven splits in a quarter of the races."""
 
 
 def decide(
@@ -122,7 +122,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, tried: in
 def _warning(tried: int, repeats: Repeats) -> list[str]:
     if tried >= _ENOUGH_SPLITS:
         return []
-    risk = f"It was tried {repeats.on} only {tried} {repeats.many}. It may fail {repeats.on} others."
+    risk = f"The method was tried {repeats.on} only {tried} {repeats.many}. It may fail {repeats.on} others."
     return [f"{risk} A larger budget tries more."]
 
 
@@ -164,7 +164,7 @@ def _cost(finalist: Finalist) -> str:
 
 
 def _extra_compute(finalist: Finalist) -> str:
-    """Name what clients compute in addition to FedAvg. A cost without a period is per local step."""
+    """Name what clients compute in addition to FedAvg. An item that does not say how often is per local step."""
     if finalist.extra_compute == "none":
         return ""
     items = finalist.extra_compute.split(", ")

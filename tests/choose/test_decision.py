@@ -44,7 +44,7 @@ def test_with_a_fixed_split_the_answer_speaks_of_seeds() -> None:
     assert "over all 3 seeds, but with the 3 fresh ones it does not lead by more than the noise" in answers[0]
     assert "With 3 fresh seeds it beats FedAvg" in answers[1]
     assert "better with 3 of 3 seeds" in answers[1]
-    assert "It was tried with only 3 seeds. It may fail with others." in answers[1]
+    assert "The method was tried with only 3 seeds. It may fail with others." in answers[1]
     assert "by 20.0 points with every seed." in answers[2]
 
 
@@ -141,8 +141,8 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
 
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:
     few = chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7, 0.71, 0.72]))[1]
-    assert "It was tried on only 3 splits. It may fail on others. A larger budget tries more." in few
+    assert "The method was tried on only 3 splits. It may fail on others. A larger budget tries more." in few
     seven = chosen(finalist("fedavg", [0.5] * 6, raced=[0.5]), finalist("fedvls", [0.7, 0.71] * 3, raced=[0.7]))[1]
-    assert "It was tried on only 7 splits." in seven
+    assert "The method was tried on only 7 splits." in seven
     many = chosen(finalist("fedavg", [0.5] * 8), finalist("fedvls", [0.7, 0.71] * 4))[1]
     assert "only" not in many

@@ -109,7 +109,7 @@ def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[Pee
 
 @contextmanager
 def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """Start a command, and yield it with its error output. An interrupt also ends the processes that it has started."""
+    """Start a command, and yield it with its error output. An interrupt also ends what the command has started."""
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     )

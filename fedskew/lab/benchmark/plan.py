@@ -114,8 +114,8 @@ class Group:
     contenders: tuple[Contender, ...] = ()
     commands: tuple[Command, ...] = ()
     fill_caches: tuple[Command, ...] = ()
-    """Commands that run first, untimed, to fill caches. Each of `commands` is then timed only once, because it takes
-    long."""
+    """Commands that run first, untimed, to fill caches. If there are any, each of `commands` is timed only once,
+    because it takes long."""
     interleaved: bool = True
     """Whether contenders are timed alternately. Large ones are timed one after another, because the device cannot hold
     them together."""

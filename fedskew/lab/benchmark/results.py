@@ -22,7 +22,7 @@ LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "s
 SCALE = "scale"
 """A run on a federation of very many clients. It is measured on request only, because it writes gigabytes to disk."""
 PEERS = "peers"
-"""fedskew and a JAX script. It is measured on request only, because it needs a clone of the repository, and JAX."""
+"""A comparison with a JAX script. It is made on request only, because it needs a clone of the repository, and JAX."""
 
 LOOP, TUNED_LOOP, LIMIT, BARE = "loop", "tuned loop", "limit", "bare steps"
 """Names of contenders other than engines. `loop` is an ordinary PyTorch loop, and `tuned loop` has a faster SGD.

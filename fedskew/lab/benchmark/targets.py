@@ -191,7 +191,7 @@ MAX_FEDVLS_OVER_FEDAVG = 1.45
 MAX_FEDERATION_CHANGE = 0.10
 """The largest relative change of time or memory between federations of different sizes."""
 MAX_COST_RATIO = 1.10
-"""The largest `last_cost_ratio`. It is 1 if time grows linearly with the participants; 0.1 is left for noise."""
+"""The largest accepted `last_cost_ratio`. Linear growth has the ratio 1; 0.1 is left for noise."""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def _return_freed_memory() -> None:
 
 
 def _worker_memory() -> int:
-    """The private memory of child processes, which they share with no other process."""
+    """The memory that child processes share with no other process."""
     total = 0
     for task in _SELF.glob("task/*/children"):
         with contextlib.suppress(OSError):

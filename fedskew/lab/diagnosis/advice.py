@@ -91,11 +91,11 @@ def _is_known(method: str) -> bool:
 
 def recommend(ranked: Sequence[Candidate]) -> str:
     """Return the best candidate that was rerun in enough settings and gains enough, or else FedAvg."""
-    good = [c for c in ranked if c.settings >= fewest_settings(ranked) and c.gain > MARGIN]
+    good = [c for c in ranked if c.settings >= required_settings(ranked) and c.gain > MARGIN]
     return good[0].method if good else "fedavg"
 
 
-def fewest_settings(ranked: Sequence[Candidate]) -> int:
+def required_settings(ranked: Sequence[Candidate]) -> int:
     """Return in how many settings a suggested method must have been rerun.
 
     That is half of the settings of the method that was rerun most, rounded up.

@@ -19,9 +19,9 @@ from fedskew.lab.diagnosis.advice import (
     PrintedGain,
     RerunOutcome,
     candidates,
-    fewest_settings,
     printed_gains,
     recommend,
+    required_settings,
 )
 from fedskew.lab.diagnosis.known import NEARNESS, Neighbour, known_settings, nearest
 from fedskew.lab.diagnosis.reruns import config_setting
@@ -181,11 +181,11 @@ class Diagnosis:
         best = self.candidates[0] if self.candidates else None
         if best is None or best.gain <= 0:
             return "No method beat FedAvg there."
-        fewest = fewest_settings(self.candidates)
+        required = required_settings(self.candidates)
         chosen = next((c for c in self.candidates if c.method == self.method), None)
         if chosen is None:
-            leading = next(c for c in self.candidates if c.settings >= fewest)
-            rerun_often = f" that was rerun in {fewest} or more of them" if leading is not best else ""
+            leading = next(c for c in self.candidates if c.settings >= required)
+            rerun_often = f" that was rerun in {required} or more of them" if leading is not best else ""
             return (
                 f"No method{rerun_often} gained more than {MARGIN:g} points over FedAvg there on average (the most: "
                 f"{leading.method}, {leading.gain:+.1f}). Another split of the same data changes a gain by about as "
@@ -193,7 +193,7 @@ class Diagnosis:
             )
         gains = chosen.gains
         spread = f", from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else ""
-        among = f" among methods rerun in {fewest} or more of them" if chosen is not best else ""
+        among = f" among methods rerun in {required} or more of them" if chosen is not best else ""
         return (
             f"{chosen.method} gained most over FedAvg{among}: {chosen.gain:+.1f} points on average over "
             f"{chosen.settings} setting{'s' if chosen.settings > 1 else ''}{spread}, measured by fedskew."

@@ -1,4 +1,4 @@
-"""Reruns, the accuracies that fedskew itself has measured, by setting, protocol and method.
+"""Reruns: the accuracies that fedskew itself has measured, by setting, protocol and method.
 
 The table `reruns.csv` ships with the package, so a diagnosis does not depend on the current folder. The command
 `python tools/build_reruns.py` builds it from the records in the repository's `results/`.
@@ -126,7 +126,7 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
 
 
 def _most_frequent(method: str, variants: Mapping[str, Runs]) -> Runs:
-    """The runs of the variant with the most seeds. Among equals, of the variant with the fewest changed defaults."""
+    """The runs with the parameters that have the most seeds. Among equals, those with the fewest changed defaults."""
     try:
         defaults: Mapping[str, Any] = make_method(method).params
     except UserError:

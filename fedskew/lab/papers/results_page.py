@@ -69,9 +69,10 @@ def _map(records: Records, seeds: Sequence[int], findings: Mapping[str, str]) ->
     datasets = dict.fromkeys(federation.dataset for federation in found)
     pictures = [f"![Gain over FedAvg on {name}](results/map-{name}.png)\n" for name in datasets]
     introduction = (
-        "All methods under one protocol (`fedskew reproduce fedskew/map --list`), mean accuracy of the last 10 rounds, "
-        "over the seeds that all methods have (on CIFAR-10 one, while the rules above use up to three). Federations on "
-        "which a method was not run are missing. Methods within a point of the best are listed with it.\n"
+        "All methods under one protocol (`fedskew reproduce fedskew/map --list`): mean accuracy of the last 10 rounds, "
+        "over the seeds that all methods have. On CIFAR-10, that is one seed; the rules above use up to three. "
+        "Federations on which a method was not run are missing. Methods within a point of the best are listed with "
+        "it.\n"
     )
     return ["## Which method for my federation\n", *_finding(findings, "guide"), introduction, guide(found), *pictures]
 

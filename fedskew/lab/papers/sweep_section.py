@@ -101,7 +101,7 @@ def _table(sweep: Sweep) -> str:
     measure = f"accuracy of the last {sweep.last_rounds} rounds (%)"
     if len(keys) > 2 and "method" in keys:
         caption = [f"Mean {measure}. The best method of a row is bold.\n"]
-        cells = _one_row_per_federation(keys, rows)
+        cells = _one_row_per_setting(keys, rows)
     else:
         caption, cells = [], _ranking(keys, rows, measure)
     return "\n".join([*caption, *(f"| {' | '.join(line)} |" for line in cells), *_not_run(sweep, rows)]) + "\n"
@@ -130,7 +130,7 @@ def _ranking(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow], measure:
     return [headings, ["---"] * len(headings), *([*values, *rows[values].cells()] for values in ranked)]
 
 
-def _one_row_per_federation(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow]) -> list[list[str]]:
+def _one_row_per_setting(keys: list[str], rows: Mapping[tuple[str, ...], SweepRow]) -> list[list[str]]:
     """List the accuracies with one column per method. The best of a row is bold."""
     at = keys.index("method")
     methods = list(dict.fromkeys(values[at] for values in rows))

@@ -24,8 +24,8 @@ def table_section(
 ) -> list[str]:
     """Write the section of a table. It is empty if no cell was rerun.
 
-    A table whose columns do not compare methods is also empty if other tables have already shown its runs. `shown` has
-    the identities of all runs that were shown so far. This section adds its own.
+    It is also empty if no column compares methods and other sections have already shown the runs. `shown` has the
+    identities of all runs that were shown so far. This section adds its own.
     """
     choice = CellChoice(variant=variant)
     datasets = {record.config.data for record in records}

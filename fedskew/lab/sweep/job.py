@@ -1,4 +1,4 @@
-"""Jobs, the runs of a sweep, and when two jobs are the same experiment.
+"""Jobs (the runs of a sweep), and when two jobs are the same experiment.
 
 Device, engine and number format do not distinguish experiments, because results differ only by rounding. The number of
 rounds usually does not either, because a longer run contains the shorter one. It does for a method with a `Schedule`,

@@ -1,8 +1,7 @@
 """Run jobs on a Ray cluster. fedskew must be installed on every machine.
 
-If a node dies, its jobs move to other nodes and resume from their run folders. So the run folders must be in a folder
-that all nodes share. The pool checks whether each node sees that folder. Without a shared folder, a job that moves
-to another node starts over.
+If a node dies, its jobs move to other nodes. They resume if the run folders are in a folder that all nodes share. The
+pool checks whether each node sees that folder. Without a shared folder, a job that moves to another node starts over.
 
 Checkpoints are not in Ray's object store. It loses the objects of a dead node, and every checkpoint would send the
 states of all clients over the network.

@@ -1,6 +1,6 @@
 """Hyper-parameter search with Optuna (an optional dependency).
 
-A point is one combination of values. Points are scored on a part of the training data, never on the test set:
+A point is one combination of values. Points are scored on a part of the training data, never on the test set.
 
     method: fedvls
     rounds: 30
@@ -68,8 +68,7 @@ class Search:
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
         """Make the runs that score a point, one per seed.
 
-        Two points may differ only in keys that do not identify an experiment, such as `rounds`. The tag distinguishes
-        them.
+        The tag distinguishes points that differ only in keys that do not identify an experiment, such as `rounds`.
         """
         tag = ",".join(f"{key}={value}" for key, value in values.items() if key in NON_IDENTIFYING_KEYS)
         return [
