@@ -110,14 +110,14 @@ def _check_extras() -> Iterator[Check]:
         yield Check(extra, "note" if missing else "ok", listed + advice)
 
 
-def _check_package(requirement: _Requirement, if_missing: Status) -> Check:
+def _check_package(requirement: _Requirement, if_unusable: Status) -> Check:
     try:
         version = importlib.metadata.version(requirement.package)
     except importlib.metadata.PackageNotFoundError:
-        return Check(requirement.package, if_missing, "is not installed")
+        return Check(requirement.package, if_unusable, "is not installed")
     if is_within(version, requirement.bounds):
         return Check(requirement.package, "ok", version)
-    return Check(requirement.package, if_missing, f"{version}, but fedskew needs {requirement.bounds}")
+    return Check(requirement.package, if_unusable, f"{version}, but fedskew needs {requirement.bounds}")
 
 
 def _requirements() -> list[_Requirement]:

@@ -20,7 +20,7 @@ MAX_CLASSES = 20
 CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. A ranking metric that is not among them comes first and replaces the last."""
+"""The metrics of the comparison table. The ranking metric comes first. If it is not listed, it replaces the last."""
 COMPARISON_NAME_WIDTH = 12
 """In a narrow terminal, longer method names are wrapped in the comparison table, to leave room for lost classes."""
 

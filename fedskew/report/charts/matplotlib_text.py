@@ -11,8 +11,8 @@ from fedskew.report.charts.chart import Chart, Figure, Lines
 MAX_LABELS = 30
 """The maximum number of labels on an axis. There is no legend for more names than this."""
 MAX_NUMBERS = 10
-"""The maximum number of numeric labels, such as rounds, on an x axis. If an axis has more than `MAX_LABELS` names, at
-most this many of them are shown, too."""
+"""The maximum number of numeric labels, such as rounds, on an x axis. An axis with more than `MAX_LABELS` names shows
+at most this many, too."""
 MAX_INSIDE = 5
 """With more curves than this, the legend goes below the panel."""
 PLOT_SHARE = 0.8
@@ -27,8 +27,8 @@ LINE_HEIGHT = 0.13
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     """Add one legend below all panels if they show the same series. Otherwise, each panel gets its own legend.
 
-    A figure with a single line chart gets a panel's legend, too. A panel with one series, or with more than
-    `MAX_LABELS`, gets none.
+    A single line chart also gets a legend of its own, because that one may lie inside the panel. A panel with one
+    series, or with more than `MAX_LABELS`, gets none.
     """
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]

@@ -76,7 +76,7 @@ def confusable_group(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _group(run: Result) -> list[int]:
-    """The first group that PKD recorded. If none, PKD's default rule finds one in the last confusion matrix."""
+    """The first group that PKD recorded. Without one, PKD's default rule finds a group in the last confusion matrix."""
     noted = run.history[-1].notes.get("groups")
     if noted:
         return list(noted[0])

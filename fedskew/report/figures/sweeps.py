@@ -89,7 +89,10 @@ def _numeric(points: Sequence[Point]) -> list[str]:
 
 
 def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
-    """Draw a curve per method and combination of the other keys, in the method's colour if each has only one curve."""
+    """Draw a curve per method and combination of the other keys.
+
+    If every method has only one curve, the curves have the methods' colours.
+    """
     curves: dict[str, dict[float, list[float]]] = {}
     methods: dict[str, int] = {}
     for values, method in points:

@@ -71,9 +71,8 @@ def predictions(comparison: Comparison) -> Section:
     labels = next((found for _, run in runs if (found := sampled_labels(run, comparison))), None)
     panels = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
     figure = Figure("predictions", _caption(labels), with_common_scale(panels), 3)
-    missing = (
-        [] if labels else ["labels of the sampled clients: no run has label counts and a round of the global model"]
-    )
+    unknown_labels = "labels of the sampled clients: no run has both label counts and a round of the global model"
+    missing = [] if labels else [unknown_labels]
     return Section("predictions", title, [_explanation(labels, runs[0][1])], [figure], missing=missing)
 
 

@@ -24,9 +24,9 @@ def results(comparison: Comparison) -> Section:
     ranking = comparison.ranking
     tables = [_final(ranking)] if ranking else []
     paragraphs = [
-        "Mean ± sample standard deviation over the seeds, after the last round. Two columns use other rounds. The best "
-        "accuracy is that of the best round, which is chosen on the test set, as in papers. The mean of last "
-        "accuracies is a mean over the last evaluated rounds."
+        "Metrics are means ± sample standard deviations over the seeds, after the last round. Two columns use other "
+        "rounds. The best accuracy is that of the best round, which is chosen on the test set, as in papers. The mean "
+        "of last accuracies is a mean over the last evaluated rounds."
     ]
     if len(comparison.competing) > 1:
         tables.append(_significance(comparison))
