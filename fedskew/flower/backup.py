@@ -25,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""The maximum number of attempts to copy checkpoints. One fails if the run removes all listed checkpoints before."""
+"""Attempts to copy checkpoints. One fails if the run removes all listed checkpoints before they are copied."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Backup:
 def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | None = None) -> Backup:
     """Write and check a backup. The folder must be new or empty. Afterwards, only its owner can enter it."""
     if not RunFolder(run).config_path.exists():
-        raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, after a run began")
+        raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, once a run has begun")
     with reporting_os_errors("write", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not an empty folder; choose another")

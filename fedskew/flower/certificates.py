@@ -36,7 +36,6 @@ _CLOCK_SKEW = timedelta(minutes=5)
 """A certificate is backdated by this much, because the clocks of the machines may differ."""
 
 Key = ec.EllipticCurvePrivateKey
-"""A private key."""
 
 
 def new_key() -> Key:

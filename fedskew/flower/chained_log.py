@@ -242,7 +242,7 @@ def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequ
     if entry["number"] < expected:
         return f"line {line} is in the wrong place: entry {entry['number']} follows entry {expected - 1}"
     if entry["previous"] != (_FIRST if last is None else last["hash"]):
-        return f"line {line} does not follow line {line - 1}: it names another hash as that of the entry before it"
+        return f"line {line} does not follow line {line - 1}: its 'previous' is the hash of another entry"
     return None
 
 
@@ -253,7 +253,7 @@ def _missing_end(path: Path, entries: Sequence[Entry]) -> str | None:
         return f"{head_path(path).name} is missing" if len(entries) > _LINES_PER_APPEND else None
     number, count = head["number"], len(entries)
     if number > count:
-        return f"the log ends with entry {count}, but {head_path(path).name} names entry {number}: its end is missing"
+        return f"the log ends with entry {count}, but {head_path(path).name} names entry {number}: the rest is missing"
     if number < 1 or entries[number - 1]["hash"] != head["hash"]:
         return f"entry {number} was replaced: {head_path(path).name} has another hash"
     if count - number > _LINES_PER_APPEND:

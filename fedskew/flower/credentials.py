@@ -160,7 +160,7 @@ def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]
     if credentials.authority.exists():
         raise UserError(
             f"{credentials.authority_key} is missing, and the server needs a new certificate; put the authority's key "
-            "there until it is signed, or choose another folder"
+            "there until the certificate is signed, or choose another folder"
         )
     authority, key = certificates.new_authority()
     _write(credentials.authority_key, certificates.key_pem(key), SECRET)

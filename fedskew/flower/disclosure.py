@@ -40,7 +40,7 @@ COLUMN_SUMS = (
     "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
     "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
     "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
-    f"{SMALLEST_GROUP}); the sums of a column whose values mostly differ, none of them frequent, are exact, so a value "
+    f"{SMALLEST_GROUP}); if no value of a column is frequent and most of them differ, its sums are exact, so a value "
     "that is far larger than all others shows in them"
 )
 
@@ -88,8 +88,8 @@ def _secure_disclosures(settings: FederationSettings, config: Config, method: st
     fewest = SecureTerms.from_settings(settings, config).needed
     return [
         f"{method} sends only masked numbers: from at least {fewest} sites per round, the server learns the mean of "
-        f"their updates{loss} and the total of their sample counts; it cannot read a single site's update, unless a "
-        "third of the round's sites or more help it",
+        f"their updates{loss} and the total of their sample counts; it cannot read a single site's update, unless at "
+        "least a third of the round's sites help it",
         "tests: " + ("totals over all sites" if settings.evaluation == "sites" else "nothing"),
         "sums can still reveal something about a site, to everyone who has the model",
         f"privacy: {describe_privacy(settings, config)}",

@@ -17,7 +17,7 @@ _LARGEST_FACTS = 2**30
 def send_frame(to: socket.socket, facts: dict[str, Any], payload: bytes = b"") -> None:
     body = json.dumps(facts).encode()
     to.sendall(_LENGTH.pack(len(body)) + _LENGTH.pack(len(payload)) + body)
-    if payload:  # even an empty send would fail if the receiver has the whole frame and closed the connection
+    if payload:  # even an empty send would fail if the receiver has read the whole frame and closed the connection
         to.sendall(payload)
 
 

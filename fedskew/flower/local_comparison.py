@@ -1,4 +1,4 @@
-"""Compare a finished model with one that the site trains alone, on the site's held-out samples.
+"""Compare, on a site's held-out samples, a finished model with one that the site trains alone.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
 architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fedskew.data.table_encoding import TableEncoding
 from fedskew.engine import ModelState
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import positive_class, prepare
 from fedskew.experiment.run import run_prepared
@@ -137,7 +137,7 @@ def _complete(contract: Contract, weights: Path) -> Contract:
 
 
 def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
-    """Train the app's model on the site's training part only. It stays at the site, so it needs no noise."""
+    """Train the app's model on the site's training part only. The result stays at the site, so it needs no noise."""
     values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
     values |= {"example_clip": None, "example_noise": None}
     alone = with_values(config, {**values, "eval_every": config.rounds})
@@ -191,8 +191,8 @@ def write_page(comparison: LocalComparison) -> str:
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
             f"only, from {start}, with the federation's architecture and settings, for "
-            f"{comparison.epochs} epochs. The interval of the difference is for paired results on these samples, and "
-            "is unreliable for fewer than about 30 of them.",
+            f"{plural(comparison.epochs, 'epoch')}. The interval of the difference is for paired results on these "
+            "samples, and is unreliable for fewer than about 30 of them.",
             "",
             f"Model: `{comparison.model}`, SHA-256 `{comparison.sha256}`. Nothing left the site for this page.",
             "",

@@ -132,7 +132,7 @@ class FederatedRounds:
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
-        """Test the round's model if that is due, if possible with the messages that train the next round."""
+        """Test the round's model, if a test is due. If possible, the messages that train the next round ask for it."""
         evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan):
             return {}

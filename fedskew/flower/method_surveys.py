@@ -19,7 +19,7 @@ from fedskew.methods import Survey, Tensors
 
 
 def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
-    """Ask the connected sites the survey of a stage. `plan` is the round in which they answer."""
+    """Send the survey of a stage to the connected sites. `plan` is the round in which they answer."""
     facts = {a.client: _facts(plan, a.client) for a in plan.work.assignments if a.client in sites.online}
     payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
     replies = sites.request("survey", facts, payload, seconds)

@@ -39,8 +39,6 @@ class Metric:
 
 
 class Monitored(Protocol):
-    """A component that can be monitored."""
-
     def problem(self) -> str | None:
         """Describe the component's problem. None if it has none."""
 

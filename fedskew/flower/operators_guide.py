@@ -42,9 +42,9 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
     fedskew federate run .
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
-resumes it. The settings for how long and for how many sites the server waits may change. Most others must not.
-`federation.json` in the run's folder has the settings of the first start. If one that must not change has changed, the
-command names it and ends.
+resumes it. Before that, you may change how long and for how many sites the server waits, but few other settings.
+`federation.json` in the run's folder has the fixed settings. If one of them differs in the app, the command names it
+and ends.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

@@ -59,7 +59,7 @@ def contract_from_text(classes: str, shape: str) -> Contract:
         raise UserError(f"shape is {shape!r}; expected sizes such as 3,32,32, or a number of columns") from error
     names = tuple(name.strip() for name in classes.split(","))
     if len(sizes) not in (1, 3):
-        raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or columns of a table")
+        raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or a number of columns")
     mean = std = (0.5,) * sizes[0] if len(sizes) == 3 else ()  # maps images from [0, 1] to [-1, 1]
     return Contract("image" if len(sizes) == 3 else "table", names, sizes, mean, std)
 

@@ -53,7 +53,7 @@ COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 LOSSES, UPDATES = "losses", "updates"
 """Items without noise. If a site demands noise, they leave the site only if `reveals` lists them.
 
-`updates` are those to which the server adds the noise. Updates with noise need no entry in `reveals`.
+`updates` are those to which the server adds the noise. Updates to which the site adds it need no entry in `reveals`.
 """
 SECURE_AGGREGATION = "secure-aggregation"
 """The only value of `require`."""
@@ -89,7 +89,7 @@ class Policy:
     delta: float = 1e-5
     minutes: float | None = None
     trainings_per_round: int = 7
-    """How many different requests for the same round the site answers. The default is enough for a server, which
+    """How many different requests for the same round the site answers. The default is enough, because a server
     restarts at most six times in a row without a new update."""
     tests_per_round: int = 2
     """How many models the site tests for one round. If the round is repeated after a restart, its model may differ."""
@@ -108,7 +108,7 @@ class Policy:
 
     @property
     def demands_noise(self) -> bool:
-        """Whether the site sends nothing without noise, except what the policy allows by name."""
+        """Whether the policy has a key that demands noise."""
         return self.noise_demand is not None
 
     @property

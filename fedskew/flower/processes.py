@@ -94,7 +94,6 @@ class Process:
             self._writer.join(_LOG_SECONDS)
 
     def last_message(self) -> str:
-        """Return the last message in this process's output."""
         return last_message(self.output())
 
     def require_running(self) -> None:

@@ -58,7 +58,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site, 0 until the site has connected. After `restrict`, only samples with its labels count."""
+        """Samples per site, 0 until it has connected. After `restrict`, only samples with the given labels count."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)

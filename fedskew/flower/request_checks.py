@@ -254,7 +254,7 @@ def require_covered(
     if not policy.demands_noise:
         return
     policy.require_noise_on_all(release.privacy, facts["share_loss"])
-    if release.privacy in ("local", "central"):  # methods for example-level privacy are checked for every site
+    if release.privacy in ("local", "central"):  # `SiteRun` checks methods for example-level privacy
         refuse_unbounded(release.privacy, method, config.average, buffers)
 
 

@@ -15,7 +15,7 @@ from fedskew.flower.run_status import Attempt, RunHistory
 
 _PRESENT = ("connected", "working", "late", "refuses", "fails")
 """The states of a site that is connected to the server."""
-_WELL = ("running", "finished")
+_HEALTHY = ("running", "finished")
 
 
 class RunMonitor:
@@ -33,7 +33,7 @@ class RunMonitor:
         last = self._last_attempt()
         if last is None:
             return "the run has not started"
-        return None if last.status in _WELL else f"{last.status}: {last.reason}"
+        return None if last.status in _HEALTHY else f"{last.status}: {last.reason}"
 
     def metrics(self) -> Iterator[Metric]:
         self._read_log()

@@ -68,7 +68,7 @@ def test_a_line_that_was_rewritten_with_its_hash_is_found_by_the_next_one(tmp_pa
         (lambda lines: lines.pop(0), "1 entry is missing before line 1"),
         (_swap, "1 entry is missing before line 2"),
         (lambda lines: lines.insert(3, lines[1]), "line 4 is in the wrong place: entry 2 follows entry 3"),
-        (lambda lines: lines.pop(), "the log ends with entry 4, but audit.head names entry 5: its end is missing"),
+        (lambda lines: lines.pop(), "the log ends with entry 4, but audit.head names entry 5: the rest is missing"),
         (lambda lines: lines.clear(), "the log ends with entry 0, but audit.head names entry 5"),
         (lambda lines: lines.__setitem__(4, "spoiled"), "the log ends with entry 4, but audit.head names entry 5"),
     ],
