@@ -15,7 +15,7 @@ from fedskew.experiment.round.state import RunState
 class Callback:
     """Watches a run. Each hook does nothing unless it is overridden.
 
-    `rounds_ahead` is the number of remaining rounds.
+    `rounds_ahead` is the number of remaining rounds in the stages known so far.
     """
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:

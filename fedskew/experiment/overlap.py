@@ -50,7 +50,7 @@ class OptimisticOutcome:
     after: RunState | None
     """The state after the round. None if it is known only after the training.
 
-    That is so if the round changes client states, ends its stage, or evaluates clients' models.
+    This is so if the round changes client states or ends its stage, or if the run also evaluates clients' models.
     """
 
 
@@ -82,7 +82,7 @@ class SettledRound:
     def complete_row(self, during_next_round: bool) -> RoundRow:
         """Wait for the evaluation and return the row.
 
-        The wait counts as time of this round, unless the next round trains meanwhile (`during_next_round`).
+        The row's `seconds` include the wait, unless the next round trains meanwhile (`during_next_round`).
         """
         began = time.perf_counter()
         evaluation = {} if self.evaluation is None else self.evaluation()

@@ -87,8 +87,8 @@ def prepare(
     """Resolve the choices that `config` leaves open, and check them.
 
     A federation (`given`), a method or a model that is passed replaces the one that `config` names. A method that is
-    passed also replaces the method's parameters. These values stay `auto`: the engine of a long run on a CPU (see
-    `choose_engine`), a linear head, the single-label task, and `compile`.
+    passed also replaces the method's parameters. In the resolved configuration, `auto` stands for a linear head, for
+    the single-label task, and for the engine of a long run on a CPU (see `choose_engine`). `compile` is not resolved.
     """
     chosen = make_method(config.method, config.method_params) if method is None else make_method(method)
     devices = choose_devices(config.device)
@@ -327,14 +327,14 @@ def _trained_part(config: Config, method: Method, module: nn.Module, sample: Ten
 def _require_shared_part(
     config: Config, method: Method, personal: Personal, module: nn.Module, part: nn.Module
 ) -> None:
-    """Refuse a trained part of the model that does not have both the layers that stay on the clients and others."""
+    """Refuse a trained part that lacks the layers that stay on the clients, or has no others."""
     check_personal(personal, module)
     try:
         check_personal(personal, part)
     except UserError as error:
         raise UserError(
             f"train is {config.train!r}, but method {method.name!r} keeps {', '.join(personal.keeps())} on the clients "
-            "and shares other layers, which are not both trained; expected train: all"
+            f"and shares other layers, and {config.train!r} does not train both; expected train: all"
             + (" or lora" if config.train == "head" else "")
         ) from error
 

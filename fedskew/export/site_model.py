@@ -48,7 +48,7 @@ def _require_own_models(run: Result, method: Method) -> None:
     if method.personal is not None and method.personal.fine_tuning() is not None:
         raise UserError(
             f"with method {run.method!r}, each site fine-tunes the global model on its own data; export the global "
-            "model without --site, and fine-tune it there"
+            "model without --site, and fine-tune it at the site"
         )
 
 

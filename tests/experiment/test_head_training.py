@@ -132,7 +132,7 @@ def test_clients_that_keep_a_layer_and_share_another_need_more_than_the_head(
     fed: fs.Federation, method: str, kept: str
 ) -> None:
     line = f"train is 'head', but method '{method}' keeps {kept} on the clients and shares other layers"
-    with pytest.raises(UserError, match=f"{line}, which are not both trained; expected train: all or lora"):
+    with pytest.raises(UserError, match=f"{line}, and 'head' does not train both; expected train: all or lora"):
         fs.run(fed, method, "resnet8", train="head", **SETTINGS)
     fs.run(fed, method, "resnet8", train="lora", **SETTINGS)
 

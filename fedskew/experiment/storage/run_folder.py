@@ -158,7 +158,7 @@ class RunFolder:
         """The hash of the run's configuration."""
 
     def open(self, config: Config, how_to_repeat: str = "fedskew run -c config.yaml") -> Self:
-        """Create the folder, or open it to resume its run. A folder with anything else is refused.
+        """Create the folder, or open it to resume its run. Refuse a folder with another run, or with files but no run.
 
         `how_to_repeat` is a command or a description, for a comment in config.yaml.
         """
@@ -352,7 +352,7 @@ class RunFolder:
             )
 
     def refuse_foreign(self) -> None:
-        """Refuse a folder with files but without config.yaml. Files that a run writes earlier are allowed."""
+        """Refuse a folder with files but without config.yaml. Files that a run writes before that file are allowed."""
         with reporting_os_errors("read", self.path):
             if not self.path.exists():
                 return
