@@ -136,7 +136,8 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
     A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
-    apply a ReLU before it, if nothing else uses the ReLU's result or its input, which the ReLU may change in place.
+    apply a ReLU before it, if nothing else uses the ReLU's result or its input. A ReLU that works in place must also
+    follow a convolution, because the results of other operations may share memory with a tensor that is used elsewhere.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
@@ -151,10 +152,24 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
         if _has_rule(source, module, batch_norm):
             layers[source] = _ACTIVATIONS[kind]
             fused.add(node)
-        elif _ACTIVATIONS[kind] == "relu" and len(node.users) == 1 and _is_max_pooling(user, module):
+        elif (
+            _ACTIVATIONS[kind] == "relu"
+            and len(node.users) == 1
+            and _is_max_pooling(user, module)
+            and (_is_layer(source, module, nn.Conv2d) or not _works_in_place(node, module))
+        ):
             layers[user] = "relu"
             fused.add(node)
     return layers, fused
+
+
+def _is_layer(node: fx.Node, module: nn.Module, kind: type[nn.Module]) -> bool:
+    return node.op == "call_module" and isinstance(module.get_submodule(str(node.target)), kind)
+
+
+def _works_in_place(node: fx.Node, module: nn.Module) -> bool:
+    """Return whether a layer writes its result over its input."""
+    return node.op == "call_module" and bool(getattr(module.get_submodule(str(node.target)), "inplace", False))
 
 
 def _has_rule(node: fx.Node, module: nn.Module, rule: Rule) -> bool:
@@ -162,7 +177,7 @@ def _has_rule(node: fx.Node, module: nn.Module, rule: Rule) -> bool:
 
 
 def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
-    return _has_rule(node, module, pooling) and isinstance(module.get_submodule(str(node.target)), nn.MaxPool2d)
+    return _has_rule(node, module, pooling) and _is_layer(node, module, nn.MaxPool2d)
 
 
 # -- operations without a rule -----------------------------------------------------------------------------

@@ -73,6 +73,26 @@ class InPlaceActivation(nn.Module):
         return torch.cat([self.pool(self.relu(y)).flatten(1), y.flatten(1)], dim=1)
 
 
+class AliasInPlace(InPlaceActivation):
+    """The ReLU changes a view of the convolution's result, which is used once more after the pooling."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        return torch.cat([self.pool(self.relu(y.view(y.shape))).flatten(1), y.flatten(1)], dim=1)
+
+
+class IdentityInPlace(InPlaceActivation):
+    """The same, behind a layer that returns its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        return torch.cat([self.pool(self.relu(self.identity(y))).flatten(1), y.flatten(1)], dim=1)
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -113,6 +133,8 @@ MODELS = {
     ),
     "activation with two users": (SharedActivation, IMAGE),
     "activation in place": (InPlaceActivation, IMAGE),
+    "activation in place on a view": (AliasInPlace, IMAGE),
+    "activation in place behind an identity": (IdentityInPlace, IMAGE),
     "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
     "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),
