@@ -85,7 +85,7 @@ def integer_key(seed: int, purpose: str, *key: int) -> int:
 
 
 _GOLDEN = 0x9E3779B9 - (1 << 32)
-"""The bits of the golden ratio as a signed number. Triton cannot add an unsigned 32-bit constant to an index."""
+"""The bits of the golden ratio. The number is signed, because Triton cannot add an unsigned 32-bit constant."""
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -105,7 +105,10 @@ def fold(keys: Tensor, value: Tensor | int) -> Tensor:
 
 
 def uniform(keys: Tensor, draw: Tensor | int) -> Tensor:
-    """Return one float32 number in [0, 1) per key, at index `draw` of the key's sequence. All devices give the same."""
+    """Return one float32 number in [0, 1) per key, at index `draw` of the key's sequence.
+
+    All devices give the same numbers.
+    """
     return (fold(keys, draw) >> 8).to(torch.float32) * (1.0 / (1 << 24))
 
 

@@ -145,7 +145,10 @@ class MultiLabel(Task):
         return counts
 
     def groups(self, y: IntArray, names: tuple[str, ...]) -> tuple[IntArray, tuple[str, ...]]:
-        """A sample's group is its rarest label, or `NO_LABEL`. The split of rare labels is then as intended."""
+        """A sample's group is its rarest label, or `NO_LABEL`.
+
+        So a rule splits a rare label as it splits a class, even if most samples with this label also have common ones.
+        """
         rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
         groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
         return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)

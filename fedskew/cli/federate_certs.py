@@ -32,10 +32,15 @@ def certs(
     Only a new server certificate needs the authority's key.
     """
     from fedskew.cli.terminal import notice, print_json
-    from fedskew.flower.credentials import make_credentials
+    from fedskew.flower.credentials import expires_soon, make_credentials
 
     names = split_names(sites)
     credentials = make_credentials(folder, names, hosts or (), days)
+    if expires_soon(credentials) and not credentials.authority_key.exists():
+        notice(
+            f"warning: {credentials.certificate} expires within a month; to renew it, put {credentials.authority_key} "
+            "there and repeat this command"
+        )
     if as_json:
         print_json(_certs_json(credentials, names))
         return
@@ -59,11 +64,10 @@ def _show_certs(credentials: Credentials, sites: list[str]) -> None:
     from fedskew.cli.terminal import stdout
 
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    rows = [
-        (f"{credentials.authority}", "the authority's certificate: public"),
-        (f"{credentials.authority_key}", "signs server certificates: store it offline"),
-        (f"{credentials.certificate}, {credentials.key.name}", "for the server"),
-    ]
+    rows = [(f"{credentials.authority}", "the authority's certificate: public")]
+    if credentials.authority_key.exists():
+        rows += [(f"{credentials.authority_key}", "signs server certificates: store it offline")]
+    rows += [(f"{credentials.certificate}, {credentials.key.name}", "for the server")]
     rows += [(f"{credentials.node(site).folder}/", f"for {site}: send it over a secure channel") for site in sites]
     for path, purpose in rows:
         table.add_row(Text(path), Text(purpose, style="dim"))

@@ -7,13 +7,14 @@ them. Flower accepts node keys in OpenSSH's format, on a NIST curve.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shlex import quote
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
@@ -30,12 +31,21 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage.files import reporting_os_errors
 
 _AUTHORITY_DAYS = 3650
-_RENEWAL = timedelta(days=30)
-"""A certificate should be renewed if it expires within this time."""
+RENEWAL_DAYS = 30
+"""A server's certificate should be renewed if it expires within this time."""
 _CLOCK_SKEW = timedelta(minutes=5)
 """A certificate is backdated by this much, because the clocks of the machines may differ."""
 
 Key = ec.EllipticCurvePrivateKey
+
+
+@contextmanager
+def _naming_unsupported_keys() -> Iterator[None]:
+    """Raise ValueError if a key is of a kind that cannot be used here, for instance on a rare elliptic curve."""
+    try:
+        yield
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
 
 
 def new_key() -> Key:
@@ -68,8 +78,9 @@ def new_authority() -> tuple[x509.Certificate, Key]:
     return builder.sign(key, hashes.SHA384()), key
 
 
+@_naming_unsupported_keys()
 def load_authority(certificate: bytes, key: Path) -> tuple[x509.Certificate, Key]:
-    """Load an authority. Raise ValueError if a file is damaged or the key does not belong to the certificate."""
+    """Load an authority. Raise ValueError if a file is damaged, the key is unsupported or it does not match."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = _load_key(key)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
@@ -102,9 +113,9 @@ def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
     return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
-def expires_soon(certificate: bytes) -> bool:
-    """Whether a certificate should be renewed now."""
-    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < _RENEWAL
+def expires_within(certificate: bytes, days: int) -> bool:
+    """Whether a certificate expires within this time. 0 days ask whether it has expired."""
+    return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < timedelta(days=days)
 
 
 def days_left(certificate: bytes) -> float:
@@ -116,6 +127,7 @@ def days_left(certificate: bytes) -> float:
     return (loaded.not_valid_after_utc - now) / timedelta(days=1)
 
 
+@_naming_unsupported_keys()
 def server_days_left(certificate: bytes, key: Path, authority: bytes) -> float:
     """`days_left` of a server's certificate. Also raise ValueError if the key or authority does not match."""
     if _load_key(key).public_key() != x509.load_pem_x509_certificate(certificate).public_key():
@@ -124,6 +136,7 @@ def server_days_left(certificate: bytes, key: Path, authority: bytes) -> float:
     return days_left(certificate)
 
 
+@_naming_unsupported_keys()
 def check_issuer(certificate: bytes, authority: bytes) -> None:
     """Raise ValueError unless the authority signed the server's certificate."""
     issuer = x509.load_pem_x509_certificate(authority)

@@ -84,8 +84,8 @@ def make_credentials(
 
     Existing files stay, so a site can be added to a running federation. The server's certificate and its key are
     exceptions: they are replaced if the certificate lacks a host name or expires within a month. The new certificate is
-    valid for `days`, and keeps the old host names. Only a new certificate needs the authority's key. If one file of a
-    site's key pair is missing, both are made anew.
+    valid for `days`, and keeps the old host names. Only a new certificate needs the authority's key. Without that key,
+    a certificate in its last month stays. If one file of a site's key pair is missing, both are made anew.
     """
     _check_sites(sites)
     if days < 1:
@@ -128,7 +128,7 @@ def _checked_host(host: str) -> str:
 
 def _make_server_certificate(credentials: Credentials, hosts: list[str], days: int) -> None:
     known = _certified_hosts(credentials)
-    if set(hosts) <= set(known) and not certificates.expires_soon(_read(credentials.certificate)):
+    if set(hosts) <= set(known) and not _must_renew(credentials):
         with _report_damage(credentials.authority):
             certificates.check_issuer(_read(credentials.certificate), _read(credentials.authority))
         return
@@ -136,6 +136,17 @@ def _make_server_certificate(credentials: Credentials, hosts: list[str], days: i
     certificate, key = certificates.issue(authority, authority_key, dict.fromkeys((*known, *hosts)), days)
     _write(credentials.key, key, SECRET)
     _write(credentials.certificate, certificate, PUBLIC)
+
+
+def _must_renew(credentials: Credentials) -> bool:
+    """Whether the server's certificate has expired, or is in its last month and the authority's key is there."""
+    days = certificates.RENEWAL_DAYS if credentials.authority_key.exists() else 0
+    return certificates.expires_within(_read(credentials.certificate), days)
+
+
+def expires_soon(credentials: Credentials) -> bool:
+    """Whether the server's certificate is in its last month."""
+    return certificates.expires_within(_read(credentials.certificate), certificates.RENEWAL_DAYS)
 
 
 def _certified_hosts(credentials: Credentials) -> tuple[str, ...]:

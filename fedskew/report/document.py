@@ -29,7 +29,7 @@ from fedskew.results.race import RaceRecord
 from fedskew.results.ranking import DEFAULT_METRIC
 
 MAX_SETTINGS = 4
-"""With more settings than this, the report has only the overview, and no chapters on single settings."""
+"""With more settings than this, the report has an overview instead of chapters on single settings."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,19 @@ def test_every_path_is_told_and_what_to_use_in_earnest(cli):
     assert "ssh-keygen" in outcome.err
 
 
+def test_a_key_that_is_stored_offline_is_not_listed_and_a_renewal_asks_for_it(cli):
+    keys = Path("keys")
+    for days, warning in (("20", True), ("365", False)):
+        cli(*COMMAND, "--days", days)
+        offline = (keys / "ca.key").rename("ca.key")
+        outcome = cli(*COMMAND)
+        assert outcome.status == 0
+        assert "keys/ca.key" not in outcome.out
+        line = "warning: keys/server.pem expires within a month; to renew it, put keys/ca.key there and repeat this"
+        assert (line in outcome.err) == warning
+        offline.rename(keys / "ca.key")
+
+
 def test_json_names_files_that_are_there(cli):
     told = cli(*COMMAND, "--json").json
     paths = [*told["server"].values(), *(path for site in told["sites"].values() for path in site.values())]

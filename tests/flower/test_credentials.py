@@ -25,6 +25,13 @@ from fedskew.flower.credentials import Credentials, make_credentials
 
 SITES = ["north", "south"]
 NEW_HOST = ["fl.example.net"]
+RARE_CURVE = """-----BEGIN EC PRIVATE KEY-----
+MHECAQEEHmRRyotsj1tv8JG17gI8fNkJqOWOvZB2fRPE4cqt36AKBggqhkjOPQMB
+BKFAAz4ABDB3Kllp6uWI7rpojMmH7ebvhyKB2AzipPGgWHj/IVxadXZshrWSEsyk
+6TS9/cEgWF8h/akJD8oBD03I0w==
+-----END EC PRIVATE KEY-----
+"""
+"""A key on prime239v1, made by openssl."""
 
 
 @pytest.fixture
@@ -135,6 +142,22 @@ def test_a_certificate_in_its_last_month_is_renewed(tmp_path: Path) -> None:
     assert make_credentials(tmp_path, SITES).certificate.read_bytes() == made.certificate.read_bytes()
 
 
+def test_in_its_last_month_a_certificate_stays_if_the_authority_s_key_is_not_there(made: Credentials) -> None:
+    write_certificate(made, timedelta(days=10))
+    before = made.certificate.read_bytes()
+    made.authority_key.unlink()
+    make_credentials(made.folder, [*SITES, "east"])
+    assert made.certificate.read_bytes() == before
+    assert made.node("east").private.is_file()
+
+
+def test_an_expired_certificate_needs_the_authority_s_key(made: Credentials) -> None:
+    write_certificate(made, timedelta(days=-1))
+    made.authority_key.unlink()
+    with pytest.raises(UserError, match=r"ca\.key is missing, and the server needs a new certificate; put the"):
+        make_credentials(made.folder, SITES)
+
+
 def test_a_renewed_certificate_keeps_its_host_names(tmp_path: Path) -> None:
     make_credentials(tmp_path, SITES, hosts=["fl.example.org"], days=20)
     renewed = make_credentials(tmp_path, SITES, days=365)
@@ -189,6 +212,12 @@ def test_an_authority_s_key_with_a_passphrase_is_named_if_it_must_sign(made: Cre
         f"{key} needs a passphrase; expected a private key without one: run "
         f"`openssl pkey -in {key} -out {key}.plain`, and rename the new file to ca.key"
     )
+
+
+def test_a_key_on_an_unsupported_curve_is_named(made: Credentials) -> None:
+    made.authority_key.write_text(RARE_CURVE)
+    with pytest.raises(UserError, match=r"ca\.key is damaged or does not match .* \(Curve .* is not supported\)"):
+        make_credentials(made.folder, SITES, NEW_HOST)
 
 
 def test_a_server_certificate_without_host_names_is_named_and_may_be_deleted(made: Credentials) -> None:

@@ -8,13 +8,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from fedskew.flower import certificates
-from fedskew.flower.credentials import Credentials
+from fedskew.flower.credentials import LOCAL, Credentials
 
 
 def write_certificate(keys: Credentials, expires: timedelta, names_hosts: bool = True) -> None:
-    """Replace the server's certificate by one for localhost that expires so long from now, or did if negative."""
+    """Replace the server's certificate by one for this machine that expires so long from now, or did if negative."""
     authority, authority_key = certificates.load_authority(keys.authority.read_bytes(), keys.authority_key)
-    pem, key = certificates.issue(authority, authority_key, ("localhost", "127.0.0.1"), days=1)
+    pem, key = certificates.issue(authority, authority_key, LOCAL, days=1)
     issued = x509.load_pem_x509_certificate(pem)
     end = datetime.now(UTC) + expires
     builder = (
