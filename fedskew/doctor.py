@@ -220,7 +220,7 @@ def _check_data(data_dir: str | None) -> Iterator[Check]:
     else:
         yield Check("FEDSKEW_DATA", "note", "is not set; datasets are downloaded to the cache")
     yield _check_writable("cache", cache_folder())
-    found = [name for name, entry in DATASETS.items() if find_location(entry, data_dir)[0]]
+    found = [name for name, entry in DATASETS.items() if find_location(entry, data_dir)]
     missing = [name for name in DATASETS if name not in found]
     yield Check("found", "ok", ", ".join(found))
     yield Check("not found", "note", ", ".join(missing) or "none")

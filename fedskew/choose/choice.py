@@ -128,7 +128,7 @@ def choose(
         federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
     workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
-        they are a federation of a dataset in the catalogue.
+        a configuration gives the same federation, as it can for datasets in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
@@ -261,7 +261,7 @@ def _locked(folder: Path) -> Any:
 
 
 def _record_so_far(folder: Path, base: Config, methods: tuple[str, ...], rank_by: str, budget: str) -> RaceRecord:
-    """Return the record in the folder, or a new one if the budget, the methods or the metric have changed."""
+    """Return the record in the folder, or a new one if there is none or if the budget, methods or metric changed."""
     new = RaceRecord(base.to_mapping(), methods, rank_by, budget)
     before = load_race(folder)
     if before is None:

@@ -173,7 +173,10 @@ def _extra_compute(finalist: Finalist) -> str:
 
 
 def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
-    """Name the finalists that are not significantly worse than the chosen one, and are cheaper or reveal less."""
+    """Name the finalists that are cheaper than the chosen one, or reveal nothing if the chosen one reveals labels.
+
+    Finalists that are significantly worse are left out.
+    """
     lines = []
     worse = _significantly_worse(final, chosen)
     for finalist in final:
@@ -190,7 +193,7 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
 
 
 def _significantly_worse(final: Sequence[Finalist], chosen: Finalist) -> set[str]:
-    """Return the labels of the finalists that are significantly worse than the chosen one, corrected by Holm's method.
+    """Return the labels of the finalists that are significantly worse than the chosen one, after Holm's correction.
 
     FedAvg is judged by the test that the answer reports. A finalist that is worse by the same amount on every split
     cannot be tested, and counts as worse.

@@ -103,8 +103,8 @@ def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
 def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:
     """Return all candidates: every method with its default settings and every learning rate.
 
-    If `settings` is 1, the method's other settings are tried too, with the configured learning rate. If it is 2, they
-    are tried with every learning rate.
+    If `settings` is 1, the settings in `DEFAULT_FIELD` are tried too, with the configured learning rate. If it is 2,
+    they are tried with every learning rate.
     """
     rates = [_rounded(lr * factor) for factor in LR_FACTORS]
     found = [Candidate(method, rate) for method in methods for rate in rates]

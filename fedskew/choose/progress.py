@@ -196,5 +196,5 @@ def _stderr() -> Console:
 
 
 def _notice(line: str) -> None:
-    """Print one line that is not a result."""
+    """Print one line on standard error."""
     _stderr().print(line, style="dim", markup=False, soft_wrap=True)

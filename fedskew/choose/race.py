@@ -3,7 +3,7 @@
 A race has up to three rungs. In the first rung, all candidates train for about a ninth of the rounds, on the same
 splits. The two best candidates of each method go on to the second rung, which ends after about a third of the rounds.
 The best of these go on to the third rung, which ends after the last round. The best methods and tuned FedAvg then meet
-in a final, on splits that no rung has used. In each rung, runs continue from the checkpoints of the rung before.
+in a final, on splits that no rung has used. In the second and third rung, runs continue from their checkpoints.
 
 Each split belongs to a seed. If the federation's split is fixed, all seeds have the same split. Their trials then
 differ in validation samples, initial model, the clients sampled in each round, and batches. In that case, read "split"
@@ -180,7 +180,7 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """Return how many of the last rounds a score is averaged over: a third of `rounds`, but at most `mean_last`."""
+    """Return over how many last rounds a score is averaged: a third of `rounds`, at least 1 and at most `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 

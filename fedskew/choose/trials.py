@@ -1,4 +1,4 @@
-"""Run the trials of a race, and keep their results on disk, so that no trial runs twice."""
+"""Run the trials of a race, and keep their results on disk, so that no finished trial runs again."""
 
 from __future__ import annotations
 

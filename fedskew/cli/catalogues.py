@@ -214,9 +214,9 @@ def _datasets(
 
 
 def _dataset_json(entry: DatasetEntry, data_dir: str | None) -> dict[str, Any]:
-    from fedskew.data.catalogue import find_location
+    from fedskew.data.catalogue import find_location, size_on_disk
 
-    where, size = find_location(entry, data_dir)
+    where, size = find_location(entry, data_dir), size_on_disk(entry, data_dir)
     keys = ("name", "kind", "description", "classes", "train", "test", "licence", "citation", "options", "sources")
     downloaded = bool(entry.components or (entry.published and entry.published.files))
     return {key: getattr(entry, key) for key in keys} | {"where": where, "bytes": size, "downloaded": downloaded}

@@ -21,7 +21,7 @@ from fedskew.data.published.digits import (
 )
 from fedskew.data.published.domains import DIGITS, load_domains
 from fedskew.data.published.download import RemoteFile
-from fedskew.data.published.file_search import Published, find_files
+from fedskew.data.published.file_search import Published, find_members
 from fedskew.data.published.idx import FASHION, LAYOUT, MNIST, PARTS, load_idx
 from fedskew.data.published.image_folders import CINIC10_LAYOUT, TINY_IMAGENET_LAYOUT, load_cinic10, load_tiny_imagenet
 from fedskew.data.published.medmnist import MEDMNIST, load_medmnist
@@ -66,23 +66,37 @@ class DatasetEntry:
         return option_names(self.loader)
 
 
-def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> tuple[str | None, int | None]:
-    """Return where the dataset's files are and their total size in bytes.
+def find_location(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> str | None:
+    """Return the folder of the dataset's files, or a phrase for the user such as "part of scikit-learn".
 
-    The place is a folder, or a phrase for the user such as "part of scikit-learn". Both are None if the files are not
-    on this machine. The size is also None for generated data and for data that are part of scikit-learn.
+    None if the files are not on this machine.
     """
     if entry.components:
-        parts = [find_location(DATASETS[part], data_dir) for part in entry.components]
-        if not all(where for where, _ in parts):
-            return None, None
-        return "in the folders of its parts", sum(size or 0 for _, size in parts)
+        is_here = all(find_location(DATASETS[part], data_dir) for part in entry.components)
+        return "in the folders of its parts" if is_here else None
     if entry.published is None:
-        return ("generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"), None
-    files = find_files(entry.published, data_dir)
-    if not files:
-        return None, None
-    return str(Path(files[0]).parent), sum(path.stat().st_size for path in files if path.is_file())
+        return "generated when loaded" if entry.name == "synthetic" else "part of scikit-learn"
+    folder, _ = find_members(entry.published, data_dir)
+    return str(folder) if folder else None
+
+
+def size_on_disk(entry: DatasetEntry, data_dir: str | PathLike[str] | None) -> int | None:
+    """Return the total size of the dataset's files in bytes.
+
+    None if they are not on this machine, for generated data, and for data that are part of scikit-learn.
+    """
+    sizes = [size_on_disk(DATASETS[part], data_dir) for part in entry.components]
+    if entry.published is not None:
+        folder, members = find_members(entry.published, data_dir)
+        sizes.append(sum(map(_total_size, members)) if folder else None)
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known and len(known) == len(sizes) else None
+
+
+def _total_size(path: Path) -> int:
+    """Return the size of a file, or of all files in a folder."""
+    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in files)
 
 
 def _idx_files(urls: tuple[str, ...], md5: tuple[str, ...]) -> tuple[RemoteFile, ...]:

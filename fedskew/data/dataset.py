@@ -189,7 +189,8 @@ def row_blocks(x: npt.NDArray[np.generic]) -> Iterator[npt.NDArray[np.generic]]:
 def check_label_matrix(y: npt.NDArray[np.generic], classes: int, where: str) -> None:
     """Raise `UserError` unless the labels are a matrix of 0 and 1 with one column per label."""
     if y.shape[1] != classes:
-        raise UserError(f"{where}: {y.shape[1]} columns of labels, but {classes} names; expected one name per column")
+        columns = plural(y.shape[1], "column")
+        raise UserError(f"{where}: {columns} of labels, but {classes} names; expected one name per column")
     bad = np.flatnonzero(~np.isin(y, (0, 1)).all(axis=1))
     if len(bad):
         found = next(value for value in y[bad[0]].tolist() if value not in (0, 1))

@@ -210,8 +210,9 @@ class Federation:
         """Draw a share of each client's samples of each class, as a mask over the training samples.
 
         The number of samples is rounded up or down at random, so that the share is right on average. But a client keeps
-        at least one sample of every class that it has, so no class becomes vacant. Seed, purpose, client and class
-        determine the random numbers.
+        at least one sample of every class that it has, so no class becomes vacant. With several labels per sample, this
+        holds for `Dataset.groups`, but a label may become vacant. Seed, purpose, client and class determine the random
+        numbers.
         """
         labels, _ = self.dataset.groups
         held = np.zeros(len(labels), dtype=bool)

@@ -23,7 +23,8 @@ from fedskew.errors import UserError, expect, unknown
 def load(data: object, data_dir: str | PathLike[str] | None = None, **options: Any) -> Dataset:
     """Load a dataset by name, or your own data by path or as a Python object.
 
-    `hf:owner/name` is a dataset of the Hugging Face hub. A Python object is one of these:
+    `hf:owner/name` is a dataset of the Hugging Face hub, with the further options `subset` and `revision`. A Python
+    object is one of these:
         a pair (x, y). x is an array, a DataFrame or a dictionary of several inputs
         a pandas or Polars DataFrame, or an Arrow table
         a torch Dataset of pairs (input, label)

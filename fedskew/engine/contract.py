@@ -54,7 +54,7 @@ class LocalTraining:
     batches: str = "shuffled"
     """How batches are drawn: `shuffled`, or `balanced` over the client's classes."""
     example_clip: float | None = None
-    """Example-level privacy clips each sample's gradient to this norm. None without it."""
+    """Example-level privacy clips each sample's gradient to this norm. None without such privacy."""
     example_noise: float | None = None
     """The noise multiplier of example-level privacy. None without such privacy."""
 

@@ -32,13 +32,16 @@ from fedskew.randomness import fold
 
 _NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27, "mps": 1 << 27}
 """The maximum number of values in the gradients of single samples that are computed at a time. On a CPU, more values
-would not fit in the cache and take three times as long."""
+would not fit in the cache, and would take three times as long."""
 _SAMPLES_AT_ONCE = 8
 """The minimum number of samples whose gradients are computed at a time, for large models."""
 
 
 class PrivateGradient:
-    """Computes private gradients of one batch, and records its loss. The loss has no noise, so it must not be sent."""
+    """Computes private gradients of one batch, and records its loss and tally.
+
+    The loss and the tally have no noise, so they must not be sent.
+    """
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ def partition_rule(config: Config) -> Partition:
     if section.rule == "sites":
         raise UserError(
             "this configuration is for a federation across machines, so the data are at its sites; "
-            "repeat the run with `flwr run` and its app"
+            "repeat the run with `flwr run` and the federation's app"
         )
     params = dict(section.params)
     takes_clients = any(spec.name == "clients" for spec in fields(partition_class(section.rule)))
@@ -87,8 +87,9 @@ def prepare(
     """Resolve the choices that `config` leaves open, and check them.
 
     A federation (`given`), a method or a model that is passed replaces the one that `config` names. A method that is
-    passed also replaces the method's parameters. In the resolved configuration, `auto` stands for a linear head, for
-    the single-label task, and for the engine of a long run on a CPU (see `choose_engine`). `compile` is not resolved.
+    passed also replaces the method's parameters. In the resolved configuration, `auto` stands for the model's own
+    head, for the single-label task, and for the engine of a long run on a CPU (see `choose_engine`). `compile` is not
+    resolved.
     """
     chosen = make_method(config.method, config.method_params) if method is None else make_method(method)
     devices = choose_devices(config.device)

@@ -66,9 +66,9 @@ class Result:
     scores: Scores | None = None
     """AUROC, calibration and other metrics of the final model's probabilities on the test set.
 
-    None if there are none: the run is unfinished, has no global model, ran out of memory, or is from a version that did
-    not compute them. Also None if a probability is not finite, or if the sites that tested the model report only
-    totals.
+    None if there are none: the run is unfinished, has no global model, was stopped after a round without an evaluation,
+    ran out of memory, or is from a version that did not compute them. Also None if a probability is not finite, or if
+    the sites that tested the model report only totals.
     """
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
     """Scores by client, with the clients' names or numbers as keys.
@@ -279,7 +279,7 @@ class Result:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The final global model. It is loaded when it is first used.
+        """The final global model. If the result was read from a folder, the model is loaded when it is first used.
 
         If clients train alone, it is the model of the client with the most samples. If a personal part leaves no global
         model, the tensors that stay on the clients have their initial values.

@@ -8,7 +8,7 @@ from typing import Any
 from fedskew.data.catalogue import DATASETS
 from fedskew.errors import plural
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
-from fedskew.export.card_metadata import metadata_header
+from fedskew.export.card_metadata import metadata_header, name_site
 from fedskew.export.card_usage import describe_inputs, describe_use
 from fedskew.export.markdown import escape, percent, table
 from fedskew.methods import is_reference_bound
@@ -44,7 +44,7 @@ def model_card(
 
 
 def _title(run: Result, site: str | None) -> str:
-    whose = "" if site is None else f" of {escape(site)}"
+    whose = "" if site is None else f" of {escape(name_site(site))}"
     return f"{run.config.model}{whose} trained by {run.config.method}"
 
 
@@ -52,7 +52,7 @@ def _site_lead(run: Result, site: str) -> str:
     kept = "Its personal tensors never left that site. " if run.sites else ""
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_trained(run)} "
-        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(site)}. {kept}"
+        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(name_site(site))}. {kept}"
         "It fits the data of that site, and may be worse elsewhere."
     )
 
@@ -64,7 +64,7 @@ def _site_accuracy(run: Result, site: str) -> str:
         return f"The run has no tests of this model. Outputs: {', '.join(map(escape, run.classes))}."
     rows = [("accuracy", percent(score.accuracy)), ("AUROC", "–" if score.auroc is None else f"{score.auroc:.3f}")]
     return (
-        f"On {score.samples:,} held-out samples of {escape(site)}, after the last round:\n\n"
+        f"On {score.samples:,} held-out samples of {escape(name_site(site))}, after the last round:\n\n"
         f"{table(('measure', 'value'), rows)}\n\nOutputs: {', '.join(map(escape, run.classes))}."
     )
 
@@ -208,7 +208,7 @@ def _training(run: Result) -> str:
 
 
 def _checks(onnx_difference: float | None, site: str | None) -> str:
-    whose = "the run's last global model" if site is None else f"the last model of {escape(site)}"
+    whose = "the run's last global model" if site is None else f"the last model of {escape(name_site(site))}"
     lines = [f"- `model.safetensors` holds {whose}, in float32."]
     if onnx_difference is not None:
         lines.append(

@@ -93,10 +93,15 @@ def _hub_dataset(run: Result) -> str | None:
     return name.removeprefix("hf:") if name.startswith("hf:") else _HUB_DATASETS.get(name.lower())
 
 
+def name_site(site: str) -> str:
+    """Name a site in a sentence. A client without a name has a number."""
+    return f"site {site}" if site.isdecimal() else site
+
+
 def _dataset(run: Result, site: str | None) -> dict[str, str]:
     """Describe the data that the model was tested on. The path of a user's own data is left out."""
     if site is not None:
-        return {"type": "private", "name": f"held-out samples of {site}", "split": "test"}
+        return {"type": "private", "name": f"held-out samples of {name_site(site)}", "split": "test"}
     if run.sites:
         return {"type": "private", "name": "test samples of the federation", "split": "test"}
     hub, known = _hub_dataset(run), DATASETS.get(run.config.data.lower())

@@ -101,7 +101,7 @@ def _require_exportable(run: Result, with_global_model: bool) -> None:
     """Refuse a run that is not finished. If the global model is to be exported, also refuse a run without one."""
     if not run.finished:
         raise UserError(f"{run.folder} is not finished; run its command again, then export it")
-    _ = run.inputs  # raises a UserError if an earlier version wrote the folder
+    _ = run.inputs  # raises a UserError if the folder does not record them
     try:
         method = make_method(run.config.method, run.config.method_params)
     except UserError:  # a user's own method, with unknown stages

@@ -32,7 +32,7 @@ def require_onnx() -> None:
 
 
 def write_onnx(run: Result, path: Path) -> float:
-    """Write and check the file. Return the largest difference of a logit, relative to max(1, largest logit)."""
+    """Check and write the file. Return the largest difference of a logit, relative to max(1, largest logit)."""
     if run.inputs.get("fields"):
         named = " and ".join(name for name, _, _ in run.inputs["fields"])
         raise UserError(f"{run.folder}: the model takes {named}; the ONNX format needs a model with a single input")

@@ -15,7 +15,11 @@ be written, the site sends a refusal instead of the reply.
     facts      names of the reply's JSON values, with their size and digest
     tensors    names, types and shapes of the tensors in the reply or the request, with their size and digest
     epsilon    ε of differential privacy, for the whole site and for one sample, over all updates in all runs
-    reason     why a request was refused or failed
+    reason     why a request was refused or failed, a reply is missing or was discarded, or an attempt of the run ended
+    site       at the server: the site that replied or is disconnected
+    sites      at the server: the sites that were asked
+    seconds    at a site: how long it worked on the reply
+    status     at the server: how an attempt of the run ended
 
 The server logs the digests of the replies that it receives, so the two logs can be compared.
 """

@@ -86,6 +86,7 @@ def make_credentials(
     exceptions: they are replaced if the certificate lacks a host name or expires within a month. The new certificate is
     valid for `days`, and keeps the old host names. Only a new certificate needs the authority's key. Without that key,
     a certificate in its last month stays. If one file of a site's key pair is missing, both are made anew.
+    A site's ca.pem is always replaced by a copy of the authority's.
     """
     _check_sites(sites)
     if days < 1:
@@ -109,7 +110,10 @@ def _check_sites(sites: Sequence[str]) -> None:
         raise UserError("no sites are named; expected names such as north,south,east")
     for site in sites:
         if not is_site_name(site):
-            raise UserError(f"site {site!r} cannot be a folder's name; expected letters, digits, '.', '-' and '_'")
+            raise UserError(
+                f"site {site!r} cannot be a folder's name; expected letters, digits, '.', '-' and '_', beginning with "
+                "a letter or a digit"
+            )
     if repeated := [site for site in sites if list(sites).count(site) > 1]:
         raise UserError(f"site {repeated[0]!r} is named twice; expected different names")
 

@@ -1,4 +1,4 @@
-"""Send frames over a stream socket. A frame is two lengths, a JSON object (the facts) and bytes. Nothing is pickled."""
+"""Frames over a stream socket. A frame is two lengths, a JSON object (the facts) and bytes. Nothing is pickled."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LocalComparison:
     is_federation_pretrained: bool = False
     """Whether the app has `init`."""
     is_local_pretrained: bool = False
-    """Whether the local model started from the same weights."""
+    """Whether the local model started from the weights of `init`."""
 
     @property
     def verdict(self) -> str:
@@ -172,7 +172,8 @@ def write_page(comparison: LocalComparison) -> str:
         (name, _percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
         for name, s in scores
     ]
-    start = "the pretrained weights of the federation's model" if comparison.is_local_pretrained else "random weights"
+    pretrained = "the pretrained weights that the federation's model started from"
+    start = pretrained if comparison.is_local_pretrained else "random weights"
     classes = [(_escape(name), count, _percent(one), _percent(other)) for name, count, one, other in comparison.classes]
     return "\n".join(
         [

@@ -186,8 +186,8 @@ def main(options: list[str]) -> None:
     sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads this name when it exits
     fleet_http_connection.make_simple_http_retry_invoker = patient_retry_invoker  # type: ignore[attr-defined]
     flower_supernode()
-    # Flower gave up on the server. It would stay alive without another attempt to connect, so no service manager would
-    # start it again.
+    # Flower gave up on the server. The SuperNode would stay alive without another attempt to connect, so no service
+    # manager would start it again.
     print("fedskew: the SuperNode lost its server and ends", file=sys.stderr, flush=True)
     os._exit(1)
 

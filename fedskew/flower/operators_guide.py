@@ -42,9 +42,9 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
     fedskew federate run .
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
-resumes it. Before that, you may change how long and for how many sites the server waits, but few other settings.
-`federation.json` in the run's folder has the fixed settings. If one of them differs in the app, the command names it
-and ends.
+resumes it. Before a run resumes, you may change how long and for how many sites the server waits, but few other
+settings. `federation.json` in the run's folder has the fixed settings. If one of them differs in the app, the command
+names it and ends.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.
@@ -54,7 +54,7 @@ SITE = """# The configuration of one site. It stays at the site.
 name: {first}                 # the name under which the site's key is registered
 data: data.npz                # {kind} data with inputs of shape {shape}; any form that `fedskew run --data` takes
 # data: {{name: patients.csv, label: diagnosis}}
-state: state                  # state that methods keep between rounds; back it up with the data
+state: state                  # folder for the audit log, the privacy ledger and methods' state; back it up
 # metrics: total              # the most detailed test results that this site reports: none, total or class
 # keys: keys                  # folder with this site's node.key; only for secure aggregation
 # packages: [hospital_models] # packages, besides fedskew and the app, whose methods and models may run here

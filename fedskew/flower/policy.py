@@ -18,13 +18,13 @@
       hours: 20-6                    # hours of the day in which the site works, local time
       require: [secure-aggregation]  # what a run must use; default: nothing
 
-`column sums` (counts, means and deviations of a table's columns) and `local tests` (accuracies before and after local
-training) leave a site only if `reveals` lists them.
+`column sums` (counts, means, deviations and categories of a table's columns) and `local tests` (accuracies before and
+after local training) leave a site only if `reveals` lists them.
 
 A site whose policy has `epsilon`, `example_epsilon` or `noise` demands noise. It sends nothing without noise, except:
 
-    what `reveals` lists        `losses`, `updates` to which the server adds the noise, and what a method reveals about
-                                labels
+    what `reveals` lists        the two items above, `losses`, `updates` to which the server adds the noise, and what a
+                                method reveals about labels
     tests                       if `metrics` in site.yaml allows them
     surveys                     if the policy has `survey`
     tests of finished models    if the policy has `evaluate`
@@ -78,6 +78,7 @@ class Policy:
 
     methods: tuple[str, ...] | None = None
     reveals: tuple[str, ...] | None = None
+    """None: what the method declares about labels, or nothing if the site demands noise."""
     rounds: int | None = None
     noise: float | None = None
     clip: float | None = None
@@ -144,7 +145,7 @@ class Policy:
             )
 
     def require_request(self, facts: Facts, now: datetime) -> None:
-        """Refuse a request at a wrong hour, for a round beyond the limit, or for an update with too little noise."""
+        """Refuse a wrong hour, a round beyond the limit, too little noise and too large a clip."""
         if self.hours is not None and not _within(now.hour, *self.hours):
             first, last = self.hours
             raise UserError(f"this site works from {first} to {last} o'clock only (policy.hours)")
@@ -166,8 +167,8 @@ class Policy:
             return
         demand = f"this site demands noise (policy.{self.noise_demand})"
         if privacy == "central" and not self.allows(UPDATES):
-            is_of_samples = self.epsilon is None and self.noise is None
-            kinds = "'example' or 'local'" if is_of_samples else "'local'"
+            sample_noise_suffices = self.epsilon is None and self.noise is None
+            kinds = "'example' or 'local'" if sample_noise_suffices else "'local'"
             raise UserError(
                 f"{demand}, but the server adds it after the updates have left; expected federation.privacy = {kinds}, "
                 f"or policy.reveals: [{UPDATES}]"
@@ -297,7 +298,8 @@ def _names(key: str, value: Any) -> tuple[str, ...] | None:
 
 def _number(key: str, value: Any, kind: type[T]) -> T | None:
     is_positive = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
-    expect(value is None or is_positive, f"policy.{key}", value, "a positive number")
+    expected = "a positive whole number" if kind is int else "a positive number"
+    expect(value is None or is_positive, f"policy.{key}", value, expected)
     return None if value is None else kind(value)
 
 

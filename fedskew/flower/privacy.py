@@ -77,7 +77,7 @@ def private_change(
 
 
 def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[str, Tensor]) -> None:
-    """Refuse methods and models whose updates have parts that the ε of a whole site does not cover."""
+    """Refuse a method, average or model for which the ε of a whole site does not hold."""
     if method.weighting is not None:
         raise UserError(f"method {method.name!r} sets the sites' weights; {kind} privacy needs equal ones")
     if average != "uniform":

@@ -70,7 +70,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
 
 
 def _require_declared(tensors: Tensors, work: RoundWork) -> None:
-    """Refuse extra tensors (uplink) that no part declares, and counts of the objective (tally) that are not scalars."""
+    """Refuse extra tensors (uplink) of a method that declares none, and counts (tally) that are not scalars."""
     declares_uplink = any(part.sends for part in work.members)
     for name, tensor in tensors.items():
         if name.startswith("uplink/") and not declares_uplink:

@@ -2,9 +2,9 @@
 
     python -m fedskew.flower.registration CONNECTION NAME=node.pub ...
 
-It replaces `flwr supernode register`, which imports Flower for every key and so takes more than a second of CPU time.
-Flower's command also refuses a key that is already registered. Here, such a key is left as it is, so that a trial can
-be started again.
+This module replaces `flwr supernode register`, which imports Flower for every key and so takes more than a second of
+CPU time. Flower's command also refuses a key that is already registered. Here, such a key is left as it is, so that a
+trial can be started again.
 """
 
 from __future__ import annotations

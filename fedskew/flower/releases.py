@@ -81,7 +81,7 @@ ACCOUNTS = (SITE, EXAMPLE)
 
 
 def read_release(facts: Facts, method: Method) -> Release:
-    """Describe the update that a request asks for. Refuse a clip or noise that is not positive."""
+    """Describe the update that a request asks for. Refuse noise that the ledger cannot count."""
     local = facts["local"]
     kinds = {"local": facts["noise"], "central": facts.get("central_noise"), "example": _example_noise(local)}
     given = [kind for kind, noise in kinds.items() if noise is not None]

@@ -1,8 +1,8 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
-The server's audit log has the times of requests and replies, and the end of each attempt. `rounds.jsonl` has the
-updates that counted. `status.json` is read only if the audit log has no attempt. Nothing is written, so the run may be
-in progress.
+The server's audit log has the times of requests and replies, and the end of each attempt. `rounds.jsonl` says which
+updates counted. `status.json` is read only if the audit log has no attempt. Nothing is written, so the run may be in
+progress.
 """
 
 from __future__ import annotations
@@ -144,12 +144,15 @@ class RunHistory:
             _update_status(self._sites[entry["site"]], entry)
 
     def _add_time(self, entry: Entry) -> None:
-        """Add the time of a site's reply, as the running server does. A refusal or a failure says nothing about it."""
+        """Add the time of a site's reply, or that it missed the time-out, as the running server does.
+
+        A refusal or a failure says nothing about the time.
+        """
         name, event = entry["site"], entry["event"]
         number, since = self._names.index(name), self._sites[name].waiting_since
         if event == "reply" and since is not None:
             self._times.add(number, self._works[name], _seconds(since, datetime.fromisoformat(entry["time"])))
-        elif event == "late" and name in self._works:
+        elif entry.get("timed_out") and name in self._works:
             self._times.add_missed(number, self._works[name])
 
     def _add_boundary(self, entry: Entry) -> None:

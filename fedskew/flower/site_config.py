@@ -118,7 +118,7 @@ class SiteConfig:
         if isinstance(options.get("test"), str):
             options["test"] = self._resolve(options["test"])
         try:
-            return load(name, self.data_dir, **options)
+            return load(name, None if self.data_dir is None else self._resolve(self.data_dir), **options)
         except ColumnMismatch as error:
             raise ContractMismatch(f"the data do not meet the federation's contract: {error}") from error
         except UserError as error:

@@ -28,6 +28,8 @@ class Failure:
     reason: str
     event: str = "failed"
     """The event in the audit log: `refused`, `failed` (also if a reply cannot be read), `late` or `absent`."""
+    timed_out: bool = False
+    """Whether the site did not reply within the round's time-out. A site can be late before that."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def read_reply(message: Message) -> Reply | Failure:
 def describe_answer(answer: Reply | Failure) -> Entry:
     """Describe a site's answer for the audit log."""
     if isinstance(answer, Failure):
-        return {"event": answer.event, "reason": answer.reason}
+        return {"event": answer.event, "reason": answer.reason} | ({"timed_out": True} if answer.timed_out else {})
     return describe_reply(answer.facts, answer.payload)
 
 

@@ -187,7 +187,7 @@ class Sites:
         """Return failures for all sites that have not replied when the time is up. `works` has their kinds of work."""
         for client, work in works.items():
             self._reply_times.add_missed(client, work)
-        return dict.fromkeys(works, Failure(f"it did not reply within {timeout:g} s", "late"))
+        return dict.fromkeys(works, Failure(f"it did not reply within {timeout:g} s", "late", timed_out=True))
 
     def _late(
         self, works: Mapping[int, str], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None

@@ -91,7 +91,7 @@ class FlowerRun:
 
 
 def _unfinished_run(log: Path) -> str | None:
-    """Return the number of the run that was started last. None if the log has its outcome."""
+    """Return the number of the run that was started last. None if the log has no run, or has the last run's outcome."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     started = list(_RUN_ID.finditer(text))
     if not started:

@@ -96,7 +96,7 @@ def teacher_free_label_masking(
     temperature: float = 1.0,
     majority_rule: MajorityRule = "code",
 ) -> Tensor:
-    """`label_masking_distillation` with a teacher that is uniform over the minority classes (FedLMD-Tf)."""
+    """`label_masking_distillation` with a teacher that is uniform over the minority classes except y (FedLMD-Tf)."""
     return label_masking_distillation(
         logits, torch.zeros_like(logits), targets, label_counts, temperature, majority_rule
     )
@@ -118,11 +118,12 @@ def partial_distillation(
     mean_over: MeanOver = "batch",
     taught: TaughtSamples = "confused",
 ) -> Tensor:
-    """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD Eq. 1).
+    """KL(expert ‖ student) over the classes of a group, for samples confused within the group (PKD).
 
     Expert g has the logits `expert_logits[g]`. It teaches a wrongly predicted sample if the sample's target and its
     prediction both lie in group g. If several groups qualify, the expert of the first one teaches. With `taught="all"`,
-    an expert teaches every sample whose target lies in its group. `reverse` gives KL(student ‖ expert).
+    an expert teaches every sample whose target lies in its group. `reverse` gives KL(student ‖ expert), as printed in
+    PKD's Eq. 1.
     """
     active = active_experts(logits, targets, groups, taught)
     total = torch.zeros_like(logits[..., 0])

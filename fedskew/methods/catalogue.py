@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def trains_clients(self) -> bool:
-        """Whether clients train. Otherwise, they only send sums, and nothing can be combined with the method."""
+        """Whether clients train. Otherwise, they only send statistics, and nothing can be combined with the method."""
         return all(part.trains_clients for part in self.parts if issubclass(part, Schedule))
 
     @property
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def head(self) -> str:
-        """The kind of head that its objective chooses, besides a linear one. Empty if it chooses none."""
+        """The kind of head that its objective chooses, other than a linear one. Empty if there is none."""
         kinds = (part.head for part in self.parts if issubclass(part, Objective))
         return next((kind for kind in kinds if kind not in ("", "linear")), "")
 
@@ -221,7 +221,7 @@ _REQUIRED_HOOKS: tuple[tuple[type[Part], str], ...] = (
     (Weighting, "weigh"),
     (ServerRule, "aggregate"),
 )
-"""The hook that a part of each kind must override."""
+"""The hook that a part of each of these kinds must override."""
 
 
 def check_part(part: type[Part]) -> None:

@@ -1,7 +1,7 @@
 """Clustering on the server: FINCH for prototypes (FPL), k-means for label distributions (FedConcat).
 
 Sarfraz et al., "Efficient parameter-free clustering using first neighbor relations", CVPR 2019 (FINCH).
-FINCH draws nothing, and k-means draws from fixed seeds, so both give the same clusters in every run.
+FINCH needs no random numbers, and k-means draws them from fixed seeds, so both give the same clusters in every run.
 """
 
 from __future__ import annotations

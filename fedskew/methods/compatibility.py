@@ -80,7 +80,7 @@ def markdown_tables() -> str:
 
 
 def _refused_for_its_head(entry: Entry) -> list[str]:
-    """List the methods that need a linear head, if this one chooses another, and that would combine otherwise."""
+    """If this method chooses a head, list those that do not combine with it only because they need a linear one."""
     return [
         name
         for name, other in sorted(METHODS.items())

@@ -22,7 +22,7 @@ from fedskew.methods.stages import Notes, Schedule, Stage, stage_without_trainin
 
 @dataclass(frozen=True)
 class OnePass(Schedule):
-    """One round in which all clients send sums of their features. Nobody trains."""
+    """One round in which all clients send statistics of their features. Nobody trains."""
 
     trains_clients = False
 
@@ -32,7 +32,7 @@ class OnePass(Schedule):
 
 @dataclass(frozen=True)
 class ClosedFormHead(ServerRule):
-    """A server rule that computes the head from the clients' sums. Subclasses implement `solve`."""
+    """A server rule that computes the head from the clients' statistics. Subclasses implement `solve`."""
 
     needs_features = True
     needs_linear_head = True

@@ -80,7 +80,10 @@ class MethodList(Sequence[Entry]):
 
 
 def needs(entry: Entry) -> str:
-    """List what a method needs: stages, features, a teacher, server data, client state, or `nothing` of these."""
+    """List what a method needs: stages, features, a teacher, server data or client state.
+
+    Return `nothing` if it needs none of these.
+    """
     found = [need for part in entry.parts for need in _part_needs(part)]
     return ", ".join(dict.fromkeys(found)) or "nothing"
 

@@ -144,8 +144,8 @@ class Client:
 class Seen:
     """One batch of a pass over a client's training data.
 
-    A pass sees each sample once, without augmentation, with the model in eval mode. In rounds with training, it leaves
-    out a last batch that is too small to train BatchNorm.
+    A pass sees each sample at most once, without augmentation, with the model in eval mode. In rounds with training, it
+    leaves out a last batch that is too small to train BatchNorm.
     """
 
     out: Outputs

@@ -1,7 +1,7 @@
 """Methods in stages: a `Schedule` lists `Stage`s, and may base later stages on a `Survey` of the clients.
 
 PKD (pkd.py) warms up, trains one expert per group of confused classes, and distils. FedConcat (fedconcat.py) trains one
-encoder per cluster of clients, and then a head on all of them. CCVR (ccvr.py) is a `Calibration`: a last round that
+encoder per cluster of clients, and then a head on all encoders. CCVR (ccvr.py) is a `Calibration`: a last round that
 follows the rounds of any objective.
 """
 
@@ -107,7 +107,7 @@ class Schedule(Part):
     stands_alone: ClassVar[bool] = False
     """Whether it is a reference bound, which cannot be combined with anything."""
     trains_clients: ClassVar[bool] = True
-    """Whether clients train. If they only send sums of their data, the method cannot be combined with another."""
+    """Whether clients train. If they only send statistics of their data, the method cannot be combined with another."""
     trains_encoders: ClassVar[bool] = False
     """Whether the method must train encoders. Then a run that trains only the head is refused."""
 

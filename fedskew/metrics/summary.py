@@ -105,7 +105,10 @@ def mean_std(values: Sequence[float]) -> MeanStd:
 
 
 def population_mean_std(values: Sequence[float]) -> MeanStd:
-    """Return the mean and the population standard deviation, as the papers' code does. It is 0 for one value."""
+    """Return the mean and the population standard deviation, as the papers' code does.
+
+    The deviation of one value is 0.
+    """
     sample = mean_std(values)
     spread = 0.0 if len(values) == 1 else sample.std * math.sqrt((len(values) - 1) / len(values))
     return MeanStd(sample.mean, spread)

@@ -23,7 +23,7 @@ from torch.nn import functional
 from fedskew.models.base import Classifier
 
 SCALE = 10.0
-"""The scale before training, as in FedETF's code."""
+"""The scale of the heads `cosine` and `etf` before training, as in FedETF's code."""
 
 
 class CosineHead(nn.Module):
@@ -107,7 +107,7 @@ class RetrainedHead(nn.Module):
 
 
 def distant_directions(classes: int, width: int) -> Tensor:
-    """Return rows of norm 1: a simplex if the width allows one, otherwise random directions: [classes, width]."""
+    """Return rows of norm 1, [classes, width]: a simplex if width ≥ classes, otherwise random directions."""
     if width >= classes:
         return simplex_frame(classes, width)
     return functional.normalize(torch.randn(classes, width))

@@ -41,7 +41,7 @@ class LowRank(nn.Module):
         return out
 
     def merged(self) -> nn.Module:
-        """Return the frozen layer with the correction added to its weight."""
+        """Return a trainable copy of the frozen layer, with the correction added to its weight."""
         layer = copy.deepcopy(self.base).requires_grad_(True)
         down, up = (getattr(part, "weight").detach() for part in (self.down, self.up))  # noqa: B009
         product = torch.einsum("or,r...->o...", up.flatten(1), down)

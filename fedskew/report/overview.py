@@ -1,6 +1,7 @@
 """The overview of several comparisons, each with its own configuration.
 
-It has all of them in one table, and charts of the accuracy over each numeric configuration key that varies.
+It has all of them in one table, charts of the accuracy over each numeric configuration key that varies, and a heat map
+of the accuracy by method and setting.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fedskew.results.ranking import METRICS, RankingMetric
 
 
 def overview(comparisons: Sequence[Comparison]) -> Section:
-    """Build a table with a row per method and setting, and charts over the numeric keys that vary."""
+    """Build the section: a table with a row per method and setting, charts over the numeric keys, and a heat map."""
     keys = varied_keys([run.config for comparison in comparisons for run in comparison.runs])
     methods = [method for comparison in comparisons for method in comparison.methods]
     names = dict.fromkeys((comparisons[0].rank_by, "accuracy", "macro-f1", "worst-class"))

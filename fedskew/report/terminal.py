@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fedskew.errors import plural
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.metrics.site_scores import fairness
 from fedskew.results import Comparison, MethodRuns, Result
@@ -26,7 +27,7 @@ COMPARISON_NAME_WIDTH = 12
 
 
 def run_summary(result: Result, metric: RankingMetric | None = None) -> RenderableType:
-    """Show the requested metric, the accuracies that papers report, and a bar per class."""
+    """Show the run's metrics, the requested one first, a bar per class, and the folder."""
     folder = [Text(f"saved in {result.folder}", overflow="fold")] if result.folder else []
     return Group(_numbers(result, metric), class_bars(result.class_accuracy, result.classes), *folder)
 
@@ -57,7 +58,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     personal = [tests["personal"] for tests in result.client_tests.values() if "personal" in tests]
     if personal:
         mean_accuracy = _percent(sum(personal) / len(personal))
-        words = f"mean of {len(personal)} clients' own models on their held-out samples"
+        words = f"own model on its client's held-out samples, mean of {plural(len(personal), 'client')}"
         table.add_row("personal accuracy", Text(mean_accuracy, style="bold"), words)
     accuracies = {name: score.accuracy for name, score in result.site_scores.items()}
     if accuracies and (found := fairness(accuracies)):

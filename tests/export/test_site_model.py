@@ -57,9 +57,9 @@ def test_a_clients_model_has_its_head_and_the_shared_body(fedper: Result, tmp_pa
         assert described["site"] == str(client)
         assert described["site_score"]["accuracy"] == fedper.site_scores[str(client)].accuracy
         card = (out / "README.md").read_text(encoding="utf-8")
-        assert f"dnn of {client} trained by fedper" in card
+        assert f"dnn of site {client} trained by fedper" in card
         assert "sends the server: model without personal layers, sample count." in card
-        assert f"`model.safetensors` holds the last model of {client}, in float32." in card
+        assert f"`model.safetensors` holds the last model of site {client}, in float32." in card
         assert "global model" not in card
         assert "never left" not in card, "the client was simulated"
 

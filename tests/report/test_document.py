@@ -164,7 +164,7 @@ def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
     (run / "rounds.jsonl").write_text("".join(rows[:3]) + rows[3][:50])
     report = document(load_runs([run]))
     told = missing(report)
-    assert "unfinished: it stopped after round 2; repeat its command to resume" in told
+    assert "unfinished: recorded up to round 2; if it no longer runs, repeat its command to resume" in told
     assert "no finished run, so there is no model" in told
     assert report.chapters[0].verdict[0].startswith("No run is finished; these are the results after round 2")
     assert len(report.figures) > 8

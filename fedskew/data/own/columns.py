@@ -40,7 +40,7 @@ _DATE = re.compile(
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
-"""With at most this many distinct texts, values such as 1st and 2nd are categories, not numbers with a unit."""
+"""With at most this many distinct texts, values such as 4th and 5th are categories, not numbers with a unit."""
 _LARGEST_EXACT = 2.0**53
 """Above this, different whole numbers may be the same float."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
@@ -133,7 +133,7 @@ def read_number(text: str, decimal: str = ".") -> float | None:
 
 
 def _cast(cells: Any, gaps: Iterable[str]) -> Numbers | None:
-    """Parse a pyarrow array of texts as numbers. Return None if a cell is neither a number nor a gap for pyarrow."""
+    """Parse a pyarrow array of texts as numbers. Return None if a cell is neither a gap nor a number for pyarrow."""
     import pyarrow
     from pyarrow import compute
 

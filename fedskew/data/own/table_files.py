@@ -23,7 +23,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
     """Read a CSV file with a header. By default, the delimiter is found in the header: a comma, a semicolon or a tab.
 
     If pyarrow is installed, it reads the file, because it is fast. If it fails, Python's csv module reads the file and
-    reports the line of the mistake.
+    reports the line of any mistake.
     """
     _check_marks(delimiter, decimal)
     delimiter = delimiter or find_delimiter(path)

@@ -231,7 +231,7 @@ def _select_columns(table: Table, columns: object, drop: object, label_and_site:
 
 
 def _dropped(drop: object, table: Table, training: Table) -> object:
-    """Return the columns to leave out of `table`. A test table may lack columns of the training table."""
+    """Return the columns to leave out of `table`. A test table may lack some of them."""
     if drop is None or table is training:
         return drop
     return [name for name in _parse_columns("drop", drop, training) if name in table.columns]

@@ -21,8 +21,8 @@ from fedskew.errors import plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""The maximum number of random shares that are drawn at once for a class, unless one draw needs more. So many fit in
-the CPU's cache."""
+"""The maximum number of random shares that are drawn at once for a class, unless one draw needs more. That many fit
+in the CPU's cache."""
 MAX_VALUES = 300_000_000
 """Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256

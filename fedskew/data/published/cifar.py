@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 _PIXELS = 3 * 32 * 32
 
@@ -87,7 +87,7 @@ def _names(variant: Variant, folder: Path) -> tuple[str, ...]:
     if path.is_file():
         names = tuple(path.read_text(encoding="utf-8", errors="replace").split())
         if len(names) != variant.classes:
-            raise UserError(f"{path}: {len(names)} class names; expected {variant.classes}")
+            raise UserError(f"{path}: {plural(len(names), 'class name')}; expected {variant.classes}")
         return names
     if variant is CIFAR10:
         return _CIFAR10_NAMES

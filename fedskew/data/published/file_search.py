@@ -49,6 +49,18 @@ def find_files(published: Published, data_dir: str | os.PathLike[str] | None) ->
     return _first_match(published, list(_folders(published, roots(data_dir))))
 
 
+def find_members(published: Published, data_dir: str | os.PathLike[str] | None) -> tuple[Path | None, set[Path]]:
+    """Return the folder that has the dataset, and what belongs to the dataset there: files and folders.
+
+    Without the dataset's files, return None and nothing.
+    """
+    files = find_files(published, data_dir)
+    if not files:
+        return None, set()
+    folder = Path(os.path.commonpath([path.parent for path in files]))
+    return folder, {folder / path.relative_to(folder).parts[0] for path in files}
+
+
 def ensure_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """Return the dataset's files, in the order of their layout. They are unpacked or downloaded if necessary."""
     folders = list(_folders(published, roots(data_dir)))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset, Samples, check_fraction, stratified_holdout
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
@@ -19,7 +19,7 @@ LAYOUT = tuple((part, f"{part}.gz") for part in PARTS)
 
 @dataclass(frozen=True)
 class IdxDataset:
-    """A dataset in idx format. MNIST and Fashion-MNIST have the same file names. Their first test labels differ."""
+    """A dataset in idx format. `first_test_labels` tells MNIST from Fashion-MNIST, which has the same file names."""
 
     name: str
     classes: tuple[str, ...]
@@ -83,9 +83,12 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
 def _samples(images: Path, labels: Path) -> Samples:
     x, y = read_idx(images), read_idx(labels).astype(np.int64)
     if x.ndim != 3 or y.ndim != 1:
-        raise UserError(f"{images}: {x.ndim} dimensions, {labels}: {y.ndim}; expected 3 for images and 1 for labels")
+        found = plural(x.ndim, "dimension")
+        raise UserError(f"{images}: {found}, {labels}: {y.ndim}; expected 3 for images and 1 for labels")
     if len(x) != len(y):
-        raise UserError(f"{images} has {len(x)} images but {labels} has {len(y)} labels; expected equal numbers")
+        raise UserError(
+            f"{images} has {plural(len(x), 'image')} but {labels} has {plural(len(y), 'label')}; expected equal numbers"
+        )
     return Samples(x[:, None], y)
 
 

@@ -26,7 +26,8 @@ class RoundKey:
     round: int
     """The number of earlier rounds in which this model was trained."""
     phase: int = 0
-    """The number of the phase of local training (`methods.personal.Phase`), counted from 0."""
+    """The number of the phase of local training (`methods.personal.Phase`), counted from 0. The training of second
+    models and fine-tuning have numbers of their own."""
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
 
 
 def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """Return means and sums of squared deviations [splits, K, 2, C], and numbers of rows [splits, K]."""
+    """Return means and sums of squared deviations [splits, K, 2, C], and numbers of valid rows [splits, K]."""
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, channels = x.shape[0], x.shape[4]

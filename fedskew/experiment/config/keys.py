@@ -320,8 +320,8 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 def parse_method(text: str) -> dict[str, Any]:
     """Read a method with settings, such as `fedvls:distill_weight=0.5`, into the mapping that YAML would have.
 
-    Several settings are separated by colons: `fedvls:distill_weight=0.5:suppress_weight=0`. A colon before the
-    first setting belongs to the name, as in `package.module:Class`.
+    Several settings are separated by colons: `fedvls:distill_weight=0.5:suppress_weight=0`. The name itself
+    may have a colon, as in `package.module:Class`.
     """
     words = text.split(":")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
@@ -333,7 +333,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
     The order of the values does not matter, because whole sections are set before their parts. A new dataset, partition
     rule or method starts with its defaults, not with the parameters of the previous one. Only `clients` and `seed` stay
-    when the rule changes. If `partition.column` is set without a rule, the rule is `column`.
+    when the rule changes. A mapping replaces its whole section. If `partition.column` is set without a rule, the rule
+    is `column`.
     """
     if "partition.column" in values and not {"partition", "partition.rule"} & values.keys():
         values = {"partition.rule": "column", **values}
@@ -344,7 +345,7 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 _CHOICES = ("data.name", "partition.rule", "method.name")
-"""Keys that are set first, because a new choice discards the parameters of the previous one."""
+"""Dotted keys that are set before the others, because a new choice discards the parameters of the previous one."""
 
 
 def config_hash(config: Config) -> str:

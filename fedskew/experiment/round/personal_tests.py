@@ -103,7 +103,7 @@ class PersonalTests:
         }
 
     def models(self, runtime: ModelRuntime, state: RunState, model: ModelState) -> ModelFor:
-        """Return a function that makes each client's model for its tests, from the global model of that state."""
+        """Return a function that makes each client's model for its tests. `model` is the global model of `state`."""
         kept, tuning = self._kept_models(state, model), self.personal.fine_tuning()
         if tuning is None:
             return kept

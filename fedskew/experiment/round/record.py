@@ -73,7 +73,7 @@ class RoundRow:
     local_before: list[float | None] | None = None
     """With `eval_local`: class accuracies of the model that was sent."""
     drift_diversity: float | None = None
-    """With `eval_local`: see `metrics.drift`. None if it is infinite."""
+    """With `eval_local`: see `metrics.drift`. None if it is infinite, or if every update was discarded."""
     client_tests: dict[str, list[float | None]] | None = None
     """Accuracies on each client's held-out samples: with `client_test`, or on Flower with `local_tests` or Ditto.
 
@@ -181,7 +181,7 @@ class RoundRecord:
         gradients: float = plan.work.solver.gradients()
         if plan.work.personal is not None:
             gradients = mean_gradients(plan.work.personal, plan.work.solver, plan.work.local.epochs)
-        # The unit is a training step on one sample. A forward pass costs a third of it.
+        # `spent` is in training steps on one sample. A forward pass costs a third of a step.
         spent = visits * plan.stage.cost * gradients + forwards / 3 + passes
         return spent / self._fedavg_visits(plan)
 

@@ -19,7 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Participants:
-    """The clients of a round, with the samples that each trains on."""
+    """The clients of a round, with the samples that each trains on. A pooled cohort is a single client."""
 
     federation: Federation
     """All clients, with only the samples that the stage uses."""

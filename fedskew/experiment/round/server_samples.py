@@ -20,7 +20,7 @@ class ServerSamples:
 
     training_set: Evaluator
     indices: Tensor
-    """Their indices in the training set."""
+    """The samples' indices in the training set."""
     model: ModelState
     """The model before the round. Its personal tensors complete the parameters."""
     buffers: Tensors
@@ -41,6 +41,6 @@ def server_samples(
     if stage.labels is not None:
         indices = indices[np.isin(y[indices], stage.labels)]
     if not len(indices):
-        raise UserError("the server holds no samples; expected server_data, such as 0.02")
+        raise UserError(f"the server holds no samples for stage {stage.name!r}; expected a larger server_data")
     device = next(iter(model.params.values())).device
     return ServerSamples(training_set, torch.from_numpy(indices).to(device), model, buffers)

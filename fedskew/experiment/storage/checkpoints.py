@@ -216,7 +216,7 @@ class Checkpoints:
     def load_newest(self, run: str, logged: Collection[int], warn: Callable[[str], None]) -> Checkpoint | None:
         """Load the newest usable checkpoint of this run, and warn about each newer one that is skipped.
 
-        `logged` are the rounds with a row in rounds.jsonl. A checkpoint of any other round is skipped.
+        `logged` are the rounds with a row in rounds.jsonl. A checkpoint of any other round, except round 0, is skipped.
         """
         for round, path in sorted(self._list_files().items(), reverse=True):
             try:

@@ -3,13 +3,15 @@
     config.yaml         everything needed to repeat the run, except Python objects that were passed to it
     about.json          for readers: the federation, the command, the versions, the machine
     label_counts.npy    the federation's label counts, if it has too many clients for about.json
-    rounds.jsonl        one row per round, append-only
+    rounds.jsonl        one row per round
     checkpoint/         the last two checkpoints, from which the run can continue
     clients/            the clients' states, for methods whose clients keep any
     model.safetensors   the final model
     predictions.parquet its predictions on the test set, with `save_predictions`
     summary.json        the result, written last
     audit.jsonl         on Flower: the server's audit log, which begins before the run does
+    received/           on Flower: the updates of the round in progress
+    status.json         on Flower: how the last attempt to run the federation ended
 
 A run can be killed at any time, because a round's row is written before its checkpoint. To resume, call
 `load_checkpoint`, then `truncate_rounds` with the checkpoint's round, and then run the next round. Writing needs a

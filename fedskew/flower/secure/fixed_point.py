@@ -3,7 +3,8 @@
 A site with weight w encodes every number x of its update as round(w·x·2^f). The server computes the sum of these
 numbers over the sites, and divides it by Σw·2^f. Every weight is a whole number of at least 1. So the result differs
 from the exact weighted mean by at most 2^-(f+1), plus the rounding of float64. f is the largest whole number for which
-Σ|w·x|·2^f is at most 2⁶², if every w and every x has its largest allowed value.
+Σ|w·x|·2^f is at most 2⁶², if every w and every x has its largest allowed value. Arrays of whole numbers are encoded
+with f = 0.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class OutOfRange(Exception):
 
 @dataclass(frozen=True)
 class Contribution:
-    """What a site adds to a sum. The server learns the sums of the counts, and the weighted means of the arrays."""
+    """What a site adds to a sum. The server learns the sums of the counts and weights, and the means of the arrays."""
 
     counts: dict[str, int]
     weight: int = 1

@@ -89,7 +89,7 @@ class PeerTime:
 
 
 def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[PeerTime], list[str]]:
-    """Run the scripts. Return the times, and why a script was not measured. `show` gets the script that runs."""
+    """Run the scripts. Return the times, and why a script was not measured. `show` receives lines of progress."""
     if not _COMPARE.exists():
         raise UserError(f"{_COMPARE} does not exist; expected a clone of fedskew's repository, which has the scripts")
     with tempfile.TemporaryDirectory() as folder:

@@ -38,7 +38,7 @@ class ScaleCase:
     device: str
     model: str
     shape: tuple[int, ...]
-    """One sample: the features of a table, or channels, height and width of an image."""
+    """The shape of a sample: the number of features of a table, or channels, height and width of an image."""
     precision: str
     clients: int = 1_000_000
     samples: int = 50

@@ -104,7 +104,7 @@ class Contender:
     case: Case
     level: Level
     label: str
-    """The name that users see."""
+    """The name in progress lines, failures and notices."""
     make: Callable[[], Ready]
     requested_engine: str = ""
     """The engine that was requested, such as `auto`. Empty for a contender that is not an engine."""
@@ -131,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders in turns. Those whose warm-up fails or comes too late are recorded in `failures`."""
+        """Time the contenders in turn. Those whose warm-up fails or comes too late are recorded in `failures`."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)

@@ -1,8 +1,8 @@
 """List tables, cells or a plan for `reproduce --list`, with their estimated cost on this machine.
 
 The estimate is the number of samples trained on, times the measured time per sample. On a CPU, one step of one client
-is timed. A GPU trains all clients of a round together. That takes about as long as one step of one model on the batches
-of all clients (docs/speed.md), so this step is timed. The cost of tables and cells is for one seed.
+is timed. A GPU trains all clients of a round together. A step of all clients takes about as long as one step of one
+model on their batches (docs/speed.md), so the latter is timed. The cost of tables and cells is for one seed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Generate RESULTS.md from the records in results/: every table that was rerun, and every sweep that was run.
 
-The comments on tables come from results/findings.yaml. The comments on sweeps come from the grid files.
+The comments on tables and sections come from results/findings.yaml. The comments on sweeps come from the grid files.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _still_to_do(folder: Path, records: Records) -> list[str]:
 
 
 def _machines(records: Records) -> str:
-    """List the machines, versions and commands of all runs."""
+    """List the machines, versions and commands of the runs in these records."""
     lines = [
         "## Machines and versions\n",
         markdown_row(("runs", "machine", "versions", "precision")),

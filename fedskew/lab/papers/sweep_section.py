@@ -85,7 +85,7 @@ def _about(path: Path) -> str:
     """Return the comments of the grid file, without the command."""
     lines = path.read_text(encoding="utf-8").splitlines()
     comments = [line.lstrip("# ") for line in lines if line.startswith("#") and "fedskew sweep" not in line]
-    return " ".join(comments) or "Every combination of its values."
+    return " ".join(comments) or "Every combination of the grid's values."
 
 
 def device_line(records: Records) -> str:

@@ -41,7 +41,7 @@ class Point:
 
     config: Config
     grid_values: Mapping[str, Any]
-    """The run's values on the grid's axes, as the table shows them."""
+    """The run's values on the grid's axes, and its seed, as the table shows them."""
     tag: str = ""
     """The run's values on axes that do not identify an experiment, such as `device=cpu`. Without the tag, runs that
     differ only in these values would count as one job."""

@@ -34,7 +34,7 @@ LOCAL = "local"
 MAX_MOVES = 3
 """How often a job may start again because its process or its node died. The next time, it counts as failed."""
 _TIMEOUT = 5.0
-"""Seconds to wait for a connection."""
+"""Seconds to wait for a connection, or for an answer from `_StatusBoard`."""
 _SECONDS_BETWEEN_CHECKS = 1.0
 _PROBE_TIMEOUT = 60.0
 """Seconds in which a node must start a process and look for the shared folder."""

@@ -206,7 +206,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _domains(evaluated: Sequence[RoundRow]) -> dict[str, list[float | None]]:
-    """Accuracy per domain, if the data has domains."""
+    """Accuracy per domain, if the data have domains."""
     names = evaluated[-1].domain_accuracy or {}
     return {name: [_rounded((row.domain_accuracy or {}).get(name)) for row in evaluated] for name in names}
 

@@ -53,7 +53,7 @@ def _measured(record: Record, rounds: int) -> Row:
 
 
 PointKey = tuple[str, ...]
-"""The values of the grid's keys, as the table shows them. They identify a point of the grid."""
+"""The values of the grid's keys without the seed, as the table shows them. In this module, they identify a point."""
 
 
 _FEDERATION = ("data", "partition", "clients_per_round")

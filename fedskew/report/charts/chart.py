@@ -14,7 +14,7 @@ from fedskew.report.charts.table import Cell, Table
 
 Values = Sequence[float | None]
 MAX_LISTED = 12
-"""The maximum number of values that a description lists."""
+"""The maximum number of items in a list of a description."""
 
 
 @dataclass(frozen=True)

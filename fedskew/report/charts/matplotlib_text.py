@@ -59,7 +59,7 @@ def _arrange_legend(names: Sequence[str], plot_width: float) -> tuple[list[str],
 
 
 def legend_height(chart: Chart, panel_width: float) -> float:
-    """Height in inches of the legend below a panel, or 0 if there is none. `panel_width` is in inches."""
+    """Height in inches of the legend below a panel with curves, or 0 if there is none. `panel_width` is in inches."""
     if not isinstance(chart, Lines) or chart.thin or not 1 < len(chart.lines) <= MAX_LABELS:
         return 0.0
     shown, columns = _arrange_legend([line.name for line in chart.lines], PLOT_SHARE * panel_width)

@@ -37,7 +37,7 @@ def maps(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the labels of each round's clients, and the predictions of each method's first run after the round."""
+    """Draw the labels of each round's clients, and the predictions after the round, from each method's first run."""
     panels: list[Heat] = []
     for comparison in comparisons:
         runs = [(m, run) for m in comparison.methods if (run := m.first) is not None and shown_rounds(run)]

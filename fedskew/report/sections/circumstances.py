@@ -27,7 +27,8 @@ def _problems(run: Result) -> list[str]:
     if not run.history:
         problems.append("no round was recorded")
     elif not run.finished:
-        problems.append(f"unfinished: it stopped after round {run.history[-1].round}; repeat its command to resume")
+        recorded = f"unfinished: recorded up to round {run.history[-1].round}"
+        problems.append(f"{recorded}; if it no longer runs, repeat its command to resume")
     if not run.about:
         problems.append("about.json is missing or damaged, so command, versions and machine are unknown")
     return problems

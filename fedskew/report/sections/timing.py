@@ -26,7 +26,7 @@ def timing(comparison: Comparison) -> Section:
     elif all(row.time for run in runs for row in run.history if row.round):
         figures.append(Figure("time", "Seconds by part, mean over the seeds", [_parts(comparison)]))
     else:
-        missing.append("time by part: an earlier version of fedskew made these runs and did not record it")
+        missing.append("time by part: an earlier version of fedskew made some of these runs and did not record it")
     columns = ["method", "seed", "rounds", "seconds", "seconds per round", "engine", "device", "folder"]
     rows = [
         [method.label, run.seed, run.rounds, number(run.seconds, 1), number(run.seconds / max(1, run.rounds), 3),
