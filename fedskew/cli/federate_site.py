@@ -127,8 +127,8 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     site.policy.require_run(config)
     site.policy.require_secure_aggregation(settings.secure_aggregation)
-    site.policy.require_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
-    site.policy.require_noise_on_all(settings.privacy, settings.share_loss)
+    site.policy.require_local_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
+    site.policy.refuse_items_without_noise(settings.privacy, settings.share_loss)
     contract.admit(federation.dataset)
     for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
         notice(f"warning: {line}")
@@ -158,7 +158,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
-    if settings.secure_aggregation:
+    if settings.secure_aggregation:  # refuse another public key than the site's
         SecureSite(site, str).identity(SecureTerms.from_settings(settings, config))
     is_approved = require_approval(Path(app), site.folder)
     if not is_approved and site.policy.requires(SECURE_AGGREGATION):

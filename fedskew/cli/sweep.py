@@ -114,14 +114,14 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.lab.sweep.table import write_csv, write_parquet
 
-    lines = [_row(point, campaign) for point in points]
-    write_csv(lines, folder / "table.csv")
-    has_parquet = write_parquet(lines, folder / "table.parquet")
+    rows = [_row(point, campaign) for point in points]
+    write_csv(rows, folder / "table.csv")
+    has_parquet = write_parquet(rows, folder / "table.parquet")
     if as_json:
-        print_json(lines)
+        print_json(rows)
         return
     console = stdout()
-    console.print(_table(lines, [point.config for point in points], metric))
+    console.print(_table(rows, [point.config for point in points], metric))
     tables = "table.csv and table.parquet" if has_parquet else "table.csv"
     console.print(f"{tables} written to {folder}", markup=False, soft_wrap=True)
 
@@ -136,22 +136,22 @@ def _row(point: Point, campaign: Campaign) -> Row:
     return make_row(point.grid_values, rounds, record, FINISHED if record and record.rounds >= rounds else status)
 
 
-def _table(lines: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> object:
+def _table(rows: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> object:
     """Show the means of the finished runs over the seeds, and mark the best point. The files list every run."""
     from rich.table import Table
 
     from fedskew.lab.sweep.table import FINISHED, best_points, by_point, grid_keys, measured_name
     from fedskew.results.ranking import METRICS
 
-    best = best_points(lines, configs, metric)
-    several = any(len(found) > 1 for found in by_point(lines).values())
+    best = best_points(rows, configs, metric)
+    several = any(len(found) > 1 for found in by_point(rows).values())
     shown = [METRICS[name] for name in dict.fromkeys((metric.name, "accuracy", "macro-f1", "worst-class"))]
     table = Table()
-    for heading in (*grid_keys(lines), "runs", *(one.heading.replace(" ", "\n", 1) for one in shown)):
+    for heading in (*grid_keys(rows), "runs", *(one.heading.replace(" ", "\n", 1) for one in shown)):
         table.add_column(heading, overflow="fold")
-    for grid_values, found in by_point(lines).items():
-        done = [line for line in found if line["status"] == FINISHED]
-        columns = [[line[measured_name(one)] for line in done] for one in shown]
+    for grid_values, found in by_point(rows).items():
+        done = [row for row in found if row["status"] == FINISHED]
+        columns = [[row[measured_name(one)] for row in done] for one in shown]
         cells = [_cell(column, one) for column, one in zip(columns, shown, strict=True)]
         marked = " *" if grid_values in best else ""
         table.add_row(*grid_values, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)

@@ -194,9 +194,10 @@ class TableEncoding:
 
 @dataclass(frozen=True)
 class DraftEncoding(TableEncoding):
-    """An encoding whose categories and moments are not known yet. `column_sums.py` fits them.
+    """The columns of an encoding and their kinds, before its categories, means and deviations are known.
 
-    If a table is read with a draft, `Dataset.raw_train` keeps the training part before encoding.
+    In a federation, the server fits these to sums that the sites send (`column_sums.py`). A site computes its sums from
+    the values before encoding, so `Dataset.raw_train` keeps the training part of a table that is read with a draft.
     """
 
 
@@ -205,7 +206,7 @@ _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 
 
 def fit_encoding(table: RawTable) -> TableEncoding:
-    """Fit an encoding on the training part. A column with gaps gets a feature that marks them."""
+    """Fit an encoding to the training part of one table. A column with gaps gets a feature that marks them."""
     with np.errstate(over="ignore", invalid="ignore"):  # the caller refuses moments that are not finite
         mean, std = _moments(table.numbers)
     gaps = np.isnan(table.numbers).sum(axis=0)

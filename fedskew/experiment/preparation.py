@@ -39,8 +39,8 @@ class Prepared:
     federation: Federation
     method: Method
     model: nn.Module
-    start: InitReport | None = None
-    """The tensors that the model took from the file of weights. None if `init` names no file."""
+    init_report: InitReport | None = None
+    """Which tensors the model took from the file of weights. None if `init` names no file."""
     notices: tuple[str, ...] = ()
     """Lines for the user about choices that `prepare` made."""
 
@@ -106,11 +106,11 @@ def prepare(
     name = suitable_model(fed.dataset) if config.model == "auto" else config.model
     head = _choose_head(config, chosen, model)
     module = make_model(name, shape, config.seed, head) if model is None else adapted_model(model, shape)
-    start = None
+    init_report = None
     if config.init is not None:
         from fedskew.models.weights import start_from  # few runs need it
 
-        module, start = start_from(config.init, module, config.init_sha256)
+        module, init_report = start_from(config.init, module, config.init_sha256)
     trained, sample = module, model_input(fed.dataset, module)
     if config.train != "all":
         trained, sample = _trained_part(config, chosen, module, sample)
@@ -127,14 +127,14 @@ def prepare(
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
         head=head,
-        init_sha256=None if start is None else start.sha256,
+        init_sha256=None if init_report is None else init_report.sha256,
         method=chosen.name,
         method_params=_with_lists(chosen.params),
         engine=choose_engine(config.engine, trained, sample, devices[0], _cpu_seconds(config, fed, trained, sample)),
         device=",".join(map(str, devices)),
         precision=_precision(config, chosen, devices[0]),
     )
-    return Prepared(resolved, fed, chosen, module, start, _notices(config, resolved))
+    return Prepared(resolved, fed, chosen, module, init_report, _notices(config, resolved))
 
 
 def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn.Module) -> None:

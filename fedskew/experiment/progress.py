@@ -57,7 +57,7 @@ class RunLine:
     total: int = 0
     seconds: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
-    """Rounds of the global model, with its accuracy in percent."""
+    """(Round, accuracy in percent) of the global model. Rounds in which another model was trained are not counted."""
 
     def update(self, row: RoundRow, rounds_ahead: int) -> None:
         self.round, self.total = row.round, row.round + rounds_ahead

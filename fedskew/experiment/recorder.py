@@ -83,7 +83,7 @@ class Recorder:
         if self._folder is not None:
             tensors, encoders = {**state.model.params, **state.model.buffers}, self._server.encoder_count(state)
             meta: dict[str, Any] = {"config": self._prepared.config.to_mapping()}
-            if encoders:
+            if encoders:  # they are frozen, so the state lacks their parameters
                 tensors, meta = {**dict(module.named_parameters()), **tensors}, {**meta, "encoders": encoders}
             elif self._server.saves_whole_model:
                 tensors = module.state_dict()

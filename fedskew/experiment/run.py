@@ -172,8 +172,8 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
 def _report_start(prepared: Prepared, recorder: Recorder) -> None:
     """Pass on the notices, and which tensors the initial model took from a file of weights."""
     recorder.notify(list(prepared.notices))
-    if prepared.start is not None:
-        recorder.notify(prepared.start.lines())
+    if prepared.init_report is not None:
+        recorder.notify(prepared.init_report.lines())
 
 
 def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result:
@@ -181,6 +181,7 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     tensors, meta = folder.load_model()
     module = with_encoders(server.initial_module(), meta.get("encoders", 0))
     buffers, is_whole = dict(module.named_buffers()), count_encoders(module) or server.saves_whole_model
+    # If the whole model was saved, the file also has the parameters that the run did not train.
     expected = dict(module.named_parameters()) if is_whole else server.network.state().params
     _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
     module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
@@ -218,7 +219,8 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:
     """Refuse a run with the same inputs in another order.
 
-    Up to version 0.2, categories called true and false had another place among the categories of their column.
+    Up to version 0.2, the categories true and false kept their case. Now they are called True and False, which may give
+    them another place among the categories of their column. Names that differ only in case mean the same input.
     """
     recorded = ((folder.about() or {}).get("federation") or {}).get("inputs", {}).get("columns", ())
     before, now = ([name.lower() for name in names] for names in (recorded, columns))

@@ -28,8 +28,8 @@ class LiveState:
     def __init__(self, paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> None:
         self._paths, self._rank_by = list(map(Path, paths)), rank_by
         self._lock = threading.Lock()
-        self._seen: tuple[object, ...] = ("nothing",)
-        """The result of `_file_versions` when the content was built."""
+        self._seen: tuple[object, ...] | None = None
+        """The result of `_file_versions` when the content was built. None before it is built for the first time."""
         self._loaded = NOTHING
         self._content: dict[str, Any] = {}
         self._version = 0

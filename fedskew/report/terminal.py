@@ -58,7 +58,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     personal = [tests["personal"] for tests in result.client_tests.values() if "personal" in tests]
     if personal:
         mean_accuracy = _percent(sum(personal) / len(personal))
-        words = f"own model on its client's held-out samples, mean of {plural(len(personal), 'client')}"
+        words = f"each client's own model on that client's held-out samples, mean of {plural(len(personal), 'client')}"
         table.add_row("personal accuracy", Text(mean_accuracy, style="bold"), words)
     accuracies = {name: score.accuracy for name, score in result.site_scores.items()}
     if accuracies and (found := fairness(accuracies)):

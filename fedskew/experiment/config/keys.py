@@ -102,7 +102,7 @@ class PartitionConfig:
 
 
 _PARTITION_KEYS = ("rule", "clients", "seed")
-_NAME_KEY = ("name",)
+"""The keys of the section `partition` that are not parameters of its rule."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +222,8 @@ class Config:
         if not isinstance(self.partition, PartitionConfig):
             raise invalid_value("partition", self.partition, "a PartitionConfig")
         _check_fields(self)
-        _refuse_reserved("data", self.data_params, _NAME_KEY)
-        _refuse_reserved("method", self.method_params, _NAME_KEY)
+        _refuse_reserved("data", self.data_params, ("name",))
+        _refuse_reserved("method", self.method_params, ("name",))
         if self.optimizer == "nesterov" and not self.momentum:
             raise invalid_value("momentum", self.momentum, "a number above 0 for optimizer nesterov")
         self._check_example_privacy()
@@ -252,7 +252,10 @@ class Config:
 
     @classmethod
     def from_mapping(cls, mapping: Any) -> Config:
-        """Make a configuration from what `to_mapping` returned. Missing keys get their defaults."""
+        """Make a configuration from a mapping, such as the content of a YAML file or the result of `to_mapping`.
+
+        `data`, `partition` and `method` may be names or mappings. Missing keys get their defaults.
+        """
         values = _as_mapping("the configuration", mapping, "a mapping of keys to values")
         for key in values:
             if key not in KEYS:
@@ -345,7 +348,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 _CHOICES = ("data.name", "partition.rule", "method.name")
-"""Dotted keys that are set before the others, because a new choice discards the parameters of the previous one."""
+"""The dotted keys of `_CHOICE_KEY`. They are set before the others, because a new choice discards the parameters of the
+previous one."""
 
 
 def config_hash(config: Config) -> str:
@@ -425,7 +429,8 @@ def _identity(config: Config) -> dict[str, Any]:
             identity.update({f"{key}.{inner}": _canonical(v) for inner, v in value.items()})
         elif key not in _CHANGEABLE and not (key in _LATER_KEYS and value == _LATER_KEYS[key]):
             identity[key] = _canonical(value)
-    if config.init is not None and config.init_sha256 is None:  # before the run is prepared
+    if config.init is not None and config.init_sha256 is None:
+        # `prepare` has not recorded the file's digest yet, so its path stands for it.
         identity["init"] = config.init
     return identity
 
@@ -436,25 +441,25 @@ def _canonical(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-_NAME_KEYS = {"data": "name", "partition": "rule", "method": "name"}
-"""The key that names the dataset, the rule or the method within its section."""
+_CHOICE_KEY = {"data": "name", "partition": "rule", "method": "name"}
+"""By section, the key that chooses the dataset, the rule or the method."""
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
     section, dot, name = key.partition(".")
-    if section not in KEYS or (dot and section not in _NAME_KEYS):
+    if section not in KEYS or (dot and section not in _CHOICE_KEY):
         raise _unknown_key(key)
     if not dot:
-        if section not in _NAME_KEYS or not isinstance(value, str):
+        if section not in _CHOICE_KEY or not isinstance(value, str):
             mapping[section] = value
             return
-        name = _NAME_KEYS[section]
+        name = _CHOICE_KEY[section]
     if (section, name) == ("method", "name"):
         value = _check_method_name(key, value)
     part = mapping[section]
     if not isinstance(part, dict):
         raise invalid_value(section, part, f"a mapping, because {key} is set")
-    if name == _NAME_KEYS[section] and part.get(name) != value:  # a new choice starts with its defaults
+    if name == _CHOICE_KEY[section] and part.get(name) != value:  # a new choice starts with its defaults
         part = {k: part[k] for k in ("clients", "seed") if section == "partition" and k in part}
     mapping[section] = part | {name: value}
 

@@ -38,7 +38,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
         "command": command(),
         "federation": describe_federation(prepared.federation),
         "model": {"name": prepared.config.model, "parameters": sum(p.numel() for p in params)},
-        **({} if prepared.start is None else {"init": prepared.start.to_json()}),
+        **({} if prepared.init_report is None else {"init": prepared.init_report.to_json()}),
         "versions": versions(),
         "machine": machine(prepared.config.device),
     }

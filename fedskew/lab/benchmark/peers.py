@@ -7,6 +7,7 @@ repository. It also needs JAX, in an environment of its own or in fedskew's (see
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -40,25 +41,39 @@ class PeerCase:
     """How the scripts are run. `size` is a name from `benchmarks/peers/work.py`."""
 
     device: str
+    """Like `--device`, for example `cpu`, `cuda` or `cuda:1`."""
     size: str
     rounds: int
     repeats: int
     precisions: tuple[str, ...]
 
     @property
+    def kind(self) -> str:
+        return "cuda" if self.device.startswith("cuda") else "cpu"
+
+    @property
     def flags(self) -> tuple[str, ...]:
         return (
-            "--device", self.device, "--size", self.size, "--rounds", str(self.rounds),
+            "--device", self.kind, "--size", self.size, "--rounds", str(self.rounds),
             "--repeats", str(self.repeats), "--precisions", ",".join(self.precisions), "--peers", "fedskew,jax",
         )  # fmt: skip
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of the scripts. They use the first GPU that they see, so only that of `device` is visible."""
+        if ":" not in self.device:
+            return dict(os.environ)
+        index = int(self.device.partition(":")[2])
+        visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": visible[index] if visible else str(index)}
 
-def peer_case(kind: str, precisions: Sequence[str], is_quick: bool) -> PeerCase:
-    """Make the case for a kind of device. The second repeat finds compiled kernels in the caches."""
+
+def peer_case(device: str, precisions: Sequence[str], is_quick: bool) -> PeerCase:
+    """Make the case for a device. The second repeat finds compiled kernels in the caches."""
     if is_quick:
-        return PeerCase(kind, "tiny", 3, 1, tuple(precisions))
-    size, rounds = ("paper", 100) if kind == "cuda" else ("small", 30)
-    return PeerCase(kind, size, rounds, 2, tuple(precisions))
+        return PeerCase(device, "tiny", 3, 1, tuple(precisions))
+    size, rounds = ("paper", 100) if device.startswith("cuda") else ("small", 30)
+    return PeerCase(device, size, rounds, 2, tuple(precisions))
 
 
 @dataclass(frozen=True)
@@ -82,9 +97,10 @@ class PeerTime:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> PeerTime:
+        kinds = {"peer": str, "precision": str, "work": str, "rounds": int}
         try:
-            return cls(**{spec.name: value[spec.name] for spec in fields(cls)})
-        except (KeyError, TypeError) as error:
+            return cls(**{spec.name: kinds.get(spec.name, float)(value[spec.name]) for spec in fields(cls)})
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the times of a peer are damaged: {type(error).__name__}: {error}") from error
 
 
@@ -96,7 +112,7 @@ def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[Pee
         out = Path(folder, "peers")
         command = [sys.executable, str(_COMPARE), *case.flags, "--out", str(out)]
         last = ""
-        with _started(command) as (process, lines):
+        with _started(command, case.environment) as (process, lines):
             for line in lines:
                 last = line.strip() or last
                 show(last)
@@ -108,10 +124,10 @@ def measure_peers(case: PeerCase, show: Callable[[str], None]) -> tuple[list[Pee
 
 
 @contextmanager
-def _started(command: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
     """Start a command, and yield it with its error output. An interrupt also ends what the command has started."""
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
     )
     assert process.stderr is not None
     try:

@@ -27,6 +27,9 @@ class Benchmark:
 
     def __init__(self, plan: Plan, command: str) -> None:
         self._plan, self._groups = plan, groups(plan)
+        extras = {PEERS: self._measure_peers, SCALE: self._measure_scale}
+        self._extras = [measure for level, measure in extras.items() if level in plan.levels]
+        self._total = len(self._groups) + len(self._extras)
         self._device = torch.device(plan.device)
         self._start = time.monotonic()
         self._timer = ContenderTimer(self._device, plan.length, self._is_late)
@@ -37,7 +40,7 @@ class Benchmark:
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:
         """Measure the groups until the time is up, and then `PEERS` and `SCALE`, if requested.
 
-        `save` is called after each group, in case the process is killed.
+        `save` is called after each of them, in case the process is killed.
         """
         try:
             for done, group in enumerate(self._groups):
@@ -47,17 +50,17 @@ class Benchmark:
                 self._measure(group, done, show_progress)
                 self.results.seconds = round(self._elapsed(), 1)
                 save(self.results)
-            if PEERS in self._plan.levels:
-                self._measure_peers(show_progress)
-            if SCALE in self._plan.levels:
-                self._measure_scale(show_progress)
+            for done, measure in enumerate(self._extras, len(self._groups)):
+                measure(done, show_progress)
+                self.results.seconds = round(self._elapsed(), 1)
+                save(self.results)
         finally:
             self.results.seconds = round(self._elapsed(), 1)
         return self.results
 
     def _measure(self, group: Group, done: int, show_progress: ShowProgress) -> None:
         def show(line: str) -> None:
-            show_progress(done, len(self._groups), group.title, line)
+            show_progress(done, self._total, group.title, line)
 
         if group.commands:
             try:
@@ -78,21 +81,20 @@ class Benchmark:
         time_commands(group.fill_caches, 1, show, warm_up=False)
         return time_commands(group.commands, 1, show, warm_up=False)
 
-    def _measure_peers(self, show_progress: ShowProgress) -> None:
-        case, title = peer_case(self._plan.kind, self._plan.precisions, self._plan.is_quick), "a JAX script"
-        done = len(self._groups)
+    def _measure_peers(self, done: int, show_progress: ShowProgress) -> None:
+        case, title = peer_case(self._plan.device, self._plan.precisions, self._plan.is_quick), "a JAX script"
         try:
-            times, skipped = measure_peers(case, lambda line: show_progress(done, done + 1, title, line))
+            times, skipped = measure_peers(case, lambda line: show_progress(done, self._total, title, line))
         except UserError as error:
             self.results.failures.append(Failure.from_error(title, error))
             return
         self.results.peers += times
         self.results.failures += [Failure(title, reason) for reason in skipped]
 
-    def _measure_scale(self, show_progress: ShowProgress) -> None:
+    def _measure_scale(self, done: int, show_progress: ShowProgress) -> None:
         case = scale_case(self._plan.device, self._plan.scale_clients)
         title = f"a run on {case.clients:,} clients"
-        show_progress(len(self._groups), len(self._groups) + 1, title, title)
+        show_progress(done, self._total, title, title)
         try:
             self.results.scale.append(measure_scale(case))
         except (RuntimeError, UserError) as error:

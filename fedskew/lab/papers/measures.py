@@ -38,7 +38,7 @@ class MetricInputs:
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of a run."""
+    """How a metric is computed from the record of a run."""
 
     read: Callable[[MetricInputs], float | None]
     percent: bool = True
@@ -54,6 +54,7 @@ class Measure:
 
 
 def measure(metric: str) -> Measure:
+    """Return how this metric is computed."""
     if metric not in MEASURES:
         raise unknown("metric", metric, MEASURES)
     return MEASURES[metric]

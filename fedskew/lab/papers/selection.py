@@ -52,7 +52,7 @@ class Selection:
     @property
     def changed(self) -> str:
         """The settings that were changed. Settings that do not affect results, such as the device, are left out."""
-        changes = {key: value for key, value in self.choice.values.items() if key not in _MACHINE_KEYS}
+        changes = {key: value for key, value in self.choice.values.items() if key not in _WITHOUT_EFFECT_ON_RESULTS}
         return ", ".join(f"{key} {value}" for key, value in changes.items())
 
     def jobs(self) -> list[Job]:
@@ -79,7 +79,7 @@ def all_tables() -> list[tuple[str, str]]:
     return table_names(papers())
 
 
-_MACHINE_KEYS = tuple(key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every"))
+_WITHOUT_EFFECT_ON_RESULTS = tuple(key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every"))
 _KEYS = ("tables", "dataset", "split", "condition", "methods", "variant", "seeds", "rounds", "set")
 
 

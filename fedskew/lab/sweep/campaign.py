@@ -31,6 +31,7 @@ class Campaign:
     """Seconds from the creation of the campaign until its runs stop. A run stops at the end of a round. Runs with
     folders can be resumed."""
     command: str = ""
+    """The command that started the campaign, for the records."""
     ray: str | None = None
     """Address of a Ray cluster to run on instead of this machine."""
     failures: dict[str, str] = field(default_factory=dict)

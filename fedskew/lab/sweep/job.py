@@ -174,6 +174,7 @@ class Terms:
     has_machine_alone: bool = True
     """Whether a run has the machine to itself. If not, it starts no worker processes."""
     command: str = ""
+    """The command that started the sweep, for the records."""
     lock_timeout: float = 0.0
     """Seconds to wait until no other process writes to the run folder. Only a job moved from a dead node waits."""
 

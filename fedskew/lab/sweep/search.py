@@ -37,7 +37,9 @@ from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
-_NOT_SCORED = tuple(key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every", "mean_last"))
+_WITHOUT_EFFECT_ON_SCORE = tuple(
+    key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every", "mean_last")
+)
 """Keys that do not change the score of a point."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
@@ -59,7 +61,7 @@ class Search:
     @property
     def name(self) -> str:
         """A hash that identifies the search. It changes if new trials could not be compared with old ones."""
-        base = {key: value for key, value in self.base.to_mapping().items() if key not in _NOT_SCORED}
+        base = {key: value for key, value in self.base.to_mapping().items() if key not in _WITHOUT_EFFECT_ON_SCORE}
         identity = [base, self.space, list(self.seeds), self.validation]
         if self.metric.name != DEFAULT_METRIC:
             identity.append(self.metric.name)

@@ -60,17 +60,17 @@ _FEDERATION = ("data", "partition", "clients_per_round")
 """Configuration keys of the data, the split and the participation. Runs that differ in them are not compared."""
 
 
-def grid_keys(lines: Sequence[Row]) -> list[str]:
+def grid_keys(rows: Sequence[Row]) -> list[str]:
     """The keys that were varied, besides the seed."""
-    names = list(lines[0])
+    names = list(rows[0])
     return names[: names.index("seed")]
 
 
-def by_point(lines: Sequence[Row]) -> dict[PointKey, list[Row]]:
+def by_point(rows: Sequence[Row]) -> dict[PointKey, list[Row]]:
     """Group the runs by point of the grid. Each group has one run per seed."""
-    keys = grid_keys(lines)
+    keys = grid_keys(rows)
     points: dict[PointKey, list[Row]] = {}
-    for row in lines:
+    for row in rows:
         points.setdefault(_point(row, keys), []).append(row)
     return points
 
@@ -84,19 +84,19 @@ def measured_name(metric: RankingMetric) -> str:
     return metric.name.replace("-", "_")
 
 
-def best_points(lines: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> set[PointKey]:
+def best_points(rows: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> set[PointKey]:
     """Return the best point for each federation and participation, by the mean over the seeds.
 
     `configs` has the configuration of each row. Reference bounds and points with unfinished runs do not compete. If
     fewer than two points compete, none is best.
     """
-    keys = grid_keys(lines)
-    config_of = {_point(row, keys): config for row, config in zip(lines, configs, strict=True)}
+    keys = grid_keys(rows)
+    config_of = {_point(row, keys): config for row, config in zip(rows, configs, strict=True)}
     means: dict[str, dict[PointKey, float]] = {}
-    for point, rows in by_point(lines).items():
+    for point, runs in by_point(rows).items():
         config = config_of[point]
-        if not is_reference_bound(config.method) and all(row["status"] == FINISHED for row in rows):
-            merit = metric.sign * _mean(point, rows, metric)
+        if not is_reference_bound(config.method) and all(run["status"] == FINISHED for run in runs):
+            merit = metric.sign * _mean(point, runs, metric)
             means.setdefault(_federation(config), {})[point] = merit
     return {max(found, key=lambda point: found[point]) for found in means.values() if len(found) > 1}
 
@@ -125,28 +125,28 @@ def _reason_for_gap(metric: RankingMetric) -> str:
     )
 
 
-def write_csv(lines: Sequence[Row], path: Path) -> None:
+def write_csv(rows: Sequence[Row], path: Path) -> None:
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, _columns(lines), lineterminator="\n")
+    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows(rows)
     replace_file(path, lambda draft: _write(draft, text.getvalue()))
 
 
-def write_parquet(lines: Sequence[Row], path: Path) -> bool:
+def write_parquet(rows: Sequence[Row], path: Path) -> bool:
     """Write a Parquet file. Return False if pyarrow is not installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
         return False
-    columns = {name: _one_type([row.get(name) for row in lines]) for name in _columns(lines)}
+    columns = {name: _one_type([row.get(name) for row in rows]) for name in _columns(rows)}
     replace_file(path, lambda draft: pyarrow.parquet.write_table(pyarrow.table(columns), draft))
     return True
 
 
-def _columns(lines: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(name for row in lines for name in row))
+def _columns(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _one_type(values: list[Any]) -> list[Any]:

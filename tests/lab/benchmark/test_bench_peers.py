@@ -86,6 +86,20 @@ def test_a_script_that_fails_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_pa
         measure_peers(peer_case("cpu", ("float32",), is_quick=True), print)
 
 
+@pytest.mark.parametrize(
+    ("device", "visible", "seen"), [("cuda:1", None, "1"), ("cuda:1", "4,6", "6"), ("cuda", "4,6", "4,6")]
+)
+def test_the_scripts_see_the_gpu_that_was_named(
+    monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, seen: str
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    case = peer_case(device, ("bf16",), is_quick=False)
+    assert case.environment["CUDA_VISIBLE_DEVICES"] == seen
+    assert case.flags[:2] == ("--device", "cuda")
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 def test_an_interrupt_ends_the_scripts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "compare.py"
@@ -123,6 +137,12 @@ def test_the_benchmark_keeps_the_times_and_the_reasons(monkeypatch: pytest.Monke
         f"pathlib.Path(sys.argv[sys.argv.index('--out') + 1] + '.json').write_text({json.dumps(found)!r})\n"
     )
     monkeypatch.setattr(peers, "_COMPARE", script)
-    results = Benchmark(replace(quick_plan("cpu"), levels=("peers",)), "fedskew bench").run(lambda *_: None)
+    shown: list[tuple[int, int, str]] = []
+    saved: list[int] = []
+    benchmark = Benchmark(replace(quick_plan("cpu"), levels=("peers", "scale"), scale_clients=2000), "fedskew bench")
+    results = benchmark.run(
+        lambda done, total, title, _: shown.append((done, total, title)), lambda now: saved.append(len(now.scale))
+    )
+    assert (shown[-1], saved) == ((1, 2, "a run on 2,000 clients"), [0, 1])
     assert results.peers == [PeerTime(OURS, "float32", "some work", 3, **run)]
     assert [failure.reason for failure in results.failures] == ["JAX vmap: jax is not installed"]
