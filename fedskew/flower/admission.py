@@ -41,9 +41,9 @@ class _Node:
     client: int | None = None
     """The number of the node's site in the federation. None until it is admitted."""
     refusal: str | None = None
-    """The reason why the node was not admitted."""
+    """The reason why the node was not admitted. None before its reply, and if it was admitted."""
     refused_by_server: bool = False
-    """Whether the server refused the site. The next greeting then tells the site the reason."""
+    """Whether the refusal is the server's own, and not the site's. The next greeting then tells the site the reason."""
 
 
 class Admission:

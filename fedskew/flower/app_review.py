@@ -54,7 +54,7 @@ def require_approval(app: Path, site_folder: Path) -> bool:
     approvals = read_approvals(site_folder)
     if approvals is None:
         return False
-    folder = app if app.is_dir() else app.parent
+    folder = app if app.is_dir() else app.parent  # `app` may be the app's pyproject.toml
     if app_hash(file_hashes(build_archive(folder))) not in {approval.hash for approval in approvals}:
         raise UserError(f"this site has not approved {folder}; run `fedskew federate approve {folder} SITE.yaml`")
     return True

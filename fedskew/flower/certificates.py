@@ -80,7 +80,7 @@ def new_authority() -> tuple[x509.Certificate, Key]:
 
 @_naming_unsupported_keys()
 def load_authority(certificate: bytes, key: Path) -> tuple[x509.Certificate, Key]:
-    """Load an authority. Raise ValueError if a file is damaged, the key is unsupported or it does not match."""
+    """Load an authority. Raise ValueError if a file is damaged, or if the key is unsupported or does not match."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = _load_key(key)
     if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():

@@ -6,8 +6,8 @@ file with the number and the hash of the last line. The head shows if lines at t
 elsewhere from time to time.
 
 `append` forces its line to disk before it returns. A process that is killed while it writes may leave an incomplete
-line. The next `append` ends this line, and adds a line with the event `repaired` and the hash of the incomplete line.
-No byte of the log is ever changed or removed.
+line, called `torn` below. The next `append` ends this line, and adds a line with the event `repaired` and the hash of
+the incomplete line. No byte of the log is ever changed or removed.
 
 A ClientApp also writes to the log and must start quickly, so this module does not import torch.
 """

@@ -1,7 +1,7 @@
 """The ClientApp. It passes messages to the site's worker (`worker.py`), and passes the worker's replies back.
 
-Flower's SuperExec starts a new process for every message, so this module neither imports torch nor reads tensors or
-data.
+Flower's SuperExec starts a new process for every message. To start quickly, this module neither imports torch nor reads
+tensors or data.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ def _connect_to_worker(site: Path) -> socket.socket:
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:
     """Start the site's worker and return its process. If a fork server (`fork_server.py`) starts it, return None."""
-    with contextlib.suppress(KeyError, OSError):
+    with contextlib.suppress(KeyError, OSError):  # there is no fork server, or it does not answer
         _fork_worker(os.environ[FORK_SERVER], site, superexec)
         return None
-    # The worker has a separate session, so that signals to this process or its group do not reach it.
+    # The worker has a process session of its own, so that signals to this process or its group do not reach it.
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(superexec)]
     return subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 

@@ -60,7 +60,7 @@ class Contract:
     words: str = ""
     """For text: the dataset whose training part gives the words their numbers. Empty for tokenised text."""
     words_hash: str = ""
-    """For text: SHA-256 of the words in the order of their numbers. The dataset's name does not identify them."""
+    """For text: SHA-256 of the words in the order of their numbers. `words` alone does not identify them."""
     fields: tuple[tuple[str, tuple[int, ...], bool], ...] = ()
     """The inputs of a sample that has several, as in `Dataset.fields`."""
     encoding: TableEncoding | None = None
@@ -106,7 +106,7 @@ class Contract:
 
     def data_options(self, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         """Add the contract's classes and table encoding to the options with which a site's own data are loaded."""
-        if not path.exists():
+        if not path.exists():  # the data are given by a dataset's name, so their classes are known
             return dict(given)
         known: dict[str, Any] = {"classes": ClassesElsewhere(self.classes)}
         encoding = self.table_encoding
@@ -118,6 +118,7 @@ class Contract:
         """Return the draft of this contract: the columns and their kinds, without categories, means and deviations."""
         if self.table_encoding is None:
             raise UserError("column sums need a table with named columns; expected CSV or Parquet data, or --encoding")
+        # Every column marks gaps in a draft, because only the sums show which columns have any.
         columns = (
             ColumnEncoding(column.name, categories=None if column.categories is None else (), marks_gaps=True)
             for column in self.table_encoding.columns
@@ -142,9 +143,9 @@ class Contract:
     def from_encoding(cls, classes: tuple[str, ...], encoding: TableEncoding) -> Contract:
         """Make a contract without data, for tables with this encoding."""
         mean, std = zip(*encoding.scaling, strict=True)
-        extended = None if encoding.only_numbers else encoding
         shape = (len(encoding.features),)
-        return cls("table", classes, shape, mean, std, columns=encoding.features, encoding=extended)
+        own = None if encoding.only_numbers else encoding
+        return cls("table", classes, shape, mean, std, columns=encoding.features, encoding=own)
 
     @classmethod
     def from_dataset(cls, dataset: Dataset) -> Contract:

@@ -53,7 +53,7 @@ class NodeKeys:
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of all files of a federation's keys."""
+    """Paths of the files of a federation's keys. `certificate` and `key` are the server's."""
 
     folder: Path
 

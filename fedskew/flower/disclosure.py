@@ -1,4 +1,7 @@
-"""Describe what a site reveals, for `federate site --check`, `federate approve` and the app's README."""
+"""Describe what a site reveals, for `federate site --check`, `federate approve` and the app's README.
+
+`settings_warnings` says which settings hardly let a model learn, or do not do what they seem to do.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,28 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights, re
 from fedskew.methods.robust import TrimmedMean
 from fedskew.models import has_features, make_model
 
-TESTS = {
+_TESTS = {
     "class": "results and score histograms by class, whose sums are the label counts of the site's test part",
     "total": "the number of test samples and of correct predictions",
     "none": "nothing",
 }
+"""What a site sends of its tests, by `federation.site_metrics`."""
+_COLUMN_SUMS = (
+    "once, before the first round, it sends column sums of its training part: for each column of numbers the counts of "
+    "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
+    "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
+    f"{SMALLEST_GROUP}); if no value of a column is frequent and most of them differ, its sums are exact, so a value "
+    "that is far larger than all others shows in them"
+)
+_SURVEY = (
+    "if its policy has 'survey', it answers a survey before training, once: label counts of its training part, and "
+    "ranges, frequent categories and shares of gaps of a table's columns; small counts are hidden and all numbers are "
+    "rounded, or it sends only the counts, with noise"
+)
+_EVALUATE_ONLY = (
+    "if its policy has 'evaluate', it tests finished models and sends score histograms by class, whose sums are the "
+    "label counts of its test part"
+)
 
 
 def learned_labels(settings: FederationSettings, config: Config) -> str:
@@ -36,33 +56,13 @@ def learned_labels(settings: FederationSettings, config: Config) -> str:
     return ", ".join([learned] * (learned != "nothing") + ["label counts of its test part"])
 
 
-COLUMN_SUMS = (
-    "once, before the first round, it sends column sums of its training part: for each column of numbers the count of "
-    "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
-    "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
-    f"{SMALLEST_GROUP}); if no value of a column is frequent and most of them differ, its sums are exact, so a value "
-    "that is far larger than all others shows in them"
-)
-
-
-SURVEY = (
-    "if its policy has 'survey', it answers a survey once: label counts of its training part, and ranges, frequent "
-    "categories and shares of gaps of a table's columns; small counts are hidden and all numbers are rounded, or it "
-    "sends only the counts, with noise"
-)
-EVALUATE_ONLY = (
-    "if its policy has 'evaluate', it tests finished models and sends score histograms by class, whose sums are the "
-    "label counts of its test part"
-)
-
-
 def disclosures(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
     """Describe what leaves a site, one line for each kind of data."""
     entries = entries_with_weights(config.method, config.class_weights)
     loss = " and the mean training loss" if settings.share_loss else ""
     if settings.secure_aggregation:
         return _secure_disclosures(settings, config, entries_name(entries))
-    tests, labels = TESTS[settings.site_metrics], learned_labels(settings, config)
+    tests, labels = _TESTS[settings.site_metrics], learned_labels(settings, config)
     personal = make_method(config.method, config.method_params).personal
     if settings.site_metrics != "none" and personal is not None and personal.own_solver() is not None:
         tests += "; also how many predictions of its own model are correct"
@@ -72,9 +72,9 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
             "correct before and after its local training"
         )
     return [
-        *([SURVEY] if settings.survey else []),
-        *([EVALUATE_ONLY] if settings.evaluate_only else []),
-        *([COLUMN_SUMS] if contract.column_sums else []),
+        *([_SURVEY] if settings.survey else []),
+        *([_EVALUATE_ONLY] if settings.evaluate_only else []),
+        *([_COLUMN_SUMS] if contract.column_sums else []),
         f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",
         f"besides what updates can reveal, the server learns about the site's labels: {labels}",
@@ -108,7 +108,7 @@ def describe_privacy(settings: FederationSettings, config: Config) -> str:
 
 
 def settings_warnings(settings: FederationSettings, contract: Contract, config: Config) -> list[str]:
-    """List the warnings that an operator should see before a run begins."""
+    """List warnings about an app's settings, to be shown before a run begins."""
     found = (noise_warning(settings, contract, config), trimming_warning(settings, config))
     return [warning for warning in found if warning is not None]
 

@@ -78,9 +78,8 @@ class FederationServer(Server):
     def evaluate_model(self, model: ModelState) -> Evaluation:
         if not self.site_evaluation.by_sites:
             return super().evaluate_model(model)
-        return self.site_evaluation.evaluate(
-            self.site_evaluation.request(model, TestedModel("global", 0, {}), None, {}, {})
-        )
+        tested = TestedModel("global", 0, {})  # outside of rounds, only the initial model is evaluated
+        return self.site_evaluation.evaluate(self.site_evaluation.request(model, tested, None, {}, {}))
 
     def scores(self, state: RunState) -> Scores | None:
         """Compute scores of the final model. None if the sites test it and send no score histograms."""
@@ -96,7 +95,7 @@ class FederationServer(Server):
         return {name: score_site_histograms(found, self._positive) for name, found in self._histograms(state).items()}
 
     def _histograms(self, state: RunState) -> dict[str, ScoreHistograms]:
-        """Return the sites' score histograms of the final model. They are requested once."""
+        """Return the sites' score histograms of the final model. The sites are asked only once."""
         if self._final_histograms is None:
             frozen = {name: state.models[name].model for name in self._stages.known(state)[-1].concatenates}
             exchanged, kept = self.exchanged_model(state.model), self.kept_states(state)
@@ -124,7 +123,7 @@ class FederationServer(Server):
         return 0
 
     def survey(self, stage: Stage, state: RunState) -> Survey:
-        """Return the sites' answers to the survey of a stage. The sites are asked once."""
+        """Return the sites' answers to the survey of a stage. The sites are asked only once."""
         if stage.name not in self._surveys:
             self._surveys[stage.name] = self._ask_survey(stage, state)
         return self._surveys[stage.name]

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from fedskew.platforms import kill
 
-VARIABLE = "FEDSKEW_TRIAL"
+MARK_VARIABLE = "FEDSKEW_TRIAL"
+"""The environment variable that holds the mark."""
 _MAX_PASSES = 20
 _PAUSE_SECONDS = 0.1
 
@@ -26,7 +27,7 @@ _PAUSE_SECONDS = 0.1
 def start_guardian(mark: str) -> subprocess.Popen[bytes]:
     """Start a guardian of the processes with this mark. It kills them when its standard input is closed."""
     command = [sys.executable, "-m", "fedskew.flower.guardian", mark]
-    without_mark = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    without_mark = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=without_mark, start_new_session=True
     )
@@ -34,7 +35,7 @@ def start_guardian(mark: str) -> subprocess.Popen[bytes]:
 
 def marked_processes(mark: str) -> list[int]:
     """List the processes with this mark. Empty except on Linux, where /proc shows the environments of processes."""
-    assignment = os.fsencode(f"{VARIABLE}={mark}")
+    assignment = os.fsencode(f"{MARK_VARIABLE}={mark}")
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

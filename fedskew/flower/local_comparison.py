@@ -1,12 +1,13 @@
-"""Compare, on a site's held-out samples, a finished model with one that the site trains alone.
+"""Compare, on a site's held-out samples, the federation's finished model with one that the site trains alone.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
 architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
 round. If the app has `init`, the federation's model started from a file of weights. The local model starts from the
 same weights only if the site gives this file, too (`--init`). Otherwise, it starts from random weights.
 
-Both models are tested on the same samples, which neither has seen. The interval of the difference is for paired
-results: with one label per sample, each sample counts +1, 0 or −1.
+Both models are tested on the same samples, which neither has seen. So the interval of the difference is for paired
+results. With one label per sample, a sample counts +1 if only the federation's model is right, −1 if only the local
+model is right, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     resolved = resolve_config(replace(config, init=init), contract, settings.sites)
     finished = read_finished_model(str(file), contract, resolved)
     terms = {"contract": contract.to_json(), "config": resolved.to_mapping()}
-    run = SiteRun(replace(site, policy=Policy()), site.federation(contract), terms)
+    without_limits = replace(site, policy=Policy())  # the policy is for requests of a server; this is the site's own
+    run = SiteRun(without_limits, site.federation(contract), terms)
     tests = run.held(None).dataset.test
     if not len(tests):
         raise UserError(f"{site.name} has no test samples; expected a test part of its data")
@@ -107,6 +109,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     local_probabilities, _ = test_set.predict(_on_device(run, local))
     paired = correct_shares(probabilities, true) - correct_shares(local_probabilities, true)
     difference = float(paired.mean())
+    # A single sample has no standard deviation. With a half-width of 1, its interval always includes 0.
     half_width = _QUANTILE * float(paired.std(ddof=1)) / math.sqrt(len(paired)) if len(paired) > 1 else 1.0
     return LocalComparison(
         site=site.name,
@@ -126,7 +129,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
 
 
 def _complete(contract: Contract, weights: Path) -> Contract:
-    """Complete a draft with the encoding in the description of the exported model."""
+    """Complete the app's contract, if it is a draft, with the encoding from the exported model's description."""
     if not contract.column_sums:
         return contract
     try:
@@ -166,7 +169,7 @@ def _by_class(
 
 
 def write_page(comparison: LocalComparison) -> str:
-    """Write the result on one page, in Markdown."""
+    """Return the result as a page in Markdown."""
     scores = [("the federation's", comparison.finished), ("local only", comparison.local)]
     rows = [
         (name, _percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))

@@ -26,7 +26,7 @@ import yaml
 from fedskew.errors import UserError
 from fedskew.experiment.storage.files import FolderLock
 from fedskew.flower.credentials import Credentials
-from fedskew.flower.guardian import VARIABLE, end_marked_processes, start_guardian
+from fedskew.flower.guardian import MARK_VARIABLE, end_marked_processes, start_guardian
 from fedskew.flower.processes import Process, await_tls, free_ports, terminate_all
 from fedskew.flower.socket_paths import FORK_SERVER, fork_server_path
 from fedskew.flower.supernode import node_config, supernode_command
@@ -34,7 +34,7 @@ from fedskew.flower.supervised_run import FlowerRun
 
 _START_SECONDS = 120.0
 _RESTART_SECONDS = 10.0
-"""Seconds between two starts of the same site."""
+"""The shortest time between two starts of the same site."""
 _CONNECTED = "SuperNode ID"
 """What a SuperNode logs once the SuperLink has accepted it."""
 _CONNECTION = "federation"
@@ -86,7 +86,7 @@ class LocalFederation:
     def environment(self) -> dict[str, str]:
         """The variables that all processes have in addition to those of this process."""
         forks = {FORK_SERVER: str(fork_server_path(self.folder))} if self._forks_workers else {}
-        return {"FLWR_HOME": str(self.folder / "flower"), VARIABLE: str(self.folder), **forks}
+        return {"FLWR_HOME": str(self.folder / "flower"), MARK_VARIABLE: str(self.folder), **forks}
 
     def site_file(self, site: str) -> Path:
         return self.folder / "sites" / site / "site.yaml"

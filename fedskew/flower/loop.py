@@ -114,7 +114,7 @@ class FederatedRounds:
         requested, self._requested = self._requested, None
         for attempt in range(1, self._settings.attempts + 1):
             if requested is None:
-                self._sites.wait_for(self._settings.sites_to_begin)
+                self._sites.wait_for(self._settings.sites_to_begin_round)
                 requested = self._request(self._server.plan(stage, state))
             plan, found = requested.plan, self._training.check(requested.plan, requested.answers)
             enough = min(self._settings.required_sites, len(plan.clients))
@@ -132,14 +132,20 @@ class FederatedRounds:
         )
 
     def _evaluate_and_train_next(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
-        """Test the round's model, if a test is due. If possible, the messages that train the next round ask for it."""
-        evaluation, labels = self._server.site_evaluation, plan.stage.labels
+        """Test the round's model, if a test is due.
+
+        If possible, the requests to train the next round also ask for the test. After the last round of a stage,
+        separate requests do. With secure aggregation, separate requests always do, because each test is a sum of its
+        own.
+        """
+        site_evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan):
             return {}
         replies: Replies = {}
         tested = TestedModel(plan.stage.model, aggregated.model.rounds, plan.before.notes)
-        test_request = evaluation.test_request(tested, labels, plan.stage.concatenates)
-        if test_request is not None and aggregated.after.stage_round > 0:
+        test_request = site_evaluation.test_request(tested, labels, plan.stage.concatenates)
+        stage_goes_on = aggregated.after.stage_round > 0  # a new stage begins at 0
+        if test_request is not None and stage_goes_on:
             self._sites.refresh()  # does not wait for missing sites
             self._requested = self._request(self._server.plan(plan.stage, aggregated.after), test_request)
             replies = self._requested.tests
@@ -148,8 +154,8 @@ class FederatedRounds:
             if test_request is not None and not replies:
                 frozen = {name: plan.before.models[name].model for name in plan.stage.concatenates}
                 exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
-                replies = evaluation.request(exchanged, tested, labels, frozen, kept)
-            return evaluation.measure(replies, plan.runtime.test_set, model, labels)
+                replies = site_evaluation.request(exchanged, tested, labels, frozen, kept)
+            return site_evaluation.measure(replies, plan.runtime.test_set, model, labels)
         except NoTests as error:  # for example in a repeated round, if the sites have already tested another model
             self._sites.log(f"round {plan.before.round + 1} has no evaluation: {error}")
             return {}

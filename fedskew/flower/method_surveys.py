@@ -1,4 +1,4 @@
-"""Surveys that a method defines as a `Part`, asked at the end of a stage. Sites answer with the hooks of that part."""
+"""Surveys that a method defines as a `Part`. At the end of a stage, sites run the part's hooks and send the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedskew.methods import Survey, Tensors
 
 
 def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
-    """Send the survey of a stage to the connected sites. `plan` is the round in which they answer."""
+    """Send the survey of a stage to the connected sites. `plan` is the round in which the sites answer."""
     facts = {a.client: _facts(plan, a.client) for a in plan.work.assignments if a.client in sites.online}
     payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
     replies = sites.request("survey", facts, payload, seconds)

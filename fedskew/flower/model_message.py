@@ -12,10 +12,12 @@ from fedskew.methods.parts import Tensors, pack, unpack
 
 
 def model_tensors(name: str, model: ModelState) -> Tensors:
+    """Return a model's tensors. Their names begin with `name`: `sent`, `trained` or `companion:` and a model's name."""
     return pack(f"{name}:params", model.params) | pack(f"{name}:buffers", model.buffers)
 
 
 def read_model(name: str, tensors: Mapping[str, Tensor]) -> ModelState:
+    """Return the model that `model_tensors` wrote under this name."""
     return ModelState(unpack(f"{name}:params", tensors), unpack(f"{name}:buffers", tensors))
 
 

@@ -47,7 +47,7 @@ class Monitored(Protocol):
 
 
 def render_metrics(metrics: Iterable[Metric]) -> str:
-    """Write metrics in Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     return "".join(f"{line}\n" for metric in metrics for line in _lines(metric))
 
 

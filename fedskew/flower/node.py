@@ -98,22 +98,23 @@ def _run_client_app(spec: ExecutionSpec, site: Path) -> None:
 def _allow_only_approved_app(site: Path) -> None:
     """Patch Flower's runtime in this process, so that it installs and loads only an app that the site accepts."""
     install, get_loader = runtime.install_from_fab, runtime.get_load_client_app_fn  # type: ignore[attr-defined]
-    reason: str | None = None
+    reported: str | None = None
+    """Why the app is refused, as the server learns it. None if the app is accepted."""
 
     def install_if_approved(archive: bytes, **options: Any) -> None:
-        nonlocal reason
+        nonlocal reported
         try:
-            problem = reason = refusal(site.parent, archive)
-        except UserError as error:  # the text names the site's files
-            problem, reason = str(error), "the site's approvals cannot be read; the reason is in its log"
+            problem = reported = refusal(site.parent, archive)
+        except UserError as error:  # the text names the site's files, so it stays in the site's log
+            problem, reported = str(error), "the site's approvals cannot be read; the reason is in its log"
         client_app.app_hash = _hash(archive)
-        if reason is None:
+        if reported is None:
             install(archive, **options)
         else:
             print(f"fedskew: warning: {problem}", file=sys.stderr, flush=True)
 
     def load_or_refuse(**options: Any) -> Any:
-        return get_loader(**options) if reason is None else lambda *_: refusing_app(reason, site)
+        return get_loader(**options) if reported is None else lambda *_: refusing_app(reported, site)
 
     runtime.install_from_fab = install_if_approved  # type: ignore[attr-defined, assignment]
     runtime.get_load_client_app_fn = load_or_refuse  # type: ignore[attr-defined, assignment]

@@ -39,6 +39,7 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
             f"train is {config.train!r}, but sites cannot use the weights of init before the encoding is fitted "
             "to column sums; expected train: all, or no column sums"
         )
+    # The path is made absolute, because the ServerApp may run in another folder.
     return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
 
 

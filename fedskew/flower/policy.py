@@ -2,7 +2,8 @@
 
     policy:
       methods: [fedavg, fedvls]      # methods that may train here; default: all
-      reveals: [label presence]      # what may be revealed; default: all that the method declares about labels
+      reveals: [label presence]      # what may be revealed; default: what the method declares about labels, or
+                                     # nothing if the site demands noise
       smallest_group: 5              # column sums hide groups of fewer rows
       rounds: 200                    # largest number of rounds of a run
       noise: 1.0                     # smallest noise multiplier of local privacy; default: no noise needed
@@ -12,7 +13,7 @@
       delta: 1.0e-5                  # δ of the budgets
       trainings_per_round: 7         # how many different requests to train one round the site answers
       tests_per_round: 2             # how many models the site tests for one round; the second is for a restart
-      survey: {round_to: 10}         # how the site hides single samples in answers to surveys; default: no answers
+      survey: {round_to: 10}         # how answers to surveys before training hide single samples; default: no answers
       evaluate: {models: 1}          # how many finished models the site tests; default: none
       minutes: 120                   # longest time that the site works for a run
       hours: 20-6                    # hours of the day in which the site works, local time
@@ -21,12 +22,13 @@
 `column sums` (counts, means, deviations and categories of a table's columns) and `local tests` (accuracies before and
 after local training) leave a site only if `reveals` lists them.
 
-A site whose policy has `epsilon`, `example_epsilon` or `noise` demands noise. It sends nothing without noise, except:
+A site whose policy has `epsilon`, `example_epsilon` or `noise` demands noise. Nothing about its data leaves it without
+noise, except:
 
     what `reveals` lists        the two items above, `losses`, `updates` to which the server adds the noise, and what a
                                 method reveals about labels
     tests                       if `metrics` in site.yaml allows them
-    surveys                     if the policy has `survey`
+    surveys before training     if the policy has `survey`
     tests of finished models    if the policy has `evaluate`
     the number of samples       always
 
@@ -51,7 +53,7 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """Items that leave a site only if `reveals` lists them."""
 LOSSES, UPDATES = "losses", "updates"
-"""Items without noise. If a site demands noise, they leave the site only if `reveals` lists them.
+"""Items that have no noise when they leave a site. If it demands noise, they leave it only if `reveals` lists them.
 
 `updates` are those to which the server adds the noise. Updates to which the site adds it need no entry in `reveals`.
 """
@@ -97,7 +99,7 @@ class Policy:
     smallest_group: int = SMALLEST_GROUP
     """Column sums hide groups of fewer rows than this."""
     survey: SurveyRules | None = None
-    """How the site answers surveys. None: it does not."""
+    """How the site answers surveys before training. None: it does not."""
     evaluate: EvaluationRules | None = None
     """None: the site does not test finished models."""
     require: tuple[str, ...] = ()
@@ -156,9 +158,9 @@ class Policy:
             raise UserError(
                 f"round {round} is requested; this site allows at most {self.rounds} rounds (policy.rounds)"
             )
-        self.require_noise(facts["noise"])
+        self.require_local_noise(facts["noise"])
 
-    def require_noise_on_all(self, privacy: str, share_loss: bool) -> None:
+    def refuse_items_without_noise(self, privacy: str, share_loss: bool) -> None:
         """If the site demands noise, refuse runs that send losses, or updates to which the server adds the noise.
 
         A run is not refused for an item that `reveals` lists. `privacy` is the run's: local, central, example or none.
@@ -187,12 +189,15 @@ class Policy:
                 "expected federation.secure_aggregation = true"
             )
 
-    def require_noise(self, noise: list[float] | None) -> None:
-        """Refuse too little local noise or too large a clip. `noise` is the clip and the noise multiplier."""
+    def require_local_noise(self, noise: list[float] | None) -> None:
+        """Refuse too little local noise or too large a clip. `noise` is the clip and the noise multiplier.
+
+        `noise` is None if the run has no local noise.
+        """
         if self.noise is None:
             return
         if noise is None:
-            raise UserError("this site requires noise (policy.noise); expected federation.privacy = 'local'")
+            raise UserError("this site demands local noise (policy.noise); expected federation.privacy = 'local'")
         clip, multiplier = noise
         if multiplier < self.noise:
             raise UserError(
@@ -313,6 +318,6 @@ def _hours(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     found = _HOURS.fullmatch(str(value))
-    hours = (int(found[1]), int(found[2])) if found else (24, 24)
+    hours = (int(found[1]), int(found[2])) if found else (24, 24)  # the next line refuses 24
     expect(max(hours) < 24 and hours[0] != hours[1], "policy.hours", value, "two different hours such as 20-6")
     return hours

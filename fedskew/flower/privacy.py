@@ -15,8 +15,8 @@ the same in both runs. The mean differs by at most 2·C/K, and a local change by
 sensitivity is 2, in the unit that z multiplies.
 
 Example-level privacy has an ε for one sample. Two runs are neighbours if one sample of a site's training part is
-replaced by any other. The number of samples is public. For each sample, an epoch is a release of sensitivity 2. If a
-local step computes several gradients, an epoch is as many releases.
+replaced by any other. The number of samples is public. For each sample, an epoch is one release of sensitivity 2, or k
+releases if a local step computes k gradients.
 
 T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
 μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
@@ -49,21 +49,25 @@ NEIGHBOURS = {
     "example": "for one training sample that is replaced by any other; the number of samples is public, and a whole "
     "site has no finite ε",
 }
-"""What ε protects, by the kind of privacy."""
+"""Whose data ε protects, by the kind of privacy."""
 
 
 def noise_to_signal(kind: str, noise_multiplier: float, sites: int, parameters: int) -> float:
-    """The norm of the noise on a round's mean change, divided by the largest possible norm of the mean change."""
+    """The norm of the noise on a round's mean change, divided by the largest possible norm of the mean change.
+
+    `kind` is central or local.
+    """
     return noise_multiplier * math.sqrt(parameters) / (sites if kind == "central" else math.sqrt(sites))
 
 
 def private_change(
     trained: Mapping[str, Tensor], start: Mapping[str, Tensor], clip: float, deviation: float
 ) -> Tensors:
-    """Clip the change of the parameters from `start`, and add secret noise to every entry. Return the parameters.
+    """Clip the change of the parameters from `start`, and add secret noise of this deviation to every entry.
 
-    A change that is not finite has no norm to clip by, so it counts as no change. Otherwise, a server could get changes
-    that are not clipped: if it sends -inf as one bias, the changes of the other parameters are finite.
+    Return the parameters, not their change. A change that is not finite has no norm to clip by, so it counts as no
+    change. Otherwise, a server could get changes that are not clipped: if it sends -inf as one bias, the norm is NaN
+    and `scale` would be 1, but the changes of the other parameters may be finite.
     """
     change = {name: trained[name].double() - start[name].double() for name in start}
     norm = math.sqrt(sum(float(c.square().sum()) for c in change.values()))
@@ -91,4 +95,7 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
         )
     statistics = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
     if statistics:
-        raise UserError(f"the model averages statistics ({statistics[0]}) without a bound; choose another model")
+        raise UserError(
+            f"the model has running statistics ({statistics[0]}), which are averaged without a bound on one site's "
+            "share; choose a model without them"
+        )

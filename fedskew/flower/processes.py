@@ -154,7 +154,7 @@ def last_message(output: str) -> str:
 
 
 def terminate_all(processes: Sequence[Process]) -> None:
-    """Send SIGTERM to all processes, the last started first, and wait at most `_GRACE_SECONDS` for all of them.
+    """Send SIGTERM to all processes, in reverse order, and wait at most `_GRACE_SECONDS` for all of them.
 
     Then kill their process groups, so that neither they nor their children stay behind.
     """

@@ -2,7 +2,8 @@
 
 An update is written here before the audit log says that it was received. If the server is killed, or if too few updates
 arrive, the round is repeated. The server then requests only the updates that are not here. So a site that has trained a
-round need not train it again if the server or another site fails. With noise, a second update would also cost privacy.
+round need not train it again if the server or another site fails. If the site adds noise, a second update would also
+cost privacy.
 
 The files of the last two rounds are kept, because the sites train round r + 1 before the row of round r is written (see
 `loop`). All files are deleted when the run is finished.

@@ -63,7 +63,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
     if foreign := [name for name in tensors if not name.startswith(("trained:", "uplink/", "tally/"))]:
         raise Garbled(f"it has an unexpected tensor {foreign[0]!r}")
     _require_declared(tensors, work)
-    loss = facts.get("loss", 0.0)
+    loss = facts.get("loss", 0.0)  # a loss that is not shared counts as 0; the round's row then has no loss
     if not facts.get("finite") or not _is_finite(loss) or not _are_finite(tensors, sent_buffers):
         return Update({}, float("nan"), visits)
     return Update(tensors, float(loss), visits)
@@ -120,7 +120,7 @@ def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, us
 
     One large update ruins the mean, even if all its numbers are finite. For an even number of updates, the lower median
     is used, so that the larger of two updates does not set the standard. A single update is compared with `usual`, the
-    medians of the previous round.
+    medians of the previous round. A median of 0 sets no limit, because every change would be above it.
     """
     norms = {client: _norms(update.tensors, work) for client, update in updates.items() if update.tensors}
     medians = dict(usual)

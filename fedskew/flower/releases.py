@@ -1,6 +1,6 @@
-"""The privacy that an update costs the whole site, and that it costs one sample.
+"""How much privacy an update spends: that of the whole site, and that of one sample.
 
-An update with noise consists of Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
+An update with noise consists of one or more Gaussian mechanisms with parameter μ = 2/z, for the noise multiplier z (see
 `privacy.py`). Over rounds and runs, the squares of μ add up. This is exact for Gaussian mechanisms, even if a mechanism
 depends on the results of earlier ones. In the terms of zCDP, ρ = Σ μ²/2. ε follows from the sum and δ. No amplification
 by sampling is counted. An update without noise makes ε infinite.
@@ -43,7 +43,7 @@ class Release:
     """The kind of privacy: local, central, example or none."""
     noise: float | None
     """The noise multiplier. None without noise."""
-    releases: int = 1
+    mechanisms: int = 1
     """The number of Gaussian mechanisms that this update consists of."""
 
     @property
@@ -56,7 +56,7 @@ class Release:
         if self.noise is None or (account.is_whole_site and self.privacy == "example"):
             return math.inf
         mu = SENSITIVITY[self.privacy] / self.noise
-        return self.releases * mu * mu  # infinite for tiny noise, where mu ** 2 would raise an error
+        return self.mechanisms * mu * mu  # infinite for tiny noise, where mu ** 2 would raise an error
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class Account:
     """One of the two accounts of a ledger."""
 
     key: str
-    """The policy's key for the budget."""
-    whose: str
+    """The key of the budget in the policy."""
+    budget_name: str
     """The budget's name in messages."""
     expected: str
-    """The setting that a budget needs, for messages."""
+    """The setting with which a run can keep to the budget, for messages."""
 
     @property
     def is_whole_site(self) -> bool:
@@ -96,8 +96,8 @@ def read_release(facts: Facts, method: Method) -> Release:
                 f"the server sets clip and noise to {one_line(repr(values))}; expected two positive numbers"
             )
         multiplier = float(values[1])
-    releases = _gradients(method, local.get("epochs")) if privacy == "example" else 1
-    return Release(one_line(str(facts["run"])), facts["key"]["round"] + 1, privacy, multiplier, releases)
+    mechanisms = _gradients(method, local.get("epochs")) if privacy == "example" else 1
+    return Release(one_line(str(facts["run"])), facts["key"]["round"] + 1, privacy, multiplier, mechanisms)
 
 
 def _example_noise(local: Facts) -> list[Any] | None:
@@ -107,6 +107,7 @@ def _example_noise(local: Facts) -> list[Any] | None:
 
 
 def _gradients(method: Method, epochs: Any) -> int:
+    """Return how many gradients of a round use one given sample. Each of them is a mechanism."""
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
         raise UserError(f"the server sets the local epochs to {one_line(repr(epochs))}; expected a whole number")
     return gradients_per_sample(method.solver, method.personal, epochs)

@@ -21,8 +21,8 @@ _MAX_CATEGORIES = 10_000
 _LONGEST_CATEGORY = 1_000
 """The maximum number of characters in a category."""
 _LARGEST_MOMENT = 1e150
-"""The largest mean that a site may report. Its square is the largest sum of squares. If a square overflowed, one site
-could end the run."""
+"""The largest mean that a site may report. The square of this number is the largest sum of squares that it may report.
+Without these limits, a square could overflow, and so one site could end the run."""
 _NUMBER_FIELDS = {"name", "count", "missing", "mean", "correction", "squares"}
 _CATEGORY_FIELDS = {"name", "categories", "has_gaps"}
 
@@ -49,7 +49,7 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
     answers = sites.request("column_sums", {client: {} for client in sites.online}, b"", settings.round_timeout)
     received: dict[str, tuple[ColumnSums, ...]] = {}
     problems: dict[str, str] = {}
-    for client, answer in sorted(answers.items(), key=lambda item: sites.names[item[0]]):  # replies come in any order
+    for client, answer in sorted(answers.items(), key=lambda item: sites.names[item[0]]):  # messages list sites by name
         name = sites.names[client]
         try:
             received[name] = read_sums(answer, draft.encoding, settings.most_samples)

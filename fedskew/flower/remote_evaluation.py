@@ -140,9 +140,9 @@ class SiteEvaluation:
             fields["sites"] = self._accuracies(replies)
         elif self._settings.site_metrics == "class":
             fields["sites"] = self._by_name(self._matrices(replies))
-        own = {client: _read_counts(reply.facts.get("personal")) for client, reply in replies.items()}
-        if any(own.values()):
-            counts = [own.get(client) for client in range(len(self._sites.names))]
+        second = {client: _read_counts(reply.facts.get("personal")) for client, reply in replies.items()}
+        if any(second.values()):  # sites that train a second model beside the global one have tested it
+            counts = [second.get(client) for client in range(len(self._sites.names))]
             fields["client_tests"] = {"personal": [None if count is None else count[0] / count[1] for count in counts]}
         return fields
 
@@ -171,7 +171,10 @@ class SiteEvaluation:
 
 
 def read_local_tests(replies: Replies, clients: int) -> dict[str, list[float | None]]:
-    """Read the accuracies before and after local training, by client. None if a client does not report both."""
+    """Read the accuracies before and after local training. Each list has an entry per client.
+
+    A client that does not report both has None in both lists.
+    """
     found: dict[str, list[float | None]] = {"before": [None] * clients, "after": [None] * clients}
     for client, reply in replies.items():
         reported = reply.facts.get("local_tests")

@@ -38,6 +38,7 @@ class RemoteFederation(Federation):
     ) -> None:
         no_samples = np.empty(0, np.int64)
         super().__init__(dataset, (no_samples,) * len(sites.names), {"name": SITES, "names": list(sites.names)}, seed)
+        # The dataclass `Federation` is frozen, so a plain assignment would fail.
         object.__setattr__(self, "_sites", sites)
         object.__setattr__(self, "_labels", labels)
         object.__setattr__(self, "_census", {})
@@ -58,7 +59,7 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site, 0 until it has connected. After `restrict`, only samples with the given labels count."""
+        """Samples per site, 0 until the site has connected. After `restrict`, only samples with those labels count."""
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)
@@ -86,6 +87,7 @@ class RemoteFederation(Federation):
         return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels), self._column_sums_from)
 
     def _count_at_new_sites(self, labels: tuple[int, ...]) -> None:
+        """Ask connected sites for their numbers of samples with these labels. Sites that have replied are not asked."""
         facts = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
         for client, reply in usable_replies(self._sites.request("census", facts, b"", _CENSUS_SECONDS)):
             samples = reply.facts.get("samples")

@@ -84,6 +84,7 @@ class SiteTraining:
         others: dict[int, Facts] = {}
         if test_request is not None:
             idle = [client for client in self._sites.online if client not in participants]
+            # The entry `kind` makes these requests tests. The requests to the participants have the kind `train`.
             others = {c: {"kind": "evaluate", **test_request, **(kept or {}).get(c, {})} for c in idle}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
         answers = self._request_updates(plan.before.round, round_name(plan), participants, others, payload)
@@ -148,6 +149,7 @@ class SiteTraining:
             del updates[client]
             failures[client] = reason
         self._usual_norms = found.medians
+        # The round's row lists updates that are not finite as diverged, not as failures.
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
@@ -192,7 +194,7 @@ class SiteTraining:
             "local": asdict(work.local),
             "key": asdict(work.key),
             "kept": None if kept is None else int(kept),
-            "oldest": max(0, before.round - self._kept_rounds),
+            "oldest": max(0, work.key.round - self._kept_rounds),
             "share_loss": settings.share_loss,
             "noise": noise if settings.privacy == "local" else None,
             **({"central_noise": noise} if settings.privacy == "central" else {}),

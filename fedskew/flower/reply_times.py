@@ -1,12 +1,14 @@
 """How long sites usually take to reply, and how long a round waits for those that have not replied yet.
 
-A site's usual time for a kind of work is the median of its last reply times for it, which count from the request. Once
-enough sites have replied, every other site is late when it has taken more than `grace` times its usual time, and more
-than `at_least` seconds. So the round waits for a site that is always slow, but not for a site that hangs.
+A reply time is the time from a request to the reply. A site's usual time for a kind of work is the median of its last
+reply times for such work. Once enough sites have replied, every other site is late when it has taken more than `grace`
+times its usual time, and more than `at_least` seconds. So the round waits for a site that is always slow, but not for a
+site that hangs.
 
-Before a site's first reply to a kind of work, only the round's time-out limits the wait. If the site misses the
-time-out, its usual time is the median over the replies of all sites to such work, until it replies itself. Until its
-next reply of any kind, the same holds for all work that it has not done yet.
+Before a site's first reply to a kind of work, its usual time is unknown, and only the round's time-out limits the wait.
+After the site has missed a time-out for such work, the median over the reply times of all sites for such work stands in
+for its usual time. After any missed time-out, this holds for every kind of work to which the site has never replied,
+until the site replies to something.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class ReplyTimes:
         self._seconds: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=_REMEMBERED))
         """The last reply times, by client and kind of work."""
         self._missed: set[tuple[int, str]] = set()
+        """Clients and kinds of work for which they missed a time-out."""
         self._silent: set[int] = set()
         """Clients that have not replied to anything since they missed a time-out."""
 
@@ -58,7 +61,7 @@ class ReplyTimes:
         """The site's usual time for this kind of work. None if it is not known."""
         known = list(self._seconds.get((client, work), ()))
         if not known and (client in self._silent or (client, work) in self._missed):
-            known = [seconds for (_, same), times in self._seconds.items() if same == work for seconds in times]
+            known = [seconds for (_, done), times in self._seconds.items() if done == work for seconds in times]
         return median(known) if known else None
 
     def limit(self, client: int, work: str) -> float:

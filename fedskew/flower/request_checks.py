@@ -37,7 +37,7 @@ DETAILS = ("none", "total", "class")
 
 
 def approved_settings(settings: FederationSettings, contract: Contract, config: Config) -> dict[str, Any]:
-    """Return the settings that a site approves with an app, as JSON values."""
+    """Return the settings that a site approves with an app, as JSON values, without paths on the operator's machine."""
     return {
         "config": config.to_mapping() | {"data_dir": None, "init": None},
         "contract": contract.to_json(),
@@ -59,7 +59,7 @@ def require_approved(facts: Facts, site: SiteConfig) -> None:
     """
     try:
         approvals = read_approvals(site.folder)
-    except UserError as error:  # the text names the site's file
+    except UserError as error:  # not sent to the server, because the text names the site's file
         raise StateUnusable(str(error)) from error
     if approvals is None:
         return
@@ -81,15 +81,14 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     if terms.get("secure_aggregation") != approved.get("secure_aggregation"):
         found.append("secure_aggregation")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
-    if facts["kind"] == "train" and facts.get("central_noise") != approved.get(
-        "central_noise", facts.get("central_noise")
-    ):
-        found.append("central_noise")
+    # Approvals of older versions do not have `central_noise`. They still count, and allow any.
+    if facts["kind"] == "train" and "central_noise" in approved:
+        found += ["central_noise"] if facts.get("central_noise") != approved["central_noise"] else []
     if facts.get("local_tests", False) and not approved.get("local_tests", False):
         found.append("local_tests")
-    declared = {"describe": "survey", "score": "evaluate_only"}.get(facts["kind"])
-    if declared is not None and not approved.get(declared, False):
-        found.append(declared)
+    needed = {"describe": "survey", "score": "evaluate_only"}.get(facts["kind"])
+    if needed is not None and not approved.get(needed, False):
+        found.append(needed)
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
     if tests is not None and tests["detail"] != approved["detail"]:
         found.append("site_metrics")
@@ -108,7 +107,7 @@ def require_known_code(config: Config, site: SiteConfig) -> None:
             )
 
 
-def require_declared(request: str, method: Method) -> None:
+def require_declared_counts(request: str, method: Method) -> None:
     """Refuse to count labels for a method that does not declare that it reveals label counts."""
     if not _reveals_label_counts(method):
         raise UserError(
@@ -117,7 +116,7 @@ def require_declared(request: str, method: Method) -> None:
 
 
 def require_agreed_sums(contract: Contract, site: SiteConfig) -> None:
-    """Refuse column sums unless both the app and the site's policy have agreed to them."""
+    """Refuse column sums unless the app declares them and the site's policy allows them."""
     if not contract.column_sums:
         raise UserError("the server requests column sums, which its app does not declare (contract.column_sums)")
     if not site.policy.allows(COLUMN_SUMS):
@@ -127,7 +126,7 @@ def require_agreed_sums(contract: Contract, site: SiteConfig) -> None:
 
 
 def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None:
-    """Refuse to report more of the site's tests than the site agreed to."""
+    """Refuse test results that are more detailed than the site allows, or that reveal undeclared label counts."""
     detail = tests["detail"]
     if detail not in DETAILS[1 : DETAILS.index(site.metrics) + 1]:
         raise UserError(f"the server requests metrics {detail!r}; this site allows metrics: {site.metrics} (site.yaml)")
@@ -139,9 +138,11 @@ def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None
 
 
 def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[Stage, range]]:
-    """List the stages of a run, each with the numbers of its rounds. The rounds of each model are counted separately.
+    """List the stages of a run, each with the numbers of its rounds.
 
-    The stages follow from the configuration, which a site can approve. Some methods also use the server's notes.
+    The rounds of each model are counted separately. A stage that concatenates encoders makes a new model, so its count
+    begins again, even if the model has the name of an earlier one. The stages follow from the configuration, which a
+    site can approve. The stages of some methods also depend on the server's notes.
     """
     trained: dict[str, int] = {}
     planned = []
@@ -154,7 +155,10 @@ def planned_rounds(method: Method, config: Config, notes: Notes) -> list[tuple[S
 
 
 def _require_separate_clients(stages: Sequence[Stage], config: Config) -> None:
-    """Refuse notes that put a client into several clusters, because the client would then train once for each."""
+    """Refuse notes with overlapping or empty clusters, or with clients that do not exist.
+
+    A client in several clusters would train once for each of them.
+    """
     clusters = [stage.clients for stage in stages if stage.clients is not None]
     members = [client for cluster in clusters for client in cluster]
     are_separate = len(set(members)) == len(members) and set(members) <= set(range(config.partition.clients or 0))
@@ -171,9 +175,10 @@ def require_planned_round(stage: int, round: int, planned: Sequence[tuple[Stage,
 
 
 def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]], config: Config, site: str) -> Stage:
-    """Return the stage in which sites answer a survey: one more round after the stage that ends with it.
+    """Return a stage of one round, in which the sites answer the survey of the requested stage.
 
-    Refuse a survey or settings that the run's configuration does not plan.
+    This round follows the last round of the requested stage. Refuse a survey or settings that the run's configuration
+    does not plan.
     """
     number, done = facts["stage"], facts["key"]["round"]
     has_survey = number in range(len(planned)) and planned[number][0].survey is not None
@@ -214,16 +219,17 @@ def require_planned_test(model: str, round: int, planned: Collection[tuple[str, 
 
 
 def require_agreed_survey(policy: Policy) -> SurveyRules:
-    """Return the site's rules for surveys. Refuse the survey if the site allows none."""
+    """Return the site's rules for surveys before training (`fedskew federate survey`). Refuse if it allows none."""
     if policy.survey is None:
         raise UserError(
-            "the server requests a survey, which this site does not allow; expected policy.survey ({} for the defaults)"
+            "the server requests a survey before training, which this site does not allow; expected policy.survey "
+            "({} for the defaults)"
         )
     return policy.survey
 
 
-def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
-    """Return the site's rules for tests of finished models. Refuse the test if the site allows none."""
+def require_agreed_evaluation(method: Method, policy: Policy) -> EvaluationRules:
+    """Return the site's rules for tests of finished models (`fedskew federate evaluate`). Refuse if it allows none."""
     if policy.evaluate is None:
         raise UserError(
             "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate "
@@ -234,8 +240,11 @@ def require_agreed_scoring(method: Method, policy: Policy) -> EvaluationRules:
     return policy.evaluate
 
 
-def require_own_name(name: str, run: str) -> None:
-    """Refuse a request that names another run than its terms do, because it would change the other run's state."""
+def require_same_run(name: str, run: str) -> None:
+    """Refuse a request that names another run than `run`, the run of its terms.
+
+    Such a request would change the other run's state.
+    """
     if name != run:
         raise UserError(
             f"the server's request names the run {one_line(str(name))!r}, but its terms are those of {run!r}"
@@ -253,7 +262,7 @@ def require_covered(
         raise UserError("training losses have no noise; expected federation.share_loss = false with example privacy")
     if not policy.demands_noise:
         return
-    policy.require_noise_on_all(release.privacy, facts["share_loss"])
+    policy.refuse_items_without_noise(release.privacy, facts["share_loss"])
     if release.privacy in ("local", "central"):  # `SiteRun` checks methods for example-level privacy
         refuse_unbounded(release.privacy, method, config.average, buffers)
 
@@ -294,14 +303,14 @@ def require_own_number(client: int, stage: Stage, config: Config, site: str) -> 
 
 
 def require_shared_scaling(scaling: Scaling, contract: Contract) -> None:
-    """Refuse a run with example-level privacy if the site's numbers are scaled with its own means.
+    """Refuse a run with example-level privacy if the columns of this site's table are scaled with the site's own means.
 
     The means depend on every sample, so one replaced sample changes the inputs of all others.
     """
-    if scaling and sorted(scaling) != sorted(contract.scaling):
+    if scaling and sorted(scaling) != sorted(contract.scaling):  # the site's columns may be in another order
         raise UserError(
-            "this site's numbers are scaled with its own means, which example-level privacy does not cover; expected "
-            "a CSV or Parquet file, which is scaled as the contract says"
+            "the columns of this site's table are scaled with the site's own means, which example-level privacy does "
+            "not cover; expected a CSV or Parquet file, which is scaled as the contract says"
         )
 
 
@@ -324,7 +333,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
         )
 
 
-def require_agreed_scores(tests: Facts, method: Method, site: SiteConfig) -> None:
+def require_agreed_histograms(tests: Facts, method: Method, site: SiteConfig) -> None:
     """Refuse score histograms unless the site reports results by class, which reveal the same label counts."""
     require_agreed_tests(tests, method, site)
     if tests["detail"] != "class":

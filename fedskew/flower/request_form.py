@@ -1,4 +1,4 @@
-"""The forms of requests for training and for surveys.
+"""The forms of requests for training and for the surveys of methods.
 
 A site refuses any other form with a short reason, before it uses the values.
 """

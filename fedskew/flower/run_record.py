@@ -3,9 +3,10 @@
 All rounds of a run must have the same settings, except those in `_MAY_CHANGE`. A run that resumes with other settings,
 for instance without noise, is refused.
 
-With noise, the file also counts the releases, from which ε is computed. A round that is repeated after a crash is
-another release. If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request
-the sums again.
+With noise, the file also counts the releases, from which ε is computed. The updates of all sites in a round are one
+release. A round that is repeated after a crash is another release.
+
+If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request the sums again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RunRecord:
 
     def __init__(self, folder: Path, settings: FederationSettings, contract: Contract) -> None:
         self._folder, self._path = folder, folder / NAME
-        self._terms = _terms(settings, contract)
+        self._fixed = _fixed_settings(settings, contract)
         self.releases = 0
         self.fitted: FittedEncoding | None = None
         """The encoding that was fitted to the sites' sums. None if there is none yet."""
@@ -51,7 +52,7 @@ class RunRecord:
                     "unknown; restore it, or choose another federation.folder"
                 )
             return
-        if differences := _differences(kept["settings"], self._terms):
+        if differences := _differences(kept["settings"], self._fixed):
             raise UserError(
                 f"{self._folder} holds a run with {'; '.join(differences)}: restore these settings, or choose another "
                 "federation.folder"
@@ -70,7 +71,7 @@ class RunRecord:
         self._write()
 
     def _write(self) -> None:
-        content: dict[str, Any] = {"settings": self._terms, "releases": self.releases}
+        content: dict[str, Any] = {"settings": self._fixed, "releases": self.releases}
         if self.fitted is not None:
             content["encoding"] = self.fitted.to_json()
         text = json.dumps(content, indent=2) + "\n"
@@ -95,16 +96,17 @@ class RunRecord:
             return rows.exists() and rows.read_bytes().count(b"\n") > 1
 
 
-def _terms(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
-    """Return the settings that must not change and the contract, as JSON values."""
-    fixed: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
+def _fixed_settings(settings: FederationSettings, contract: Contract) -> dict[str, Any]:
+    """Return the settings that must not change, and those of the contract, as JSON values."""
+    own: Mapping[str, Any] = {f"federation.{k}": v for k, v in asdict(settings).items() if k not in _MAY_CHANGE}
     agreed = {f"contract.{key}": value for key, value in contract.to_json().items()}
-    terms: dict[str, Any] = json.loads(json.dumps({**fixed, **agreed}))
-    return terms
+    fixed: dict[str, Any] = json.loads(json.dumps({**own, **agreed}))
+    return fixed
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    pairs = {key: (value, now.get(key)) for key, value in sorted(before.items())}  # older versions lack newer keys
+    # Only settings in the record are compared, because an older version of fedskew did not write newer settings.
+    pairs = {key: (value, now.get(key)) for key, value in sorted(before.items())}
     return [f"{key} = {json.dumps(old)}, not {json.dumps(new)}" for key, (old, new) in pairs.items() if old != new]
 
 

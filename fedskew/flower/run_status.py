@@ -121,7 +121,10 @@ class RunHistory:
     """What a run's audit log says about its attempts and its sites. Entries are added one by one."""
 
     def __init__(self, names: Sequence[str] = (), times: ReplyTimes | None = None) -> None:
-        """`names` are the sites, if the log does not name them. `times` collects how long they take to reply."""
+        """`names` are the sites, if the log does not name them. `times` collects how long they take to reply.
+
+        The log does not have the run's `grace`. So without `times`, the default `grace` decides which sites are late.
+        """
         self._names = list(names)
         self._sites = {name: SiteStatus(name) for name in names}
         self._works: dict[str, str] = {}
@@ -210,7 +213,7 @@ def _update_status(site: SiteStatus, entry: Entry) -> None:
     elif event in _STATES:
         site.state = _STATES[event]
         site.missed += event in ("late", "absent")
-    if event != "disconnected":
+    if event != "disconnected":  # a disconnected site may come back and reply
         site.waiting_since = None
 
 

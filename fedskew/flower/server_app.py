@@ -67,7 +67,7 @@ app = ServerApp()
 
 _LOG = logging.getLogger("flwr")
 _PROGRAM = "flwr-serverapp"
-"""The Flower program in which a ServerApp runs on a server."""
+"""The Flower program in which a ServerApp runs on a server. In another program, the parent is not a SuperExec."""
 
 
 @app.main()
@@ -185,7 +185,7 @@ def run_federation(grid: Grid, context: Context) -> Result:
     prepared = replace(prepared, federation=federation)
     training_type, evaluation_type = (SecureTraining, SecureEvaluation) if is_secure else (SiteTraining, SiteEvaluation)
     server = _make_server(prepared, federation, sites, settings, evaluation_type)
-    kept_rounds = 2 * config.checkpoint_every
+    kept_rounds = 2 * config.checkpoint_every  # a run keeps two checkpoints, and may resume from the older one
     received = ReceivedReplies(folder)
     training = training_type(sites, settings, config_hash(prepared.config), kept_rounds, record.release, received)
     rounds = FederatedRounds(server, training, sites, settings, prepared.config, record)
@@ -209,12 +209,13 @@ def _reply_times(settings: FederationSettings, audit: Path) -> ReplyTimes:
 def _await_sites(sites: Sites, settings: FederationSettings, received: ReceivedReplies, is_resumed: bool) -> None:
     """Wait until enough sites are connected to begin. `begin_with` applies only to a new run, not to a resumed one."""
     if not is_resumed:
-        sites.wait_for(settings.begin_with or settings.sites_to_begin)
+        sites.wait_for(settings.begin_with or settings.sites_to_begin_round)
         return
-    # A site whose update has arrived takes part in the next round, even if it is not connected now.
+    # A site takes part in a round if its number of samples is known. A site whose update has arrived must take part in
+    # the next round, even if it is not connected now.
     for name, samples in received.samples().items():
         sites.samples[sites.names.index(name)] = samples
-    sites.wait_for(settings.sites_to_begin)
+    sites.wait_for(settings.sites_to_begin_round)
     sites.wait_for_greetings(settings.grace_seconds)
 
 
@@ -271,7 +272,11 @@ def _terms(contract: Contract, config: Config) -> Facts:
 
 
 def log(line: str) -> None:
-    """Log one line for the operator."""
+    """Log one line for the operator.
+
+    `supervised_run` reads the lines, too. From a line that begins with `finished`, `stopped: ` or `failed: `, it learns
+    how the run ended.
+    """
     _LOG.info("fedskew: %s", line)
 
 

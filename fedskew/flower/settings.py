@@ -79,7 +79,7 @@ class FederationSettings:
         "sites that must be connected, and updates that must arrive, for a round; default: half of all sites",
     )
     begin_with: int | None = _option(
-        None, optional(integer(1)), "sites that must be connected before a run begins; default: the minimum"
+        None, optional(integer(1)), "sites that must be connected before a new run begins; default: as for a round"
     )
     round_timeout: float = _option(3600.0, real(above=0), "seconds after which a round ends without the missing sites")
     grace: float = _option(
@@ -214,12 +214,15 @@ class FederationSettings:
 
     @property
     def required_sites(self) -> int:
-        """The number of sites that a round needs: the minimum, or half of all sites."""
+        """The number of sites that a round needs: the minimum, or half of all sites, rounded up."""
         return self.minimum or -(-len(self.sites) // 2)
 
     @property
-    def sites_to_begin(self) -> int:
-        """The number of sites that must be connected before a round begins."""
+    def sites_to_begin_round(self) -> int:
+        """The number of sites that must be connected before a round begins.
+
+        With secure aggregation, it may be larger than `required_sites`.
+        """
         if not self.secure_aggregation:
             return self.required_sites
         return max(self.required_sites, FEWEST_SITES, count_needed(len(self.sites), self.secure_threshold))

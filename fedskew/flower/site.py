@@ -39,19 +39,19 @@ from fedskew.flower.privacy import private_change
 from fedskew.flower.releases import Release, read_release
 from fedskew.flower.request_checks import (
     planned_rounds,
-    require_agreed_scoring,
+    require_agreed_evaluation,
     require_agreed_sums,
     require_agreed_survey,
     require_approved,
     require_covered,
     require_covered_survey,
-    require_declared,
-    require_own_name,
+    require_declared_counts,
     require_own_number,
     require_planned_label_survey,
     require_planned_round,
     require_planned_survey,
     require_planned_training,
+    require_same_run,
 )
 from fedskew.flower.request_form import require_survey_form, require_training_form
 from fedskew.flower.site_answers import Answer, SiteAnswers
@@ -61,7 +61,7 @@ from fedskew.flower.site_run import SiteRun
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.site_survey import describe_site
 from fedskew.flower.site_tests import run_local_tests, run_test, run_test_or_refuse, score_histograms
-from fedskew.flower.site_trainings import SiteTrainings, round_question, training_request
+from fedskew.flower.site_trainings import SiteTrainings, describe_round, training_request
 from fedskew.flower.start_weights import keep_start
 from fedskew.flower.tensors import from_bytes, to_bytes
 from fedskew.flower.versions import installed_versions, read_versions, version_problem
@@ -86,8 +86,8 @@ _ALLOWED_FACTS = {
     "describe": set(),
     "score": set(),
 }
-"""The facts that each kind of request may have. A request with an unknown fact is refused, because the fact may be a
-privacy setting of a later version."""
+"""The facts that each kind of request may have besides `kind` and `terms`. A request with an unknown fact is refused,
+because the fact may be a privacy setting of a later version."""
 
 
 class Site:
@@ -112,9 +112,9 @@ class Site:
             raise
 
     def _answer(self, facts: Facts, payload: bytes) -> Answer:
-        requests: dict[str, Callable[[SiteRun, Facts, bytes], Answer]] = {
-            "hello": self._census,
-            "census": self._census,
+        handlers: dict[str, Callable[[SiteRun, Facts, bytes], Answer]] = {
+            "hello": self._report_samples,
+            "census": self._report_samples,
             "train": self._train,
             "evaluate": self._evaluate,
             "survey": self._survey,
@@ -123,14 +123,14 @@ class Site:
             "score": self._score,
         }
         if facts.get("kind") not in _ALLOWED_FACTS:
-            raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(requests)}")
+            raise UserError(f"the server requests {facts.get('kind')!r}; expected one of {', '.join(handlers)}")
         _check_form(facts)
         self.config.policy.require_request(facts, datetime.now())  # the hours are local time
         is_secure = facts["terms"].get("secure_aggregation") is not None
         self.config.policy.require_secure_aggregation(is_secure)
         require_approved(facts, self.config)
-        name = config_hash(Config.from_mapping(facts["terms"]["config"]))
-        self._ledger.require_time(name)
+        run_name = config_hash(Config.from_mapping(facts["terms"]["config"]))
+        self._ledger.require_time(run_name)
         began = time.monotonic()
         try:
             if facts["kind"] == "hello" and payload:  # the weights that the run starts from
@@ -138,12 +138,12 @@ class Site:
             run = self._current_run(facts["terms"])
             with arithmetic(run.config.precision):
                 if is_secure:
-                    return self._secure_site().answer(run, facts, payload, lambda f, p: requests[f["kind"]](run, f, p))
-                if facts["kind"] not in requests or "secure" in facts:
+                    return self._secure_site().answer(run, facts, payload, lambda f, p: handlers[f["kind"]](run, f, p))
+                if facts["kind"] not in handlers or "secure" in facts:
                     raise UserError("the server requests a step of secure aggregation, which the run does not use")
-                return requests[facts["kind"]](run, facts, payload)
+                return handlers[facts["kind"]](run, facts, payload)
         finally:
-            self._ledger.add_time(name, time.monotonic() - began)
+            self._ledger.add_time(run_name, time.monotonic() - began)
 
     @property
     def has_open_session(self) -> bool:
@@ -180,7 +180,7 @@ class Site:
             self._data = {key: self.config.federation(contract)}
         return self._data[key]
 
-    def _census(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
+    def _report_samples(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Report the number of training samples. With `labels`, report how many of them have these labels.
 
         The reply to a greeting also has the site's versions of fedskew, torch and Flower.
@@ -189,7 +189,7 @@ class Site:
         if labels is None:
             samples = int(run.held(None).sizes[0])
         else:
-            require_declared("census of labels", run.method)
+            require_declared_counts("census of labels", run.method)
             run.held(labels)  # raises an error if the dataset does not have one of the labels
             samples = sum(self._label_counts(run)[label] for label in set(labels))
         reply = {"site": self.config.name, "samples": samples}
@@ -201,7 +201,7 @@ class Site:
         def count() -> Answer:
             return {"counts": run.held(None).label_counts[0].tolist()}, b""
 
-        question, request = f"the number of samples per label in run {run.name}", {"contract": run.contract}
+        question, request = f"the number of samples per label in run {run.name}", {"contract": run.contract_hash}
         counts: list[int] = SiteAnswers(self.config.state_folder).answer_once(question, request, count)[0]["counts"]
         return counts
 
@@ -213,7 +213,7 @@ class Site:
             return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
         return SiteAnswers(self.config.state_folder).answer_once(
-            f"column sums of contract {run.data_form}", {}, compute
+            f"column sums of contract {run.unencoded_contract_hash}", {}, compute
         )
 
     def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
@@ -224,31 +224,32 @@ class Site:
         def compute() -> Answer:
             return describe_site(run.held(None), read_raw_table(self.config, contract), rules), b""
 
-        return SiteAnswers(self.config.state_folder).answer_once(f"a survey of contract {run.data_form}", {}, compute)
+        question = f"a survey of contract {run.unencoded_contract_hash}"
+        return SiteAnswers(self.config.state_folder).answer_once(question, {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
         """Test a finished model. The policy limits the number of models for the same classes and columns."""
-        rules = require_agreed_scoring(run.method, self.config.policy)
+        rules = require_agreed_evaluation(run.method, self.config.policy)
         tensors = run.on_device(from_bytes(payload))
 
         def compute() -> Answer:
             return {"by_site": rules.by_site}, run.score(read_model("sent", tensors))
 
-        question = f"tests of finished models of contract {run.data_form}"
-        request = {"config": run.name, "contract": run.contract, "model": digest(payload)}
+        question = f"tests of finished models of contract {run.unencoded_contract_hash}"
+        request = {"config": run.name, "contract": run.contract_hash, "model": digest(payload)}
         return SiteAnswers(self.config.state_folder).answer_once(question, request, compute, rules.models)
 
     def _train(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
         """Train the received model.
 
         The reply has the trained model and the other tensors that the method sends. If losses are shared, the reply
-        also has the loss and, without secure aggregation, the tallies. The reply has test results only if the server
-        requests them and the site allows them.
+        also has the loss and, without secure aggregation, the counts that the method keeps during training (`tally`).
+        The reply has test results only if the server requests them and the site allows them.
         """
         stage, release = self._require_allowed_training(run, facts)
         trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
-        round, request = round_question(run.name, facts), training_request(facts, payload, release.has_site_noise)
-        trainings.require_allowed(round, request)
+        round_name, request = describe_round(run.name, facts), training_request(facts, payload, release.has_site_noise)
+        trainings.require_allowed(round_name, request)
         tensors = run.on_device(from_bytes(payload))
         states = self._states(run, facts["run"])
         run.require_model(stage, tensors)
@@ -278,7 +279,7 @@ class Site:
             reply_tensors = _add_noise(reply_tensors, work.exchanged.params, facts["noise"])
         answer = reply, to_bytes(reply_tensors)
         # The training and its privacy are recorded before the answer leaves and before the site's state changes.
-        trainings.record(round, request)
+        trainings.record(round_name, request)
         self._ledger.charge(release)
         if result.states:
             state = {name: t[0].cpu() for name, t in result.states.items()}
@@ -309,9 +310,9 @@ class Site:
 
     def _states(self, run: SiteRun, name: str) -> SiteState:
         """Return the site's states of the run. Refuse a request that names another run or changes the contract."""
-        require_own_name(name, run.name)
+        require_same_run(name, run.name)
         states = SiteState(self.config.state_folder, run.name)
-        states.bind(run.contract)
+        states.bind(run.contract_hash)
         return states
 
     def _survey(self, run: SiteRun, facts: Facts, payload: bytes) -> Answer:
@@ -321,7 +322,7 @@ class Site:
         """
         if "stage" in facts:
             return self._answer_survey(run, facts, payload)
-        require_declared("survey", run.method)
+        require_declared_counts("survey", run.method)
         planned = planned_rounds(run.method, run.config, facts.get("notes", {}))
         require_planned_label_survey(facts["predictions"], planned)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
@@ -346,7 +347,7 @@ class Site:
         tensors = run.on_device(from_bytes(payload))
 
         def ask() -> Answer:
-            work = run.work({**facts, "companions": []}, stage, tensors, {})
+            work = run.work({**facts, "companions": []}, stage, tensors, {})  # of zero epochs: only hooks run
             answers = train_clients(run.runtime(stage.concatenates, tensors).engine, work).uplink
             refuse_undeclared(work, answers, {})
             return {}, to_bytes({name: t[0].cpu() for name, t in answers.items()})
@@ -381,7 +382,10 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:
-    """Sum the columns of the site's training rows. The federation was read with the draft of a contract."""
+    """Sum the columns of the site's training rows.
+
+    The federation was read with the draft of a contract, so it has the table as it was before the encoding.
+    """
     if federation.dataset.raw_train is None:
         raise UserError("the site's data are not a table with named columns; expected a CSV or Parquet file")
     return sum_columns(federation.dataset.raw_train.take(federation.indices[0]), policy.smallest_group)

@@ -41,7 +41,9 @@ class SiteConfig:
     """The folder that relative paths start from."""
     name: str
     data: str
+    """A path, or the name of a dataset."""
     data_params: Mapping[str, Any] = field(default_factory=dict)
+    """The options with which the data are loaded: the keys of `data` other than `name`."""
     data_dir: str | None = None
     state: str = "state"
     device: str = "auto"
@@ -64,7 +66,7 @@ class SiteConfig:
     policy: Policy = field(default_factory=Policy)
     """What the site allows, whatever the server requests."""
     split: str | None = None
-    """For trials on one machine: a saved split of the data. This site is client number `client` of the split."""
+    """For trials: the file of a saved split of the data. This site is client number `client` of the split."""
     client: int = 0
 
     def __post_init__(self) -> None:
@@ -96,7 +98,10 @@ class SiteConfig:
         return self.folder / Path(path).expanduser()
 
     def federation(self, contract: Contract | None = None) -> Federation:
-        """Read the site's data in the form of the contract, as a federation of one client."""
+        """Read the site's data, as a federation of one client.
+
+        Files are read with the contract's classes and table encoding, if there is a contract.
+        """
         dataset = self._dataset(contract)
         return Federation(dataset, (self._rows(dataset),), {"name": "site"}, 0)
 

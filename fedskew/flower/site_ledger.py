@@ -13,7 +13,6 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -58,7 +57,7 @@ class SiteLedger:
         return budget
 
     def _require_budget(self, account: Account, budget: float, release: Release) -> None:
-        limit = f"{account.whose} is ε = {budget:g} at δ = {self._policy.delta:g} (policy.{account.key})"
+        limit = f"{account.budget_name} is ε = {budget:g} at δ = {self._policy.delta:g} (policy.{account.key})"
         if math.isinf(release.mu_squared(account)):
             raise BudgetExceeded(
                 f"{limit}, but {_why_infinite(release)}; expected {account.expected}"
@@ -84,7 +83,7 @@ class SiteLedger:
         try:
             with self._log.locked():
                 self.require_budget(release)
-                self._log.append_locked({"event": _UPDATE, **asdict(release)})
+                self._log.append_locked(_to_entry(release))
         except (StateUnusable, BudgetExceeded):
             raise
         except UserError as error:
@@ -150,7 +149,7 @@ class SiteLedger:
         return gaussian_epsilon(math.sqrt(mu_squared), self._policy.delta)
 
     def _entries(self, event: str) -> list[Entry]:
-        """Read the entries of a kind. A ledger that was changed is refused."""
+        """Read the entries of this kind. Refuse a ledger that was changed."""
         path = self._log.path
         if not path.exists() and not head_path(path).exists():
             return []
@@ -163,8 +162,20 @@ class SiteLedger:
         return [entry for entry in chain.entries if entry["event"] == event]
 
 
+def _to_entry(release: Release) -> Entry:
+    """Make the entry of an update. Its `releases` is the number of Gaussian mechanisms."""
+    return {
+        "event": _UPDATE,
+        "run": release.run,
+        "round": release.round,
+        "privacy": release.privacy,
+        "noise": release.noise,
+        "releases": release.mechanisms,
+    }
+
+
 def _from_entry(entry: Entry) -> Release:
-    """Read a release from its entry. In an entry without `releases`, the update counts as one Gaussian mechanism."""
+    """Read a release from its entry. Entries of older versions have no `releases`: their updates are one mechanism."""
     return Release(entry["run"], entry["round"], entry["privacy"], entry["noise"], entry.get("releases", 1))
 
 

@@ -46,10 +46,9 @@ class SiteRun:
         self.name = config_hash(config)
         """The run's name, which the server also uses."""
         contract = Contract.from_json(terms["contract"])
-        self.contract = _hash(contract)
-        """Hash of the contract."""
-        self.data_form = _hash(contract.without_encoding())
-        """Hash of the contract. If the data are a table with named columns, it does not depend on their encoding."""
+        self.contract_hash = _hash(contract)
+        self.unencoded_contract_hash = _hash(contract.without_encoding())
+        """Hash of the contract without the encoding of a table's columns. `contract_hash` if there is no encoding."""
         self.config = replace(config, device=site.device, engine="plain")
         require_known_code(self.config, site)
         site.policy.require_run(self.config)
@@ -106,7 +105,7 @@ class SiteRun:
 
         For each question, the site answers at most `tests_per_round` different requests.
         """
-        request = {**request, "contract": self.contract, "model": digest(to_bytes(tensors))}
+        request = {**request, "contract": self.contract_hash, "model": digest(to_bytes(tensors))}
         return SiteAnswers(self.site.state_folder).answer_once(
             f"{question} in run {self.name}", request, compute, self.site.policy.tests_per_round
         )
@@ -187,7 +186,7 @@ class SiteRun:
             weighting=method.weighting,
             personal=method.personal,
             stays=self._stays,
-            noise=lambda shape, _: draw_normals(shape),
+            noise=lambda shape, _: draw_normals(shape),  # secret, so not from the seed, which the server knows
         )
         fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())
         counted = sample_counts(work.members, held.sizes)[0]

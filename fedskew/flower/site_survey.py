@@ -63,7 +63,7 @@ def describe_site(federation: Federation, raw: RawTable | None, rules: SurveyRul
     """Describe a site's training part. `raw` has the columns of a table before they are encoded."""
     counts = federation.label_counts[0]
     is_single = federation.dataset.task.name == "single-label"
-    hide = hide_counts_and_total if is_single and len(counts) <= _FEW_CLASSES else hide_counts
+    hide = hide_counts_given_total if is_single and len(counts) <= _FEW_CLASSES else hide_counts
     found = hide(counts, rules) if rules.epsilon is None else _add_noise(counts, rules.epsilon, is_single)
     columns = [] if raw is None or rules.epsilon is not None else describe_columns(raw, rules.hide_below)
     return {"label_counts": found, "columns": columns, "rules": asdict(rules)}
@@ -74,16 +74,16 @@ def hide_counts(counts: IntArray, rules: SurveyRules) -> list[int]:
     return [0 if count < rules.hide_below else _round(count, rules.round_to) for count in counts.tolist()]
 
 
-def hide_counts_and_total(counts: IntArray, rules: SurveyRules) -> list[int]:
-    """Return the counts as `hide_counts` does, but replace the largest one, so that no hidden count follows from it.
+def hide_counts_given_total(counts: IntArray, rules: SurveyRules) -> list[int]:
+    """Return the counts as `hide_counts` does, but replace the largest one, so that no hidden count follows.
 
-    The largest count is computed from the other reported counts and the number of samples. The server knows all of
-    these, so this count tells it nothing new. If no class has enough samples, all counts are 0.
+    The largest count is computed from the other reported counts and the total, the number of samples. The server knows
+    all of these, so the largest count tells it nothing new. If no class has enough samples, all counts are 0.
     """
     found, largest = hide_counts(counts, rules), int(counts.argmax())
     others = [count for place, count in enumerate(found) if place != largest]
     if found[largest]:
-        found[largest] = max(_round(int(counts.sum()) - sum(others), rules.round_to), *others)
+        found[largest] = max(_round(int(counts.sum()) - sum(others), rules.round_to), *others)  # it stays the largest
     return found
 
 
@@ -125,9 +125,9 @@ def _describe_numbers(name: str, column: Numbers, smallest: int) -> dict[str, An
 
 
 def _step(distance: float, size: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, which is at least a tenth of the distance.
+    """Return the smallest step that is at least a tenth of the distance, and that is 1, 2 or 5 times a power of ten.
 
-    If the distance is 0, the step is at least a tenth of `size`. If both are 0, it is 0.1.
+    If the distance is 0, the step is at least a tenth of `size` instead. If both are 0, it is 0.1.
     """
     target = (distance or size or 1.0) / _STEPS
     power = 10.0 ** math.floor(math.log10(target))

@@ -9,8 +9,8 @@ from fedskew.errors import UserError
 from fedskew.flower.model_message import single_model
 from fedskew.flower.request_checks import (
     planned_tests,
+    require_agreed_histograms,
     require_agreed_local_tests,
-    require_agreed_scores,
     require_agreed_tests,
     require_planned_test,
 )
@@ -25,9 +25,9 @@ from fedskew.metrics.confusion import Confusion, correct
 def run_test(run: SiteRun, test_request: Facts, kept_round: int | None, tensors: Tensors, kept: Tensors) -> Facts:
     """Test the received model. Refuse more results, or more detailed ones, than the site allows.
 
-    If the method has no global model, the site tests its own model, with `kept`, the personal tensors that it kept in
-    round `kept_round`. If the site trains a second model beside the global one, the site also reports the totals of
-    the second model.
+    If the method has no global model, the site tests its own model, with `kept`, the personal tensors that it saved
+    after round `kept_round`. If the site trains a second model beside the global one, it also reports the totals of the
+    second model.
     """
     require_agreed_tests(test_request, run.method, run.site)
     model, round, labels = test_request["model"], test_request["round"], test_request["labels"]
@@ -92,7 +92,7 @@ def run_local_tests(
 
 def score_histograms(run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Answer:
     """Compute histograms of the tested model's probabilities on the site's test part."""
-    require_agreed_scores(test_request, run.method, run.site)
+    require_agreed_histograms(test_request, run.method, run.site)
 
     def compute() -> Answer:
         return {}, run.score(run.tested_model(tensors, kept), test_request["frozen"], tensors)

@@ -1,7 +1,7 @@
-"""Limits how often a site trains the same planned round.
+"""Limits how often a site trains the same round of a run's plan.
 
 A server learns more each time that a site trains the same round from another model. So a site answers only a few
-different requests per planned round. It needs to answer more than one, because a restarted server repeats a round,
+different requests per round. It needs to answer more than one, because a restarted server may ask for a round again,
 perhaps with another model.
 
 A repeated request gives the same update, so it does not count again. But if the site adds noise, every request counts,
@@ -18,8 +18,8 @@ from fedskew.flower.site_answers import AlreadyAnswered, SiteAnswers
 from fedskew.flower.wire import Facts, digest
 
 FOLDER = "trainings"
-_CHOSEN = ("stage", "notes", "companions", "kept")
-"""The facts with which a server can change the update. The request's tensors can also change it."""
+_CHOSEN_BY_SERVER = ("notes", "companions", "kept")
+"""The facts with which a server can change the update of a round. The request's tensors can also change it."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +29,37 @@ class SiteTrainings:
     state_folder: Path
     most: int
 
-    def require_allowed(self, round: str, request: Facts) -> None:
+    def require_allowed(self, round_name: str, request: Facts) -> None:
         """Refuse a request for a round that was trained too often, before the site trains in vain."""
-        if not self._answers.is_allowed(round, request, self.most):
-            raise _too_often(round, self.most)
+        if not self._answers.is_allowed(round_name, request, self.most):
+            raise _too_often(round_name, self.most)
 
-    def record(self, round: str, request: Facts) -> None:
+    def record(self, round_name: str, request: Facts) -> None:
         """Count a training before its update leaves, or refuse it."""
         try:
-            self._answers.answer_once(round, request, lambda: ({}, b""), self.most)
+            # The answer is empty, because only the number of different requests matters.
+            self._answers.answer_once(round_name, request, lambda: ({}, b""), self.most)
         except AlreadyAnswered as error:
-            raise _too_often(round, self.most) from error
+            raise _too_often(round_name, self.most) from error
 
     @property
     def _answers(self) -> SiteAnswers:
         return SiteAnswers(self.state_folder, FOLDER)
 
 
-def round_question(run: str, facts: Facts) -> str:
-    """Name the planned round that a request is for."""
+def describe_round(run: str, facts: Facts) -> str:
+    """Name the round that a request is for."""
     return f"round {facts['key']['round'] + 1} of stage {facts['stage']} in run {run}"
 
 
 def training_request(facts: Facts, payload: bytes, has_noise: bool) -> Facts:
     """Return what may differ between requests for the same round. If the site adds noise, every request differs."""
-    chosen = {key: facts[key] for key in _CHOSEN}
+    chosen = {key: facts[key] for key in _CHOSEN_BY_SERVER}
     return chosen | {"tensors": digest(payload)} | ({"noise": secrets.token_hex(16)} if has_noise else {})
 
 
-def _too_often(round: str, most: int) -> AlreadyAnswered:
+def _too_often(round_name: str, most: int) -> AlreadyAnswered:
     return AlreadyAnswered(
-        f"this site has trained {round} {most} times; expected no more (policy.trainings_per_round), or a run with "
-        "another seed"
+        f"this site has trained {round_name} as often as policy.trainings_per_round allows ({most}); raise it at the "
+        "site, or start a new run with another seed"
     )

@@ -19,11 +19,11 @@ from fedskew.flower.wire import MAX_SAMPLES, Facts, tensors_record
 
 _POLL_SECONDS = 0.5
 _RESTART_CHECK_SECONDS = 5.0
-"""Seconds between two checks whether SuperNodes have started again."""
+"""Seconds between two checks for SuperNodes that have started again."""
 
 
 class Sites:
-    """All sites of a federation. A site's number is the position of its name in `names`."""
+    """All sites of a federation. A site's number, here `client`, is the position of its name in `names`."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Sites:
         log: Callable[[str], None],
         most_samples: int = MAX_SAMPLES,
         reply_times: ReplyTimes | None = None,
-        audit: Callable[[Entry], object] = dict,
+        audit: Callable[[Entry], object] = lambda _entry: None,
         knows_samples: bool = True,
         start: bytes = b"",
     ) -> None:
@@ -98,6 +98,9 @@ class Sites:
     ) -> dict[int, Reply | Failure]:
         """Send each site its own facts and the same payload. Return each site's reply, or why there is none.
 
+        If a site's facts have a `kind`, it replaces `kind` for this site. `group` is the number of the round that is
+        trained, which Flower's logs show. It is empty in other requests.
+
         The server waits at most `timeout` seconds. After `quorum` is reached, a site's usual time for such work also
         limits the wait for this site (see `reply_times`). `keep` is called with each reply before the audit log records
         it.
@@ -140,11 +143,11 @@ class Sites:
                     self._reply_times.add(client, works[client], time.monotonic() - began)
             open_works = {client: works[client] for client in waiting.values()}
             if time.monotonic() >= end:
-                missing = self._missing(open_works, timeout)
+                given_up = self._timed_out(open_works, timeout)
             else:
-                missing = self._late(open_works, answers, time.monotonic() - began, quorum)
-            accept(missing)
-            waiting = {message_id: client for message_id, client in waiting.items() if client not in missing}
+                given_up = self._late(open_works, answers, time.monotonic() - began, quorum)
+            accept(given_up)
+            waiting = {message_id: client for message_id, client in waiting.items() if client not in given_up}
             if repeats and waiting and time.monotonic() >= next_check:
                 next_check = time.monotonic() + _RESTART_CHECK_SECONDS
                 again = self._find_restarted(set(waiting.values()), nodes, starts)
@@ -183,7 +186,7 @@ class Sites:
         round = {"round": int(group)} if group.isdigit() else {}
         self.audit({"site": self.names[client], "kind": sent.get("kind", kind), **round} | describe_answer(answer))
 
-    def _missing(self, works: Mapping[int, str], timeout: float) -> dict[int, Failure]:
+    def _timed_out(self, works: Mapping[int, str], timeout: float) -> dict[int, Failure]:
         """Return failures for all sites that have not replied when the time is up. `works` has their kinds of work."""
         for client, work in works.items():
             self._reply_times.add_missed(client, work)

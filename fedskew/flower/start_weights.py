@@ -33,7 +33,10 @@ def start_payload(config: Config, model: nn.Module) -> bytes:
 
 
 def keep_start(folder: Path, config: Config, payload: bytes) -> None:
-    """Keep the received weights. Refuse weights other than those that the run began with, because they are frozen."""
+    """Keep the received weights.
+
+    Refuse weights that differ from those that the run began with, because frozen weights must not change.
+    """
     tensors, path = from_bytes(payload), _path(folder, config)
     known = _read(path)
     if known is None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from alembic.config import Config
@@ -56,9 +56,10 @@ _flower_replies = SqlLinkState.get_message_res
 def build_alembic_config(engine: Engine) -> Config:
     """Make Flower's configuration of Alembic, with migration folders that may contain spaces."""
     config = _flower_config(engine)
-    folders = [utils.ALEMBIC_DIR / "versions", *utils._version_locations]
+    folders = [str(folder) for folder in (utils.ALEMBIC_DIR / "versions", *utils._version_locations)]
     config.set_main_option("path_separator", "newline")
-    config.set_main_option("version_locations", "\n".join(str(folder).replace("%", "%%") for folder in folders))
+    escaped = [folder.replace("%", "%%") for folder in folders]  # Alembic's configuration interpolates %
+    config.set_main_option("version_locations", "\n".join(escaped))
     return config
 
 
@@ -75,22 +76,21 @@ def get_complete_replies(state: SqlLinkState, message_ids: set[str], run_id: int
     Flower marks all these replies as delivered. So this function then marks the incomplete ones as not delivered. A
     check before Flower's call would miss a reply that is announced between the check and the call.
     """
+    store = cast(SqlObjectStore, state.object_store)  # Flower keeps a SqlLinkState's objects in the same database
     replies = _flower_replies(state, message_ids, run_id)
     reply_ids = [reply.metadata.message_id for reply in replies]
-    incomplete = [reply_id for reply_id in reply_ids if not _is_complete(state.object_store, reply_id)]
+    incomplete = [reply_id for reply_id in reply_ids if not _is_complete(store, reply_id)]
     if incomplete:
         with state.session() as session:
             session.execute(update(MessageRes).where(MessageRes.message_id.in_(incomplete)).values(delivered_at=""))
     return [reply for reply in replies if reply.metadata.message_id not in incomplete]
 
 
-def _is_complete(store: Any, reply: str) -> bool:
-    """Whether all objects of a reply have arrived. A reply without objects counts as complete."""
-    if not isinstance(store, SqlObjectStore):
-        return True
+def _is_complete(store: SqlObjectStore, reply_id: str) -> bool:
+    """Whether all objects of a reply have arrived."""
     try:
-        objects = [node.object_id for node in iterate_object_tree(store.get_object_tree(reply))]
-    except NoObjectInStoreError:
+        objects = [node.object_id for node in iterate_object_tree(store.get_object_tree(reply_id))]
+    except NoObjectInStoreError:  # the objects were deleted, so there is no upload to wait for; Flower drops the reply
         return True
     missing = select(StoredObject.object_id).where(StoredObject.object_id.in_(objects), StoredObject.is_available == 0)
     with store.session() as session:

@@ -20,11 +20,11 @@ from fedskew.flower.wire import Facts, one_line, to_records
 _SPARE_SECONDS = 5.0
 """Flower deletes a message this many seconds after the server has stopped waiting for the reply."""
 _BATCH_SIZE = 4
-"""Messages per call. Flower limits the time of a call, and more large messages could not be sent in that time."""
+"""Messages per call. Flower limits the time of a call, which would not suffice for many large messages."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)
 """Seconds between attempts to reach the SuperLink."""
 _MESSAGE_TYPES = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
-"""Flower's types of messages. All other requests are queries."""
+"""The kinds of requests that have a message type of their own in Flower. All others are sent as queries."""
 
 T = TypeVar("T")
 
@@ -32,7 +32,10 @@ T = TypeVar("T")
 def make_message(
     kind: str, node: int, facts: Facts, tensors: ArrayRecord | None, timeout: float, group: str = ""
 ) -> Message:
-    """Make a request to a node. The server waits for the reply for `timeout` seconds."""
+    """Make a request to a node. The server waits for the reply for `timeout` seconds.
+
+    If `facts` have a `kind`, it replaces `kind`. `group` becomes Flower's `group_id` (see `Sites.request`).
+    """
     content = to_records({"kind": kind, **facts}, tensors)
     message_type = _MESSAGE_TYPES.get(facts.get("kind", kind), MessageType.QUERY)
     return Message(content, node, message_type, ttl=timeout + _SPARE_SECONDS, group_id=group)
@@ -49,9 +52,10 @@ class SuperLinkCalls:
         return {node.node_id: node for node in self._retry(lambda: list(self._grid.get_nodes()))}
 
     def send(self, make: Callable[[int], Message], receivers: Sequence[int]) -> dict[str, int]:
-        """Send each receiver the message that `make` makes. Return the receivers by the ids of accepted messages.
+        """Send each receiver the message that `make` makes for it.
 
-        A retry makes new messages, as Flower requires.
+        Return the receivers of the messages that the SuperLink accepted, by the messages' ids. A retry makes new
+        messages, as Flower requires.
         """
         sent: dict[str, int] = {}
         for batch in _batches(receivers):

@@ -41,12 +41,15 @@ _GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
 
 
 def node_config(site: Path) -> str:
-    """Return the node configuration, which tells ClientApps where the site's configuration is."""
+    """Return Flower's node configuration, which tells ClientApps where site.yaml is. `site` is its path."""
     return f"site={json.dumps(str(site.resolve()))}"
 
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:
-    """Return the command that connects a site. Flower's processes at the site talk to each other on `port`."""
+    """Return the command that connects a site. Flower's processes at the site talk to each other on `port`.
+
+    `site` is the path of its site.yaml, and `superlink` is HOST:PORT. `config` replaces `node_config(site)`.
+    """
     command = [sys.executable, "-m", "fedskew.flower.node", "--superlink", superlink]
     if keys.authority.exists():
         command += ["--root-certificates", str(keys.authority.resolve())]
@@ -173,9 +176,10 @@ def run_supernode(
                 why_lost = last_message(line)
                 break
             if gave_up and not why_lost and not is_terminated:
-                why_lost = "Flower gave up"  # the SuperNode would stay alive, but would not try to connect again
+                why_lost = "Flower gave up"
+                # The SuperNode would stay alive, but would not try to connect again. End it even if no reason follows.
                 threading.Timer(_REASON_SECONDS, process.terminate).start()
-            if "Finished server process" in line:  # the SuperExec may keep the pipe open
+            if "Finished server process" in line:  # the SuperNode ends, but its SuperExec may keep the pipe open
                 break
         if why_lost:
             process.terminate()

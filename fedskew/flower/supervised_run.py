@@ -67,7 +67,8 @@ class FlowerRun:
     def stop_left_over(self, folder: Path, log: Callable[[str], None]) -> None:
         """Stop the run of this folder if an earlier command ended and left it at the SuperLink.
 
-        Otherwise, that run would keep the folder locked. `only_command` ensures that no other command follows that run.
+        Otherwise, that run would keep the folder locked. Call this within `only_command`, which ensures that the run
+        does not belong to a command that is still running.
         """
         run = _unfinished_run(self._log)
         if run is not None and self._stop_run(run):
@@ -200,7 +201,7 @@ def read_progress(folder: Path) -> Progress:
     run = RunFolder(folder)
     rows = run.rounds_path.read_bytes().count(b"\n") if run.rounds_path.exists() else 0
     entries = run.audit_path.read_bytes().split(b"\n") if run.audit_path.exists() else []
-    rounds = max(0, rows - 1)  # the first row is the model before any training
+    rounds = max(0, rows - 1)  # the first row is round 0, the model before any training
     return Progress(rounds, sum(b'"kind":"train"' in e and b'"event":"reply"' in e for e in entries))
 
 

@@ -21,6 +21,7 @@ _TYPES = frozenset(
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Convert tensors on any device to bytes. Equal tensors give equal bytes."""
+    # A clone, because safetensors refuses tensors that share memory.
     plain = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     return bytes(save(plain))
 

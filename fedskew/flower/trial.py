@@ -45,7 +45,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
             )
     names = site_names(federation)
     is_secure = bool(settings.get("secure_aggregation"))
-    keys = make_credentials(folder / "keys", names) if is_secure else None
+    keys = make_credentials(folder / "keys", names) if is_secure else None  # the app then lists their public keys
     values = {
         "minimum": federation.clients,
         **_test_settings(config, is_secure),
@@ -57,7 +57,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     contract = contract.draft() if column_sums else contract
     planned = make_settings(names, values)
     app = folder / "app"
-    with TemporaryDirectory() as drafts:
+    with TemporaryDirectory() as drafts:  # if the folder has another run, its app and its split stay
         draft, split = Path(drafts) / "app", Path(drafts) / "split.json"
         write_app(draft, planned, contract, resolve_config(config, contract, names))
         federation.save_split(split)
@@ -125,6 +125,7 @@ def _data_dir(config: Config) -> str | None:
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:
     """Return the content of a site's site.yaml."""
+    # These two items leave a site only if its policy lists them. The list must then have all that the run reveals.
     agreed = [item for item, used in ((COLUMN_SUMS, column_sums), (LOCAL_TESTS, settings.local_tests)) if used]
     own_code = [code.partition(":")[0] for code in (*config.method.split("+"), config.model) if ":" in code]
     return {

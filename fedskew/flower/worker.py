@@ -51,7 +51,7 @@ def main(site: str, superexec: int) -> None:
 
 
 def serve(site: Path, listener: socket.socket) -> None:
-    """Answer ClientApps until the app's code changes or no ClientApp connects for `idle` seconds."""
+    """Answer ClientApps. Return when the app's code has changed, or when none connects for `patience` seconds."""
     handler = _RequestHandler(site)
     while True:
         listener.settimeout(handler.patience)
@@ -115,7 +115,7 @@ class _RequestHandler:
             if (entry["event"], entry["kind"]) == ("reply", "train"):
                 entry["epsilon"] = self._site.privacy_spent()
             ChainedLog(self._site.config.state_folder / audit.NAME).append(entry)
-        except UserError as error:  # the text names the site's files
+        except UserError as error:  # the text names the site's files, so it must not leave the site
             return self._refusal(str(error), "its audit log cannot be written; the reason is in its log")
         return reply
 
@@ -145,6 +145,7 @@ class _RequestHandler:
             return self._failure(error)
 
     def _refusal(self, problem: str, reported: str) -> Answer:
+        """Log the problem at the site. Return a refusal that tells the server only `reported`."""
         self._log(f"warning: the server's request is refused: {problem}")
         return {"refused": reported}, b""
 

@@ -69,7 +69,7 @@ def test_refusals_and_errors_are_recorded_on_both_sides(tmp_path: Path) -> None:
     file = tmp_path / "site-1" / "site.yaml"
     file.write_text(file.read_text() + "policy: {noise: 1}\n")
     run_federation(here.grid, here.context)
-    reason = "this site requires noise (policy.noise); expected federation.privacy = 'local'"
+    reason = "this site demands local noise (policy.noise); expected federation.privacy = 'local'"
     (refused,) = [entry for entry in entries(tmp_path / "site-1") if entry["event"] == "refused"]
     assert (refused["kind"], refused["round"], refused["reason"]) == ("train", 1, reason)
     (refused,) = [entry for entry in entries(tmp_path / "run") if entry["event"] == "refused"]

@@ -36,7 +36,7 @@ from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_replies import Reply
-from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_and_total
+from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_given_total
 from fedskew.flower.trial import plan_trial
 from fedskew.flower.wire import Garbled
 
@@ -132,10 +132,10 @@ def test_another_encoding_of_the_same_columns_gets_the_same_answer(tmp_path: Pat
 def test_a_hidden_class_does_not_follow_from_the_number_of_samples() -> None:
     """Whatever a small class has, the answer is the same for the same number of samples."""
     for total in range(20, 140):
-        answers = {tuple(hide_counts_and_total(np.array([total - n, n]), SurveyRules())) for n in range(5)}
+        answers = {tuple(hide_counts_given_total(np.array([total - n, n]), SurveyRules())) for n in range(5)}
         assert answers == {((total + 2) // 5 * 5, 0)}
-    assert hide_counts_and_total(np.array([2, 4, 3]), SurveyRules()) == [0, 0, 0]
-    assert hide_counts_and_total(np.array([8] * 9), SurveyRules()) == [10] * 9  # not 0, which is left of 72 samples
+    assert hide_counts_given_total(np.array([2, 4, 3]), SurveyRules()) == [0, 0, 0]
+    assert hide_counts_given_total(np.array([8] * 9), SurveyRules()) == [10] * 9  # not 0, which is left of 72 samples
 
 
 def test_noise_is_for_a_sample_that_another_replaces(split: Federation) -> None:

@@ -26,7 +26,7 @@ from fedskew.flower.site_config import load_site
         (Policy(methods=("fedavg",), reveals=(), rounds=2), None),
         (Policy(methods=("fedprox", "fedvls")), "does not allow the method 'fedavg' (policy.methods: fedprox, fedvls)"),
         (Policy(rounds=1), "the run has 2 rounds; this site allows at most 1 (policy.rounds)"),
-        (Policy(noise=1.0), "this site requires noise (policy.noise); expected federation.privacy = 'local'"),
+        (Policy(noise=1.0), "this site demands local noise (policy.noise); expected federation.privacy = 'local'"),
     ],
 )
 def test_a_run_that_a_site_does_not_allow_goes_on_without_it(
@@ -113,7 +113,7 @@ def test_every_request_is_checked(facts: dict[str, Any], reason: str | None) -> 
 )
 def test_the_refusal_of_central_noise_names_every_kind_that_the_site_accepts(policy: Policy, kinds: str) -> None:
     with pytest.raises(UserError, match=rf"expected federation\.privacy = {kinds}, or policy\.reveals: \[updates\]"):
-        policy.require_noise_on_all("central", share_loss=False)
+        policy.refuse_items_without_noise("central", share_loss=False)
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_a_model_with_an_infinity_does_not_make_a_site_skip_the_clip(
         ("median", {}, "does more than average"),
         ("feddisco", {"average": "samples"}, "sets the sites' weights"),
         ("fedavg", {"average": "samples"}, "needs 'uniform'"),
-        ("fedavg", {"model": "resnet8"}, "averages statistics"),
+        ("fedavg", {"model": "resnet8"}, "has running statistics"),
     ],
 )
 def test_what_the_accounting_does_not_cover_is_refused(

@@ -50,7 +50,7 @@ def test_a_finished_run_names_its_sites_and_who_refused(tmp_path: Path, capsys: 
         ("site-1", "refuses", None, 0),
         ("site-2", "connected", 2, 2),
     ]
-    assert "this site requires noise (policy.noise)" in site(found, "site-1").reason
+    assert "this site demands local noise (policy.noise)" in site(found, "site-1").reason
     capsys.readouterr()
     assert main(["federate", "status", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out

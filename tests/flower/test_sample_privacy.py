@@ -274,5 +274,5 @@ def test_a_site_sends_no_loss_and_needs_the_scaling_of_the_contract(tmp_path: Pa
     require_covered({"share_loss": False}, example(), method, config(), {}, Policy())
     contract = Contract.from_dataset(held.dataset)
     require_shared_scaling(held.dataset.scaling, contract)
-    with pytest.raises(UserError, match="scaled with its own means"):
+    with pytest.raises(UserError, match="scaled with the site's own means"):
         require_shared_scaling(((0.5, 2.0),), contract)

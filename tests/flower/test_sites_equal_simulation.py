@@ -146,7 +146,7 @@ def test_sites_test_a_second_model_beside_the_global_one(
 
 def test_privacy_covers_a_model_whose_statistics_stay(data: Path, split: Federation, tmp_path: Path) -> None:
     private = {**TESTED_BY_SITES, "privacy": "central", "noise": 0.1, "clip": 1.0, "share_loss": False}
-    for method, message in (("fedavg", "averages statistics"), ("fedbn", "")):
+    for method, message in (("fedavg", "has running statistics"), ("fedbn", "")):
         config = settings(method, model="resnet8", average="uniform", rounds=1)
         here = case(tmp_path / method, split, data, config, **private)
         if message:
@@ -306,24 +306,30 @@ def test_an_update_that_is_discarded_is_requested_again_but_not_the_others(
     assert_same_model(apart, run_prepared(prepare(config, split)))
 
 
+@pytest.mark.parametrize(("model", "rounds_before"), [("global", 0), ("expert.0", 3)])
 def test_a_site_keeps_the_state_that_the_server_knows_of_while_its_replies_are_lost(
-    data: Path, split: Federation, tmp_path: Path
+    model: str, rounds_before: int, data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    """The replies of one site are lost in four rounds, although it trained and wrote its state in each of them."""
-    config = settings("scaffold", rounds=6)
+    """The replies of one site are lost in four rounds, although it trained and wrote its state in each of them.
+
+    An expert of PKD is trained after the warm-up, so its rounds are counted from 0 when the run has done three rounds.
+    """
+    stages = {"groups": [list(range(10))], "warmup_rounds": rounds_before, "expert_rounds": 6}
+    method: Any = "scaffold" if model == "global" else {"name": "pkd+scaffold", **stages}
+    config = settings(method, rounds=6)
     named: dict[int, bool] = {}
 
     def lose(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
-        if asked["kind"] != "train" or site != "site-2":
+        if asked["kind"] != "train" or site != "site-2" or asked["stage"] != (model != "global"):
             return facts, answer
         round, kept = asked["key"]["round"], asked["kept"]
         files = [path.name for path in (tmp_path / site / "state").rglob("*.safetensors")]
-        named[round] = kept is None or f"global.round-{kept}.safetensors" in files
+        named[round] = kept is None or f"{model}.round-{kept}.safetensors" in files
         return ({"garbage": True}, b"") if 1 <= round <= 4 else (facts, answer)
 
     here = case(tmp_path, split, data, config, lose, minimum=2)
     apart = run_federation(here.grid, here.context)
-    assert [row.round for row in apart.history if row.failed] == [2, 3, 4, 5]
+    assert [row.round - rounds_before for row in apart.history if row.failed] == [2, 3, 4, 5]
     assert named == dict.fromkeys(range(6), True)
 
 

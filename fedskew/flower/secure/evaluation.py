@@ -38,7 +38,7 @@ class SecureEvaluation(SiteEvaluation):
     def _ask(
         self, model: ModelState, test_request: Facts, frozen: Mapping[str, ModelState], kept: Kept
     ) -> dict[int, Reply]:
-        self._sites.wait_for(self._settings.sites_to_begin)
+        self._sites.wait_for(self._settings.sites_to_begin_round)
         payload = to_bytes(model_tensors("sent", model) | companion_tensors(frozen))
         facts = {client: {**test_request, **kept.get(client, {})} for client in self._sites.online}
         for _ in range(self._settings.attempts):

@@ -38,6 +38,7 @@ class Participant:
     """The secrets of one site in one session."""
 
     def __init__(self, session: str, name: str, identity: NodeIdentity, roster: Roster, needed: int) -> None:
+        """`needed` is the smallest number of sites that can unmask a sum."""
         self._session, self._name, self._identity = session, name, identity
         self._roster, self._needed = roster, needed
         self._sealing, self._masking = AgreementKey(), AgreementKey()
@@ -136,8 +137,8 @@ class Participant:
 
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
         of the session's sites have signed the sum's list. If sites also signed lists without themselves, a server could
-        have the sums of several lists unmasked for the same request. The difference of two sums could be a single
-        vector.
+        have several lists unmasked for the same request, each by other sites in another session. The difference of two
+        sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:

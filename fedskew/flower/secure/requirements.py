@@ -1,4 +1,4 @@
-"""Checks before a run starts: whether secure aggregation can run the method and its settings."""
+"""Checks before a run starts: whether its method and settings work with secure aggregation."""
 
 from __future__ import annotations
 

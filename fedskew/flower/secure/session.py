@@ -15,10 +15,10 @@ LEAST_THRESHOLD = 2 / 3
 """The smallest allowed threshold. A threshold is the share of a round's planned sites that must help to unmask its sum.
 
 A dishonest server must not learn both secrets of a site. The server could tell some sites that this site's update
-arrived, and others that it did not. For each of the two secrets, the server needs shares from t sites. An honest site
-reveals a share of only one secret. A site that colludes with the server reveals both. So if c of n sites collude, the
-server gets at most n + c shares, and fails if 2·t > n + c. With t = ⌈2n/3⌉, this holds as long as fewer than a third of
-the sites collude.
+arrived, and others that it did not. For each of the two secrets, the server needs shares from t of n sites, where t is
+the threshold times n, rounded up. An honest site reveals a share of only one secret. A site that colludes with the
+server reveals both. So if c of n sites collude, the server gets at most n + c shares, and fails if 2·t > n + c. With
+the threshold 2/3, this holds as long as fewer than a third of the sites collude.
 
 n is the number of sites with which a round is planned, even if fewer sites begin the round. If n were the number of
 sites that begin, a server could leave out honest sites until a third of the rest collude. If more sites begin than were
@@ -28,7 +28,7 @@ planned, n is the number of sites that begin.
 
 def count_needed(sites: int, threshold: float) -> int:
     """The smallest number of sites that can unmask a sum, if a round is planned with `sites` sites."""
-    return max(2, math.ceil(threshold * sites - 1e-9))
+    return max(2, math.ceil(threshold * sites - 1e-9))  # 1e-9 absorbs rounding errors of the product
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def from_hex(value: object, length: int | None = None) -> bytes:
     return content
 
 
-def canonical(step: str, *values: object) -> bytes:
-    """Return the step and the values as bytes. Different steps or values give different bytes."""
-    return json.dumps(["fedskew secure aggregation 1", step, *values], sort_keys=True).encode()
+def canonical(label: str, *values: object) -> bytes:
+    """Return the label and the values as bytes. Different labels or values give different bytes."""
+    return json.dumps(["fedskew secure aggregation 1", label, *values], sort_keys=True).encode()
 
 
 def keys_message(session: str, site: str, sealing: bytes, masking: bytes, commitment: bytes) -> bytes:

@@ -181,7 +181,7 @@ def _contribution(
 ) -> Contribution:
     """Train or test as without secure aggregation. Return the site's contribution to the sum.
 
-    A loss above `largest_loss` counts as `largest_loss`.
+    A loss above `largest_loss` counts as `largest_loss`, because the encoding of the sum has no larger numbers.
     """
     if facts["kind"] == "evaluate":
         return _test_contribution(facts, payload, answer_plainly)
@@ -222,7 +222,7 @@ def model_contribution(
         for name, sent in unpack(f"sent:{part}", start).items():
             key = f"trained:{part}/{name}"
             after = trained.get(key, sent).cpu()  # a site leaves out the buffers that training did not change
-            if sent.is_floating_point():
+            if sent.is_floating_point():  # equal infinities differ by 0, but their subtraction gives NaN
                 values[key] = torch.where(after == sent, 0.0, after.double() - sent.double()).numpy()
             else:
                 whole[key] = (after.long() - sent.long()).numpy()

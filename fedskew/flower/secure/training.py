@@ -56,6 +56,7 @@ class SecureTraining(SiteTraining):
         if found.total is None:
             self._sites.log(f"round {round_name(plan)}: {found.reason}")
             return {client: Failure(found.failures.get(client, found.reason)) for client in facts}, {}
+        # The server knows only the total of the samples, so each contributor counts with an even share, at least 1.
         samples = _even_shares(found.total.counts["samples"], len(found.contributors))
         for client, share in zip(found.contributors, samples, strict=True):
             self._sites.samples[client] = max(1, share)
