@@ -67,7 +67,8 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     for row in (*_balance_rows(result), *_privacy_rows(result)):
         table.add_row(*row)
     if result.diverged:
-        table.add_row("diverged", Text(str(result.diverged), style="red"), "non-finite client updates, discarded")
+        words = "non-finite client updates, discarded; try a lower --lr"
+        table.add_row("diverged", Text(str(result.diverged), style="red"), words)
     seconds_per_round = result.seconds / max(1, result.rounds)
     table.add_row(
         "training time", f"{result.seconds:.1f} s", f"{seconds_per_round:.2f} s per round, {result.engine} engine"
@@ -164,7 +165,7 @@ def comparison_table(comparison: Comparison) -> Table:
         updates = "client update was discarded because it was" if diverged == 1 else (
             "client updates were discarded because they were"
         )  # fmt: skip
-        notes.append(f"{diverged} {updates} not finite")
+        notes.append(f"{diverged} {updates} not finite; try a lower --lr")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"
     return table
 

@@ -72,7 +72,8 @@ def test_the_summary_tells_of_updates_left_out(comparison):
     result = comparison.methods[0].runs[0]
     assert "diverged" not in printed(run_summary(result))
     result = replace(result, history=[*result.history[:-1], replace(result.history[-1], diverged=[3, 4])])
-    assert "diverged           2" in printed(run_summary(result))
+    assert "diverged           2" in (text := printed(run_summary(result)))
+    assert "try a lower --lr" in " ".join(text.split())
 
 
 def test_the_summary_has_the_metrics_of_a_classifier(comparison):
