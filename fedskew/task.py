@@ -55,7 +55,11 @@ class Task(ABC):
 
     @abstractmethod
     def log_loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the sum of −log p over the predictions that `count` counts, in the device's most accurate format."""
+        """Return the sum of −log p, computed in the device's most accurate format.
+
+        p is the probability that the model gives to a sample's class or, with several labels per sample, to the true
+        value of each label.
+        """
 
     @abstractmethod
     def label_counts(self, y: IntArray, owners: IntArray, clients: int, classes: int) -> IntArray:
@@ -71,7 +75,7 @@ class Task(ABC):
 
     @abstractmethod
     def example_labels(self, classes: int) -> IntArray:
-        """Return the labels of one sample per class or label, to stand in for missing data."""
+        """Return the labels of a placeholder dataset, which has one sample for each class or label."""
 
 
 class SingleLabel(Task):
@@ -149,8 +153,8 @@ class MultiLabel(Task):
 
         So a rule splits a rare label as it splits a class, even if most samples with this label also have common ones.
         """
-        rarity = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
-        groups = np.where(y.any(axis=1), rarity.argmin(axis=1), len(names))
+        frequency = np.where(y == 1, y.sum(axis=0), np.iinfo(np.int64).max)
+        groups = np.where(y.any(axis=1), frequency.argmin(axis=1), len(names))
         return groups, names if y.any(axis=1).all() else (*names, NO_LABEL)
 
     def renumber(self, y: IntArray, numbers: IntArray, classes: int) -> IntArray:

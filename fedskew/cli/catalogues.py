@@ -97,7 +97,7 @@ def _show_methods(entries: list[Entry]) -> None:
     methods.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("parts", "sent by clients", "revealed about labels", "extra compute", "secure sums"):
+    for heading in ("parts", "sent by clients", "revealed about the data", "extra compute", "secure aggregation"):
         cost.add_column(heading, overflow="fold")
     for entry in entries:
         name = Text(entry.name, style="bold")
@@ -134,7 +134,7 @@ def _show_method(entry: Entry) -> None:
         "paper": entry.paper,
         "needs": needs(entry),
         "sent by clients": entry.sends,
-        "revealed about labels": entry.revealed,
+        "revealed about the data": entry.revealed,
         "extra compute": entry.extra_compute,
         "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.individual_updates_reason}",
         "example-level privacy": "yes" if entry.example_privacy else f"no: it {entry.uncovered_use}",
@@ -198,7 +198,7 @@ def _datasets(
         description.append(f"\nlicence: {row['licence']}", style="dim")
         if row["options"]:
             description.append(f"\noptions: {', '.join(row['options'])}", style="cyan")
-        source = "downloaded on first use" if row["downloaded"] else "made by its publisher's scripts"
+        source = "downloaded on first use" if row["downloaded"] else "make it with its publisher's scripts"
         where = Text(row["where"] or f"not on this machine; {source}", style="" if row["where"] else "dim")
         if row["bytes"]:
             where.append(f"\n{_format_size(row['bytes'])}", style="dim")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,7 +30,9 @@ def add_to(app: typer.Typer) -> None:
 
 def _command(
     out: Annotated[str, typer.Option("--out", metavar="FOLDER", help="folder for the demo's files")] = "runs/demo",
-    seeds: Annotated[str | None, option("--seeds", "N", "number of splits (default: 3)")] = None,
+    seeds: Annotated[
+        str | None, option("--seeds", "N", "number of seeds; each makes its own split (default: 3)")
+    ] = None,
     rounds: Annotated[str | None, option("--rounds", "N", "communication rounds (default: 60)")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="delete earlier runs with the same settings")] = False,
     as_json: Json = False,
@@ -55,7 +58,7 @@ def _command(
     print_comparison(comparison, as_json)
     _draw(comparison, folder / FIGURE)
     if not as_json:
-        _conclude(console, comparison, folder, settings)
+        _conclude(console, comparison, folder, settings, flags | ({} if seeds is None else {"seeds": seeds}))
 
 
 def _write_settings(folder: Path) -> Path:
@@ -82,9 +85,10 @@ def _introduce(console: Console, runs: list[Prepared]) -> None:
 
     config, federation = runs[0].config, runs[0].federation
     console.print(
-        f"{federation.clients} clients share scikit-learn's {len(federation.dataset.train)} handwritten digits, and "
-        f"each has only a few classes. In each of {config.rounds} rounds, {config.clients_per_round} clients train the "
-        f"global model on their digits for {config.local_epochs} epochs, and the server averages their models."
+        f"{len(federation.dataset.train)} of scikit-learn's handwritten digits are divided among {federation.clients} "
+        f"clients, so that each has only a few classes. In each of {config.rounds} rounds, "
+        f"{config.clients_per_round} clients train the global model on their digits for {config.local_epochs} epochs, "
+        "and the server averages their models."
     )
     console.print(f"\nClasses per client (split with seed {federation.seed}):")
     console.print(PartitionMap(federation))
@@ -102,17 +106,21 @@ def _draw(comparison: Comparison, figure: Path) -> None:
         notice(f"no figure: {error}")
 
 
-def _conclude(console: Console, comparison: Comparison, folder: Path, settings: Path) -> None:
+def _conclude(console: Console, comparison: Comparison, folder: Path, settings: Path, flags: Mapping[str, str]) -> None:
     if (folder / FIGURE).is_file():
         console.print(f"figure: {folder / FIGURE}", markup=False, soft_wrap=True)
-    console.print(f"settings: {settings}", markup=False, soft_wrap=True)
+    changed = "".join(f", --{name} {value}" for name, value in flags.items())
+    console.print(f"settings: {settings}{changed}", markup=False, soft_wrap=True)
     console.print(f"\n{_lesson(comparison)}\n", markup=False)
     console.print(
         "The demo uses a high learning rate so that forgetting is visible. At 0.05 FedAvg keeps all classes, and with "
         "all clients in every round none of these methods beats it on this easy dataset. See for yourself:"
     )
-    for command in next_commands(settings):
+    *checks, another_split = next_commands(settings)
+    for command in checks:
         console.print(f"  {command}", markup=False, soft_wrap=True, style="bold")
+    console.print("Look at another split, with two classes per client:")
+    console.print(f"  {another_split}", markup=False, soft_wrap=True, style="bold")
 
 
 def _lesson(comparison: Comparison) -> str:
@@ -128,7 +136,7 @@ def _lesson(comparison: Comparison) -> str:
     named = " and ".join([", ".join(keeping[:-1]), keeping[-1]] if len(keeping) > 1 else keeping)
     kept = f" {named} lost none." if keeping else ""
     why = "clients that lack a class make the model unlearn it"
-    return f"{first} lost {lost[first]:.1f} classes per split: {why}.{kept}"
+    return f"{first} lost {lost[first]:.1f} classes per run on average: {why}.{kept}"
 
 
 def next_commands(settings: Path) -> tuple[str, ...]:

@@ -54,8 +54,10 @@ def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResu
 
 def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
     """Replace each client's personal tensors by those that the part wants local training to start from."""
-    device = next(t.device for t in unpack(PERSONAL, work.assignments[0].state).values())
-    received = {name: t.to(device) for name, t in (*work.sent.params.items(), *work.sent.buffers.items())}
+    first = next(iter(unpack(PERSONAL, work.assignments[0].state).values()), None)
+    if first is None:
+        return work
+    received = {name: t.to(first.device) for name, t in (*work.sent.params.items(), *work.sent.buffers.items())}
 
     def started(state: Tensors) -> Tensors:
         own = unpack(PERSONAL, state)

@@ -82,7 +82,7 @@ class PlainEngine(Engine):
 
 
 _STAGED_NUMBERS = 1 << 19
-"""The number of input values prepared at a time. More would not fit in the cache. Fewer would need more calls."""
+"""The number of input values prepared at a time. More would not fit in a CPU's cache. Fewer would need more calls."""
 
 
 class _ClientTraining:
@@ -177,7 +177,7 @@ class _ClientTraining:
         return BatchGradient(*batch, self._layout.arrange(x), y, key)
 
     def _check_step(self, direction: object, tally: Tensors) -> None:
-        """Raise `UserError` if a hook of the first step returned something wrong."""
+        """Check what the method's hooks returned in the first step. Raise `UserError` if it has the wrong form."""
         if not same_form(direction, self.params):
             raise wrong_tensors(self._work.solver, "direction", direction, self.params)
         if any(count.dim() for count in named_tensors(self._work.objective, "tally", tally).values()):

@@ -75,7 +75,7 @@ def _refuse_unfit(method: Method, setting: object) -> None:
         )
     if method.params.get("weights"):
         raise UserError(
-            f"{given}, but method {method.name!r} already has the parameter weights; expected one of the two"
+            f"{given}, but method {method.name!r} already has its own parameter 'weights'; expected one of the two"
         )
     if setting == "counts" and any(stage.cohort == "alone" for stage in method.stages(1, 1, {})):
         raise UserError(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class RawInputs(nn.Module):
-    """Scales and normalises samples, then applies the model.
+    """Scales and normalises images and rows of a table, then applies the model. Word indices need neither.
 
     It takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × inputs),
     or word indices (int64, n × length). It returns logits (n × classes).

@@ -5,21 +5,28 @@ the hash of the line before it (`chained_log.py`). A site writes an entry before
 be written, the site sends a refusal instead of the reply.
 
     event      at sites and server: reply, refused, failed, repaired
-               at the server only: request, start, end, disconnected, discarded (the reply is not used), late and
-               absent (there is no reply)
+               at the server only: request, start, end, disconnected, discarded (the reply is not used), late (no
+               reply in time), absent (the site could not be asked)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
-    work       at the server: the kind of work that was requested, for the sites' usual times (`reply_times.py`)
+    work       at the server: the kind in more detail, such as the stage. A site's usual time is known for each
+               (`reply_times.py`)
     again      at the server: the request was repeated, because the SuperNode has started again
     app        hash of the app that runs at the site or the server, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
     tensors    names, types and shapes of the tensors in the reply or the request, with their size and digest
     epsilon    ε of differential privacy, for the whole site and for one sample, over all updates in all runs
     reason     why a request was refused or failed, a reply is missing or was discarded, or an attempt of the run ended
-    site       at the server: the site that replied or is disconnected
+    site       at the server: the site that the entry is about
     sites      at the server: the sites that were asked
+    federation at the server, in the event start: all sites
+    process, machine  at the server, in the event start: where the server runs
+    timed_out  at the server: the site did not reply within the round's time-out
     seconds    at a site: how long it worked on the reply
     status     at the server: how an attempt of the run ended
+    torn       in the event repaired: the hashes of lines that a killed process left incomplete
+
+`ChainedLog` adds a number, the time, and the hashes to each entry.
 
 The server logs the digests of the replies that it receives, so the two logs can be compared.
 """

@@ -162,7 +162,7 @@ def own_label_cross_entropy(
 
 
 def group_cross_entropy(logits: Tensor, targets: Tensor, group: Sequence[int], weights: Tensor | None = None) -> Tensor:
-    """CE with the softmax restricted to the classes of `group`: the loss of a PKD expert."""
+    """CE with the softmax restricted to the classes of `group`: the loss of an expert in PKD."""
     return cross_entropy(logits.masked_fill(~group_mask(logits, group), -math.inf), targets, weights)
 
 

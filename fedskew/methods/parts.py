@@ -10,7 +10,8 @@ A method has up to seven parts. Each part is the maths of one client or of one s
     calibration   a server rule for the last round of a run                   `Calibration` (stages.py)
     server rule   how the clients' models become the next global model        `ServerRule`
 
-A method in stages has a `Schedule` (stages.py) in place of the objective.
+A method in stages has a `Schedule` (stages.py) in place of the objective. With the key `class_weights`,
+a run has one more part (class_weights.py).
 
 A part is a frozen dataclass. Its fields are the hyper-parameters, and its methods ("hooks") are pure functions of named
 tensors. Only the engine knows where the clients train, and how to reach them.
@@ -127,7 +128,7 @@ class Client:
     """What a hook may know about the client besides the current batch."""
 
     label_counts: Tensor
-    """[C]: the client's number of training samples per class. With example-level privacy, hooks get only ones."""
+    """[C]: the client's number of training samples per class. With example-level privacy, it is 1 for each class."""
     received: Tensors
     """The global parameters that the server sent this round."""
     downlink: Tensors = field(default_factory=dict)
@@ -210,7 +211,7 @@ class Updates:
     participation: float
     """The fraction of clients that took part: of the stage's clients if the stage names them, else of all clients."""
     key: int = 0
-    """A random key, for `fedskew.randomness`. It depends on the seed, the model and the round only."""
+    """A random key, for `fedskew.randomness`. It depends only on the seed, the model's number and the round."""
     server_data: ServerData | None = None
     """The samples that the server holds. Only for server rules that declare `needs_server_data`."""
 
@@ -231,7 +232,7 @@ class Updates:
 
 
 def weighted_mean(stacked: Mapping[str, Tensor], weights: Tensor) -> Tensors:
-    """Return Σ_k a_k·w_k for each tensor. Integer tensors (BatchNorm's counters) are rounded."""
+    """Return Σ_k weights[k]·tensor[k] for each tensor. Integer tensors (BatchNorm's counters) are rounded."""
     in_dtype = {dtype: weights.to(dtype) for dtype in {t.dtype for t in stacked.values()} if dtype.is_floating_point}
 
     def mean(tensor: Tensor) -> Tensor:

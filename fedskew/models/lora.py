@@ -63,7 +63,7 @@ def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[
         if not layers:
             raise UserError(
                 "train is 'lora', but the encoder has no linear layer and no ungrouped 2D convolution; "
-                "expected all or head"
+                "expected 'all' or 'head'"
             )
         raise UserError(f"lora_targets {', '.join(targets)} match no layer; expected patterns such as {layers[0]!r}")
     adapted.encoder.requires_grad_(False)

@@ -113,7 +113,7 @@ def test_datasets_that_are_here_say_where(cli, tmp_path):
 def test_datasets_without_a_download_say_so(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     lines = cli("datasets").out.splitlines()
-    made = [line.split()[1] for line in lines if "not on this machine; made by its publisher's scripts" in line]
+    made = [line.split()[1] for line in lines if "not on this machine; make it with its publisher's scripts" in line]
     assert made == ["femnist", "fed-isic2019"]
     assert any("805263 samples" in line for line in lines)
 
@@ -178,7 +178,7 @@ def test_methods_do_not_claim_that_updates_reveal_nothing(cli):
         shown = " ".join(cli(*arguments).out.split())
         assert "Updates and models can reveal something about the training data" in shown
     rows = [" ".join(line.split()) for line in cli("methods", "fedavg").out.splitlines()]
-    assert "revealed about labels nothing besides updates" in rows
+    assert "revealed about the data nothing besides updates" in rows
 
 
 @pytest.mark.parametrize(("bound", "sent", "revealed"), [
@@ -189,7 +189,7 @@ def test_a_reference_bound_has_no_updates_that_could_reveal_something(cli, bound
     assert (entry["sends"], entry["reveals"]) == (sent, revealed)
     shown = cli("methods", bound).out
     rows = [" ".join(line.split()) for line in shown.splitlines()]
-    assert {f"sent by clients {sent}", f"revealed about labels {revealed}"} <= set(rows)
+    assert {f"sent by clients {sent}", f"revealed about the data {revealed}"} <= set(rows)
     for text in (shown, cli("methods", f"{bound}*").out):
         assert "pdates and models" not in text
         assert "besides updates" not in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -19,7 +20,8 @@ from fedskew.data import Dirichlet, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.chained_log import ChainedLog
-from fedskew.flower.run_status import RunStatus, SiteStatus, describe_age, read_status
+from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.run_status import RunHistory, RunStatus, SiteStatus, describe_age, read_status
 from fedskew.flower.server_app import main as server_main
 
 
@@ -126,6 +128,18 @@ def test_a_site_is_late_after_three_times_what_it_usually_needs_for_the_same_wor
     log.append({"event": "request", "sites": ["a"], **facts, "time": after(200)})
     for seconds, state in ((499, "working"), (501, "late")):
         assert read_status(tmp_path, NOON + timedelta(seconds=seconds)).sites[0].state == state
+
+
+def test_only_a_missed_time_out_limits_the_next_wait_after_a_restart(tmp_path: Path) -> None:
+    """A site that is late because others have replied may still be working, and its usual time stays unknown."""
+    for timed_out, limit in (({}, math.inf), ({"timed_out": True}, 60.0)):
+        times = ReplyTimes(grace=3.0, at_least=60.0)
+        history = RunHistory(("a", "b"), times)
+        history.add({"event": "start", "federation": ["a", "b"], "time": after(0)})
+        history.add({"event": "request", "kind": "train", "round": 1, "sites": ["a", "b"], "time": after(0)})
+        history.add({"event": "reply", "kind": "train", "round": 1, "site": "a", "time": after(2)})
+        history.add({"event": "late", "kind": "train", "site": "b", "reason": "", "time": after(90), **timed_out})
+        assert times.limit(1, "train") == limit
 
 
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import stat
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.flower.frames import receive_frame, send_frame
-from fedskew.flower.site_config import load_site
+from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.socket_paths import socket_path
 
@@ -35,6 +36,14 @@ def test_data_lie_beside_the_file(tmp_path: Path) -> None:
     site = load_site(written(tmp_path, "name: a\ndata: {name: scans.npz, test_fraction: 0.5}"))
     assert site.federation().sizes.tolist() == [10]
     assert site.state_folder == tmp_path / "state"
+
+
+def test_a_folder_of_datasets_is_looked_for_beside_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere" / "datasets").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    site = load_site(written(tmp_path, "name: a\ndata: mnist\ndata_dir: datasets"))
+    with pytest.raises(DataUnreadable, match=re.escape(f"data folder '{tmp_path / 'datasets'}' does not exist")):
+        site.federation()
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,25 @@ def test_a_part_chooses_what_local_training_starts_from(part: type[Personal], ex
             torch.testing.assert_close(own[f"personal/{name}"], initial.model.params[name] + expected)
 
 
+class OnlyFineTuning(Personal):
+    """It keeps nothing, so its start has nothing to choose."""
+
+    has_global_model = True
+
+    def fine_tuning(self) -> Phase:
+        return Phase("all", 1)
+
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return own
+
+
+def test_a_start_without_personal_tensors_does_nothing() -> None:
+    server = serve(OnlyFineTuning(), rounds=2)
+    states, _ = played(server)
+    server.close()
+    assert [state.round for state in states] == [0, 1, 2]
+
+
 class HalfAHead(OwnHead):
     def start(self, own: Weights, received: Weights) -> Weights:
         return {"head.bias": own["head.bias"]}

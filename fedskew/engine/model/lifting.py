@@ -136,11 +136,13 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
     """Find the layers that can apply the activation beside them, and the nodes of these activations.
 
     A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
-    apply a ReLU before it, if nothing else uses the ReLU's result or its input. A ReLU that works in place must also
-    follow a convolution, because the results of other operations may share memory with a tensor that is used elsewhere.
+    apply a ReLU before it, if nothing else uses the ReLU's result or its input. If a layer of the model works in place,
+    the ReLU must also follow a convolution: other results may share memory with a tensor that is used or changed
+    elsewhere.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
+    is_changed_in_place = any(_works_in_place(node, module) for node in graph.nodes)
     for node in graph.nodes:
         source = node.args[0] if node.args else None
         kind = type(module.get_submodule(node.target)) if node.op == "call_module" else node.target
@@ -156,7 +158,7 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
             _ACTIVATIONS[kind] == "relu"
             and len(node.users) == 1
             and _is_max_pooling(user, module)
-            and (_is_layer(source, module, nn.Conv2d) or not _works_in_place(node, module))
+            and (_is_layer(source, module, nn.Conv2d) or not is_changed_in_place)
         ):
             layers[user] = "relu"
             fused.add(node)

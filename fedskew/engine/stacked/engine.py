@@ -1,8 +1,8 @@
 """The stacked engine trains many of a round's clients at a time, as one tensor program.
 
-Each client trains in a *slot*, a row of memory that is kept from round to round (`Slots`, `round`). A step of all slots
-is one program (`local_step`). If possible, a CUDA GPU runs this program as a CUDA graph (`graph_program`). A short
-batch is padded with rows whose target is `IGNORE`. Losses and BatchNorm ignore these rows.
+Each client trains in a *slot*, a row of memory that is kept from one round to the next (`Slots`, `round.py`). A step of
+all slots is one program (`local_step.py`). If possible, a CUDA GPU runs this program as a CUDA graph
+(`graph_program.py`). A short batch is padded with rows whose target is `IGNORE`. Losses and BatchNorm ignore them.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Slots:
         self.notices: list[str] = []
 
     def fits(self, work: RoundWork, clients: int) -> bool:
-        """Return whether there is memory for this many clients, and whether the programs have the work's parts."""
+        """Return whether there is memory for this many clients, and whether the programs are for the work's parts."""
         return self.capacity >= clients and same_parts(self._work.parts, work.parts)
 
     def train(self, work: RoundWork, plans: Sequence[BatchPlan], schedule: SlotSchedule, width: int) -> RoundResult:
@@ -307,7 +307,7 @@ class StackedEngine(Engine):
         torch.cuda.empty_cache()
 
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
-        """Return the width of the batches. A GPU uses few different widths, because each is captured separately."""
+        """Return the number of rows of a batch, with padding. A GPU uses few numbers: each needs its own CUDA graph."""
         width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:
             return width
@@ -368,7 +368,7 @@ class StackedEngine(Engine):
         params, buffers, state = (rows.row_bytes for rows in (layouts.params, layouts.buffers, layouts.state))
         step_bytes = max(two - one, one // 2)
         slot_bytes = params * (1 + len(work.local.local_optimiser.shaped_state)) + buffers + state
-        update_bytes = 2 * params + buffers  # the direction in one row, and the new values
+        update_bytes = 2 * params + buffers  # the direction as one flat row, and the new parameters and buffers
         per_slot = step_bytes + slot_bytes + update_bytes
         per_result = params + buffers + 2 * state  # the state before and after the round
         return max(1, (spare - clients * per_result) // max(per_slot, 1))

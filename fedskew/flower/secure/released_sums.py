@@ -1,7 +1,7 @@
 """A site's record of the sums that it has helped to unmask.
 
-A repeated round gives the same updates. If it were unmasked for two different sets of sites, the two sums could differ
-by a single update. So a site unmasks a request for only one set of sites.
+A repeated round gives the same updates. If the sums over two different sets of sites were unmasked, they could differ
+by a single update. So for one request, a site helps to unmask the sum over only one set of sites.
 
 A server could also make a tiny change to a request and ask again. So a site helps to unmask only a few different
 requests for the same round or test. The record is in the site's state folder, so it survives a restart of the worker.
@@ -34,7 +34,9 @@ class ReleasedSums:
         self._path = folder / NAME
 
     def record(self, purpose: str, request: str, contributors: list[str]) -> None:
-        """Record a sum before its shares leave. Refuse a sum that could be compared with an earlier one.
+        """Record a sum before the site sends the secret shares that unmask it.
+
+        Refuse a sum that could be compared with an earlier one.
 
         `purpose` names the round or the test. `request` is the digest of the server's request.
         """
@@ -73,13 +75,13 @@ def _refuse_comparison(purpose: str, request: str, contributors: list[str], earl
     """
     if request not in earlier and len(earlier) >= _MOST_REQUESTS:
         raise UserError(
-            f"this site has already unmasked {len(earlier)} different requests for {purpose}; more sums would reveal "
-            "individual updates. Expected one of these requests, or a run with another seed"
+            f"this site has already helped to unmask the sums of {len(earlier)} different requests for {purpose}; more "
+            "sums would reveal individual updates. Expected one of these requests, or a run with another seed"
         )
     known = earlier.get(request, contributors)
     if known != contributors:
         raise UserError(
-            f"this site has already unmasked the same request for {', '.join(known)}, not "
+            f"this site has already helped to unmask the sum over {', '.join(known)} for the same request, not over "
             f"{', '.join(contributors)}; the two sums would reveal individual updates. Expected the same sites, "
             "or a run with another seed"
         )

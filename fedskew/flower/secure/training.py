@@ -1,4 +1,8 @@
-"""Training with secure aggregation: the server learns the mean of the sites' updates, and totals of their counts."""
+"""Training with secure aggregation.
+
+The server learns the mean of the sites' updates, and of their losses if the sites share them. It also learns two
+totals: the sites' samples, and the samples visited in training.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,10 @@ from fedskew.methods import Tensors
 
 
 class SecureTraining(SiteTraining):
-    """Trains rounds at the sites.
+    """Lets the sites train, and adds up their updates with secure aggregation.
 
     The aggregation of a round expects one update per site. It receives the mean in place of every update. For a server
-    rule that uses only the mean, the result is the same.
+    rule that uses only the mean, the result is that of training without secure aggregation, up to rounding.
     """
 
     def __init__(
@@ -47,7 +51,10 @@ class SecureTraining(SiteTraining):
         local_tests: bool = False,  # noqa: ARG002
         kept: Mapping[int, Facts] | None = None,  # noqa: ARG002
     ) -> tuple[Answers, dict[int, Reply]]:
-        """Ask the sites to train a round. The replies have no test results, because tests are separate sums."""
+        """Ask the sites to train for one round.
+
+        The replies have no test results, because these are added up in a request of their own (`SecureEvaluation`).
+        """
         if self._settings.sites_add_noise:
             self._count_release()
         facts = {a.client: self._facts(plan, a.client, a.state) for a in plan.work.assignments}
@@ -56,7 +63,8 @@ class SecureTraining(SiteTraining):
         if found.total is None:
             self._sites.log(f"round {round_name(plan)}: {found.reason}")
             return {client: Failure(found.failures.get(client, found.reason)) for client in facts}, {}
-        # The server knows only the total of the samples, so each contributor counts with an even share, at least 1.
+        # The server knows only the total number of samples, so each contributor counts with an even share of them,
+        # but with one sample at least.
         samples = _even_shares(found.total.counts["samples"], len(found.contributors))
         for client, share in zip(found.contributors, samples, strict=True):
             self._sites.samples[client] = max(1, share)
@@ -78,7 +86,7 @@ def _mean_replies(total: Total, work: RoundWork, contributors: list[int]) -> dic
 
 
 def _mean_model(total: Total, work: RoundWork) -> Tensors:
-    """Add the mean change to the model that the sites received. A number whose mean change is 0 stays the same."""
+    """Add the mean change to the model that the sites received. Where it is 0, the bits stay the same, also of −0."""
     mean: Tensors = {}
     for name, sent in model_tensors("trained", work.exchanged).items():
         change = torch.from_numpy(total.means[name])

@@ -54,10 +54,17 @@ def tables(results: Results) -> list[Table]:
     return [table for table in all_tables if table.rows]
 
 
+_LEGEND = (
+    "- loop: the plain PyTorch loop over the clients; limit: one model, trained on one batch as large as all clients' "
+    "batches together"
+)
+
+
 def markdown(results: Results) -> str:
     """Write a benchmark as a Markdown page."""
     about = [f"- {name}: {value}" for name, value in (*results.machine.items(), *results.versions.items())]
     head = [f"# Benchmark on {results.machine.get('gpu') or results.machine.get('cpu')}", ""]
+    about += [_LEGEND] if results.measurements else []
     head += [f"`{results.command}`, {results.date}, {results.seconds:.0f} s", "", *about, ""]
     parts = ["\n".join(head), *(table.markdown() for table in tables(results))]
     if remarks(results):
@@ -106,7 +113,7 @@ def _steps_ratios(results: Results) -> Table:
         "speed / loop, same format",
         "speed / limit",
     )
-    return Table("Local steps: samples/s, each in its fastest number format", headings, tuple(rows), 2)
+    return Table("Local steps: samples/s, each contender in its fastest number format", headings, tuple(rows), 2)
 
 
 def _contenders(results: Results) -> Table:
@@ -127,7 +134,7 @@ def _rounds(results: Results) -> Table:
     for m in (m for m in results.measurements if m.level == "rounds"):
         row = compared.get(id(m))
         ratios = (row.share_of_bare_steps, row.time_over_fedavg, row.over_loop) if row else (None, None, None)
-        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # a call of bare steps is not a round
+        time = "" if m.contender == BARE else f"{1000 * m.time:.1f}"  # steps alone are not a round
         texts = (_format_ratio(ratio) for ratio in ratios)
         rows.append(
             (_case_name(m), m.method, _name(m), m.precision, *_rate_and_spread(m), time, *texts, _bytes(m.memory))
@@ -136,7 +143,8 @@ def _rounds(results: Results) -> Table:
         "model, clients × batch", "method", "contender", "format", "samples/s", "±", "ms per round",
         "speed / bare steps", "time per sample / FedAvg", "speed / loop", "memory",
     )  # fmt: skip
-    return Table("Whole rounds: data, augmentation, aggregation, evaluation", headings, tuple(rows), 4)
+    title = "Whole rounds: local steps with data, augmentation, aggregation and evaluation"
+    return Table(title, headings, tuple(rows), 4)
 
 
 def _growth(results: Results, level: Level, title: str) -> Table:

@@ -25,9 +25,12 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
-    """Draw accuracy over each numeric key that varies. Each method has a curve per combination of the other keys."""
+    """Draw accuracy over each numeric key that varies.
+
+    Each method has a curve for each combination of the other varied keys' values.
+    """
     points = _points(comparisons)
-    return [_curve(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
+    return [_panel(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
 
 
 def grid(comparisons: Sequence[Comparison]) -> Figure:
@@ -54,7 +57,7 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
 
 
 Point = tuple[dict[str, Any], MethodRuns]
-"""The configuration under dotted keys, and the runs that used it."""
+"""A configuration as a flat mapping (`method.name`, `local_epochs` …), and the runs that used it."""
 
 
 def _points(comparisons: Sequence[Comparison]) -> list[Point]:
@@ -67,7 +70,7 @@ def _points(comparisons: Sequence[Comparison]) -> list[Point]:
 
 
 def _varied(points: Sequence[Point]) -> list[str]:
-    """The keys that differ between points. A method's parameters are compared only among its own runs."""
+    """The keys whose values differ between points. Values of a method's parameters are compared among its own runs."""
     keys = dict.fromkeys(key for values, _ in points for key in values)
     found = []
     for key in keys:
@@ -88,23 +91,24 @@ def _numeric(points: Sequence[Point]) -> list[str]:
     return [key for key in _varied(points) if all(is_number(values[key]) for values, _ in points if key in values)]
 
 
-def _curve(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
-    """Draw a curve per method and combination of the other keys.
+def _panel(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
+    """Draw a panel: a curve for each method and each combination of the other varied keys' values.
 
     If every method has only one curve, the curves have the methods' colours.
     """
     curves: dict[str, dict[float, list[float]]] = {}
-    methods: dict[str, int] = {}
+    method_of_curve: dict[str, int] = {}
     for values, method in points:
         if key not in values:
             continue
         rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
         name = f"{values['method.name']}{', ' + rest if rest else ''}"
-        methods.setdefault(name, method.index)
+        method_of_curve.setdefault(name, method.index)
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
         found += [100 * a for a in method.by_seed(lambda run: run.accuracy).values()]
     drawn = []
-    styles = methods.values() if len({*methods.values()}) == len(methods) else range(len(methods))
+    methods = list(method_of_curve.values())
+    styles = methods if len(set(methods)) == len(methods) else range(len(methods))
     for style, (name, accuracies) in list(zip(styles, curves.items(), strict=True))[:MAX_LINES]:
         x = sorted(accuracies)
         by_x = [accuracies[value] for value in x]

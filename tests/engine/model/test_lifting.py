@@ -93,6 +93,21 @@ class IdentityInPlace(InPlaceActivation):
         return torch.cat([self.pool(self.relu(self.identity(y))).flatten(1), y.flatten(1)], dim=1)
 
 
+class ChangedLater(nn.Module):
+    """A layer after the ReLU, which does not work in place, changes the storage that the ReLU read through a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.pool = nn.Conv2d(2, 4, 3), nn.MaxPool2d(2)
+        self.squash = nn.Hardsigmoid(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x)
+        activated = torch.relu(y.view(y.shape))
+        squashed = self.squash(y)
+        return torch.cat([self.pool(activated).flatten(1), squashed.flatten(1)], dim=1)
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -135,6 +150,7 @@ MODELS = {
     "activation in place": (InPlaceActivation, IMAGE),
     "activation in place on a view": (AliasInPlace, IMAGE),
     "activation in place behind an identity": (IdentityInPlace, IMAGE),
+    "view changed in place after the activation": (ChangedLater, IMAGE),
     "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
     "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),

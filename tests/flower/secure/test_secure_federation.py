@@ -320,12 +320,14 @@ def test_a_request_is_unmasked_for_one_set_of_sites_only(tmp_path: Path) -> None
     released.record("round 1", "one", ["a", "b", "c"])
     ReleasedSums(tmp_path / "state").record("round 1", "one", ["a", "b", "c"])
     released.record("round 1", "two", ["a", "b"])
-    with pytest.raises(UserError, match="already unmasked the same request for a, b, c, not a, b; the two sums would"):
+    with pytest.raises(
+        UserError, match="already helped to unmask the sum over a, b, c for the same request, not over a, b; the two"
+    ):
         ReleasedSums(tmp_path / "state").record("round 1", "one", ["a", "b"])
     file = tmp_path / "state" / "released-sums.jsonl"
     file.write_text(file.read_text() + '{"request": "thr')  # a process was killed here
     released.record("round 2", "three", ["a", "c"])
-    with pytest.raises(UserError, match="already unmasked"):
+    with pytest.raises(UserError, match="already helped to unmask"):
         released.record("round 2", "three", ["a", "b"])
 
 
@@ -333,7 +335,7 @@ def test_few_different_requests_are_unmasked_for_the_same_round(tmp_path: Path) 
     """A server could change a bit of the model, which hardly changes the updates, and ask other sites each time."""
     for request, sites in (("model", "abc"), ("nearly the same", "ab"), ("model", "abc")):
         ReleasedSums(tmp_path).record("round 1", request, list(sites))
-    with pytest.raises(UserError, match="already unmasked 2 different requests for round 1"):
+    with pytest.raises(UserError, match="already helped to unmask the sums of 2 different requests for round 1"):
         ReleasedSums(tmp_path).record("round 1", "nearly the same again", ["a", "c"])
     ReleasedSums(tmp_path).record("round 2", "nearly the same again", ["a", "c"])
 
@@ -363,7 +365,9 @@ def test_sums_of_the_same_round_are_counted_whatever_the_server_changes(
         refused |= {message.facts["refused"] for message in here.grid.sent if "refused" in message.facts}
         assert bool(refused) == (attempt == 2)
     (reason,) = refused
-    assert reason.startswith("this site has already unmasked 2 different requests for round 1 of stage ")
+    assert reason.startswith(
+        "this site has already helped to unmask the sums of 2 different requests for round 1 of stage "
+    )
 
 
 def test_a_server_that_sends_one_site_another_model_gets_no_sum(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -411,7 +415,10 @@ def test_a_repeated_round_with_other_sites_is_refused(data: Path, split: Federat
     again = run_with("two", vanishing("site-1", "train"))
     refused = [m.facts["refused"] for m in again if m.kind == "secure_unmask"]
     assert len(refused) == 3
-    assert all("already unmasked the same request for site-0, site-1, site-2, site-3" in reason for reason in refused)
+    assert all(
+        "already helped to unmask the sum over site-0, site-1, site-2, site-3 for the same request" in reason
+        for reason in refused
+    )
 
 
 def test_a_worker_with_an_open_session_does_not_end(here: Case, tmp_path: Path) -> None:
