@@ -67,10 +67,10 @@ def _methods(
 def _method_json(entry: Entry) -> dict[str, Any]:
     from fedskew.methods.method_list import needs
 
-    keys = ("name", "aliases", "summary", "paper", "sends", "reveals", "extra_compute", "kinds")
+    keys = ("name", "aliases", "summary", "paper", "sends", "extra_compute", "kinds")
     works_with = ("secure_aggregation", "example_privacy")
     values = {key: getattr(entry, key) for key in (*keys, *works_with)}
-    return values | {"needs": needs(entry), "parameters": _defaults(entry)}
+    return values | {"reveals": entry.revealed, "needs": needs(entry), "parameters": _defaults(entry)}
 
 
 def _defaults(entry: Entry) -> dict[str, object]:

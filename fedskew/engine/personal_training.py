@@ -61,12 +61,16 @@ def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
 
     def started(state: Tensors) -> Tensors:
         own = unpack(PERSONAL, state)
-        found = part.start(own, received)
+        found = part.start(_copied(own), _copied(received))  # the hook may write into its arguments
         if not same_form(found, own):
             raise wrong_tensors(part, "start", found, own)
         return {**state, **pack(PERSONAL, found)}
 
     return replace(work, assignments=[replace(a, state=started(a.state)) for a in work.assignments])
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: t.clone() for name, t in tensors.items()}
 
 
 def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:

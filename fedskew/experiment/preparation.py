@@ -17,13 +17,14 @@ from fedskew.data import Dataset, Federation, Partition, federation, load, make_
 from fedskew.data.loading import is_named
 from fedskew.data.partitions.rule import partition_class
 from fedskew.engine import choose_devices, choose_engine, choose_precision, estimated_seconds
-from fedskew.errors import UserError, expect, unknown
+from fedskew.errors import UserError, did_you_mean, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import METHODS, Method, Objective, Part, Personal, Schedule, Stage, make_method, matching_entries
 from fedskew.methods.hook_results import wrong_companions
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.methods.personal import check_personal, personal_names, shared_tensors
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
+from fedskew.models.heads import HEADS
 
 if TYPE_CHECKING:
     from fedskew.models.weights import InitReport
@@ -177,6 +178,11 @@ def _needs_features(method: Method, stages: Sequence[Stage]) -> bool:
 def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str:
     """Return the head that the configuration or the method names. A linear head is recorded as `auto`."""
     needed = method.head
+    if needed not in ("", "linear", *HEADS):
+        hint = did_you_mean(needed, HEADS)
+        raise UserError(
+            f"method {method.name!r} chooses the head {needed!r};{hint} expected linear, {', '.join(HEADS)}"
+        )
     head = config.head if config.head != "auto" or model is not None else needed or "auto"
     if needed and model is None and head != needed:
         raise UserError(f"head is {head!r}, but method {method.name!r} is made for {needed!r}; expected auto")

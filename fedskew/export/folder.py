@@ -158,7 +158,7 @@ def _description(run: Result, onnx_difference: float | None, site: str | None) -
         "method": run.config.method,
         "papers": [entry.paper for entry in entries if entry.paper],
         "sends": [entry.sends for entry in entries] or None,
-        "reveals": [entry.reveals for entry in entries] or None,
+        "reveals": [entry.revealed for entry in entries] or None,
         "rounds": run.rounds,
         "evaluation": run.evaluation.to_json(),
         **tested,

@@ -94,6 +94,16 @@ class NeedyObjective(CrossEntropy):
 
 
 @dataclass(frozen=True)
+class UnknownHead(CrossEntropy):
+    head = "protos"
+
+
+def test_an_unknown_head_of_an_own_objective_is_named(fed: fs.Federation) -> None:
+    with pytest.raises(fs.UserError, match="chooses the head 'protos'; did you mean 'prototype'"):
+        fs.run(fed, UnknownHead(), "dnn", **SHORT)
+
+
+@dataclass(frozen=True)
 class Staged(fs.Schedule):
     """A schedule that does not say that its stage needs features."""
 

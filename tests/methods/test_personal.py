@@ -20,6 +20,7 @@ from fedskew.experiment.round.record import traffic
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import Personal, Phase, ServerRule, Solver, Updates, make_method
+from fedskew.methods.fedbn import FedBN
 from fedskew.methods.fedprox import FedProx
 from fedskew.methods.personal import personal_names
 from fedskew.models import Classifier
@@ -198,12 +199,36 @@ class InitialHead(OwnHead):
         return {name: received[name] + 1 for name in own}
 
 
+class WritesIntoOwn(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        for tensor in own.values():
+            tensor.add_(1)
+        return own
+
+
+class WritesIntoReceived(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        for tensor in received.values():
+            tensor.add_(1)
+        return {name: received[name] for name in own}
+
+
 NO_STEP: dict[str, Any] = {"lr": 1e-30, "weight_decay": 0.0, "momentum": 0.0}
 """Steps that are smaller than rounding, so that models change only by what a start or a server rule does."""
 
 
 @pytest.mark.parametrize("engine", ["plain", "stacked", "pool"])
-@pytest.mark.parametrize(("part", "expected"), [(OwnHead, 0), (HeadPlusOne, 3), (InitialHead, 1), (HalfReceived, 1.25)])
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        (OwnHead, 0),
+        (HeadPlusOne, 3),
+        (InitialHead, 1),
+        (HalfReceived, 1.25),
+        (WritesIntoOwn, 3),
+        (WritesIntoReceived, 1),
+    ],
+)
 def test_a_part_chooses_what_local_training_starts_from(part: type[Personal], expected: float, engine: str) -> None:
     """Three rounds with all clients. Received models are 0, 1 and 2 above the initial one."""
     server = serve(
@@ -212,11 +237,69 @@ def test_a_part_chooses_what_local_training_starts_from(part: type[Personal], ex
     states, _ = played(server)
     server.close()
     initial, end = states[0], states[-1]
+    for name in ("encoder.weight", "encoder.bias"):
+        torch.testing.assert_close(end.model.params[name], initial.model.params[name] + 3)
     for client in range(3):
         own = end.clients.read("global", [client])[0]
         assert own.keys() >= {"personal/head.weight", "personal/head.bias"}
         for name in ("head.weight", "head.bias"):
             torch.testing.assert_close(own[f"personal/{name}"], initial.model.params[name] + expected)
+
+
+class HalvedHead(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: t / 2 for name, t in own.items()}
+
+
+class InitialNorm(FedBN):
+    """Every round starts with the initial BatchNorm layers, also with their running statistics."""
+
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: received[name] for name in own}
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked", "pool"])
+@pytest.mark.parametrize("part", [HalvedHead, InitialNorm])
+def test_a_run_with_a_start_is_that_of_plain_pytorch(part: type[Personal], engine: str) -> None:
+    config = settings(rounds=ROUNDS, clients_per_round=2, engine=engine, local_epochs=2)
+    server = Server(federation(), make_method(part()), norm_model(), config)
+    states, rows = played(server)
+    server.close()
+    plain = Reference([row.clients for row in rows])
+
+    def chosen(start: Weights) -> Weights:
+        if part is HalvedHead:
+            return {name: t / 2 if is_head(name) else t for name, t in start.items()}
+        return {name: plain.initial[name] if is_norm(name) else t for name, t in start.items()}
+
+    shared, kept = plain.run(
+        is_head if part is HalvedHead else is_norm, lambda start, k, t: plain.train(chosen(start), k, t, "")
+    )
+    end = states[-1]
+    assert_close({**end.model.params, **end.model.buffers}, shared)
+    for client, expected in kept.items():
+        found = personal_model(end.model, end.clients.read("global", [client])[0])
+        assert_close({**found.params, **found.buffers}, expected)
+
+
+class SameHead(OwnHead):
+    """It overrides `start`, and changes nothing."""
+
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return own
+
+
+def test_a_start_leaves_the_client_s_other_state_alone() -> None:
+    ends = []
+    for part in (OwnHead(), SameHead()):
+        server = serve(replace(make_method("scaffold"), personal=part), rounds=3, clients_per_round=2)
+        ends.append(played(server)[0][-1])
+        server.close()
+    for client in range(3):
+        without, with_start = (end.clients.read("global", [client])[0] for end in ends)
+        assert without.keys() == with_start.keys()
+        assert any(not name.startswith("personal/") for name in without)
+        assert all(torch.equal(with_start[name], tensor) for name, tensor in without.items())
 
 
 class OnlyFineTuning(Personal):

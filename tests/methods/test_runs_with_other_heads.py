@@ -15,6 +15,7 @@ from toy_runs import with_fitting_head
 from fedskew.experiment.round.server import Server
 from fedskew.methods import make_method
 from fedskew.models import Classifier
+from fedskew.models.heads import replace_head
 
 Weights = dict[str, Tensor]
 Loss = Callable[[Weights, Tensor, Tensor], Tensor]
@@ -71,6 +72,11 @@ def feduv(w: Weights, x: Tensor, y: Tensor) -> Tensor:
     missing = (0.5 - z.softmax(dim=1).std(dim=0)).clamp(min=0).mean()
     distances = torch.pdist(h) ** 2  # no two samples are equal
     return cross_entropy(z, y) + 2 * missing + 0.4 * (-distances / distances.median()).exp().mean()
+
+
+def prototype_head(w: Weights, x: Tensor, y: Tensor) -> Tensor:
+    distances = ((features(w, x)[:, None] - w["head.prototypes"]) ** 2).sum(dim=2)
+    return cross_entropy(-w["head.scale"] * distances / 2, y)
 
 
 def moved_prototypes(w: Weights, trained: list[Weights], data: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -135,3 +141,13 @@ def test_a_run_is_the_papers(loss: Loss, params: dict[str, Any], fixed: str, eng
     assert found.keys() | {fixed} - {""} == expected.keys()
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, expected[name], rtol=0, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_fedavg_trains_a_head_of_prototypes(engine: str) -> None:
+    """The loss has the squared distances. fedskew's logits lack |h|²/2, which is the same for all classes."""
+    model = replace_head(layered_model(), "prototype")
+    start = {name: t.double() for name, t in model.state_dict().items()}
+    states, _ = played(Server(federation(COUNTS), make_method("fedavg"), model, settings(engine=engine)))
+    for name, expected in reference(prototype_head, start, "").items():
+        torch.testing.assert_close(states[-1].model.params[name], expected, rtol=0, atol=1e-12, msg=name)

@@ -22,7 +22,7 @@ from fedskew.methods.fedgela import FedGELA
 from fedskew.methods.fednh import SmoothedPrototypes
 from fedskew.methods.parts import Client, Outputs, Seen, Trained, Updates
 from fedskew.models import DataShape, make_model
-from fedskew.models.heads import CosineHead, ETFHead, PrototypeHead, simplex_frame
+from fedskew.models.heads import CosineHead, ETFHead, PrototypeHead, distant_directions, simplex_frame
 from fedskew.results import load_run
 
 DIGITS = DataShape((1, 8, 8), 10)
@@ -43,10 +43,19 @@ def test_the_frame_is_a_simplex(classes: int, width: int) -> None:
     np.testing.assert_allclose(frame @ frame.T, cosines, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("width", [10, 64])
+def test_trained_directions_start_as_a_simplex_if_there_is_one(width: int) -> None:
+    """Ten directions at equal angles need nine dimensions, and the frame is built in ten."""
+    directions = distant_directions(10, width)
+    cosines = (directions @ directions.T).numpy()
+    np.testing.assert_allclose(cosines[~np.eye(10, dtype=bool)], -1 / 9, rtol=0, atol=1e-6)
+
+
 def test_the_heads_follow_their_formulas() -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 7)
     cosine, etf, prototype = CosineHead(7, 3), ETFHead(7, 9), PrototypeHead(7, 12)
+    assert prototype.scale.tolist() == [1.0]
     nn.init.normal_(prototype.prototypes)
     nn.init.constant_(prototype.scale, 1.5)
 

@@ -142,7 +142,8 @@ def choice(*choices: str) -> Check:
 
     def check(key: str, value: Any) -> str:
         if value not in choices:
-            raise invalid_value(key, value, f"one of {', '.join(choices)}", nearest(str(value), choices))
+            hint = None if value is None else nearest(str(value), choices)
+            raise invalid_value(key, value, f"one of {', '.join(choices)}", hint)
         return str(value)
 
     return check
