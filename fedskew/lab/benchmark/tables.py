@@ -55,8 +55,8 @@ def tables(results: Results) -> list[Table]:
 
 
 _LEGEND = (
-    "- loop: the plain PyTorch loop over the clients; limit: one model, trained on one batch as large as all clients' "
-    "batches together"
+    "- loop: the plain PyTorch loop over the clients; for local steps on a GPU, the faster of it and the tuned loop\n"
+    "- limit: one model, trained on one batch as large as all clients' batches together"
 )
 
 
