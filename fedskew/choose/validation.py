@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fedskew.data import Federation
@@ -24,8 +25,8 @@ def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
     is_held_out = federation.draw_held_out(fraction, seed, _PURPOSE)
     if not is_held_out.any():
         raise UserError(
-            f"{federation.dataset.name}: no client has enough samples of a class to hold one out for validation; "
-            "expected at least two samples per client and class"
+            f"{federation.dataset.name}: no sample was held out for validation, because every client has too few of "
+            f"each class; expected a client with at least {math.ceil(1 / fraction)} samples of a class"
         )
     indices = tuple(part[~is_held_out[part]] for part in federation.indices)
     dataset = replace(federation.dataset, test=federation.dataset.train.select(is_held_out))
