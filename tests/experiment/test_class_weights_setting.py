@@ -221,7 +221,7 @@ def test_balanced_is_weighted_ce(digits: fs.Federation) -> None:
 
 def test_unfit_methods_are_refused_by_name(digits: fs.Federation) -> None:
     weights = {"method_params": {"weights": [1.0] * 10}}
-    with pytest.raises(UserError, match="method 'weighted-ce' already has the parameter weights; expected one"):
+    with pytest.raises(UserError, match="method 'weighted-ce' already has its own parameter 'weights'; expected one"):
         fs.run(digits, "weighted-ce", rounds=1, class_weights="balanced", **weights)
     with pytest.raises(UserError, match="nothing with method 'local-only'; expected balanced, or weights by class"):
         fs.run(digits, "local-only", rounds=1, class_weights="counts")
