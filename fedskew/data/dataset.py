@@ -84,11 +84,11 @@ class Dataset:
     encoding: TableEncoding | None = None
     """How a table's columns became its inputs."""
     raw_train: RawTable | None = None
-    """The training part of a table before encoding. None unless `encoding` is a `DraftEncoding`."""
+    """The training part of a table before encoding, if its encoding is still to be fitted (a `DraftEncoding`)."""
     sites: tuple[str, ...] = ()
     """Names of the sites that the samples come from, for example hospitals."""
     site_column: str = ""
-    """What the data call a site, for example the name of a table's column."""
+    """The data's own word for a site, for example the name of a table's column."""
     notes: tuple[str, ...] = ()
     """Lines for the user about what loading changed, for example how gaps were filled."""
     in_memory: Mapping[str, object] = field(default_factory=dict)

@@ -1,8 +1,8 @@
-"""Local optimisers turn a client's descent direction into a step. Every engine uses them.
+"""Local optimisers turn a gradient, or what a solver uses in its place, into a step. Every engine uses them.
 
-They take the same steps as the optimisers of `torch.optim`. Their state is zero at the start of a client's round, and
-at the start of each phase of a round in phases. Tensors belong to one client, or to a stack of clients along a leading
-axis. Stacked clients may be at different local steps.
+They take the same steps as the optimisers of `torch.optim`. Their state is zero at the start of a client's round. If
+the round has phases, it is zero at the start of each phase. Tensors belong to one client, or to a stack of clients
+along a leading axis. Stacked clients may be at different local steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LocalOptimiser(ABC):
     counts_steps: ClassVar[bool] = False
     """Whether its state has `STEPS`."""
     has_kernel: ClassVar[bool] = False
-    """Whether a kernel can update one parameter of all clients on a GPU (`kernels.sgd`)."""
+    """Whether there is a GPU kernel that updates a parameter for all clients at once (`kernels.sgd`)."""
 
     @property
     def state_names(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import ChainedLog, head_path, read_chain
 
 _ATTEMPTS = 10
-"""Attempts to copy checkpoints. One fails if the run removes all listed checkpoints before they are copied."""
+"""The most attempts to copy checkpoints. An attempt fails if the run removes all of them before they are copied."""
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class FedConcat(Schedule):
 
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> Sequence[Stage]:  # noqa: ARG002
         first = Stage("clusters", 0, CrossEntropy(), survey="labels")
-        if "clusters" not in notes:
+        if "clusters" not in notes:  # `conclude` adds them after the first stage
             return [first]
         names = [f"encoder.{i}" for i in range(len(notes["clusters"]))]
         encoders = [

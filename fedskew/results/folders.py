@@ -70,8 +70,9 @@ def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
     """Read all runs in these folders, and the races that `fedskew choose` saved in them or directly below them."""
     folders = find_races(paths)
     races = [race for folder in folders if (race := load_race(folder)) is not None]
-    with_runs = [path for path in paths if not races or _may_have_runs(Path(path))]
-    return replace(load_runs(with_runs), races=races) if with_runs else LoadedRuns([], races=races)
+    if races:  # beside races, a folder need not have runs
+        paths = [path for path in paths if _may_have_runs(Path(path))]
+    return replace(load_runs(paths), races=races) if paths else LoadedRuns([], races=races)
 
 
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:

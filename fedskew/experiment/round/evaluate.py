@@ -89,7 +89,7 @@ class RoundEvaluation:
             trained = {int(plan.clients[row]): client_model(result.trained, row) for row in rows}
         if self._federation.held_out and stage.model == "global":
             tests = self.client_tests(plan.runtime)
-            sent = plan.start.model if stage.cohort == "clients" else None
+            sent = plan.start.model if stage.cohort == "clients" else None  # no client receives a pooled model
             fields["client_tests"] = tests.measure(aggregated.model.model, sent, trained)
         if self._config.eval_local and stage.cohort == "clients":
             fields |= test_set.measure_participants(

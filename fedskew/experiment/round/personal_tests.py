@@ -57,7 +57,7 @@ class PersonalTests:
         }
         if self.config.eval_local:
             fields |= plan.runtime.test_set.measure_participants(
-                plan.start.model, trained, plan.federation, None, with_matrices=after.stage_round == 0
+                plan.start.model, trained, plan.federation, None, with_matrices=plan.ends_stage
             )
         if self.federation.held_out:
             tests = ClientTests(self.federation, plan.runtime.train_set)
@@ -69,9 +69,8 @@ class PersonalTests:
     ) -> dict[str, list[float | None]]:
         if self.personal.has_global_model:
             found = tests.measure(model, plan.start.model, trained)
-            ends_stage = after.stage_round == 0
             is_cheap = self.personal.fine_tuning() is None  # fine-tuning every client in every round would take long
-            tests_own_models = ends_stage or is_cheap
+            tests_own_models = plan.ends_stage or is_cheap
             own = tests.measure_own_models(self.models(plan.runtime, after, model)) if tests_own_models else None
             return found if own is None else {**found, "personal": own}
         own = tests.measure_own_models(self.models(plan.runtime, after, model))
@@ -119,7 +118,7 @@ class PersonalTests:
         return kept
 
     def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
-        """Return a participant's trained model: the tensors that it returns, and the rest of its model."""
+        """Return a participant's model after training: the trained tensors that it sends, and its other tensors."""
         received = plan.start.model
         others = received if self.personal.has_global_model else self._kept_models(after, received)(client)
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})
@@ -159,4 +158,4 @@ class PersonalTests:
 
 
 _FINE_TUNING = 1000
-"""The phase in the random key of fine-tuning, which differs from all phases of a round."""
+"""The phase number in the random key of fine-tuning. No phase of a round has this number."""

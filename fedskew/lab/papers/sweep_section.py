@@ -64,9 +64,10 @@ def read_sweeps(folder: str | Path) -> list[Sweep]:
 
 
 def _with_recorded_weights(points: Sequence[Point], records: Records) -> list[Point]:
-    """Return the points with the digests of the weights from which the recorded runs started.
+    """Return the points with the digests of their initial weights, taken from the records.
 
-    The page is made from the records alone. The files of weights are not in the repository.
+    A point needs its digest to find its record. The digests cannot be computed here, because the files of weights are
+    not in the repository.
     """
     digests = {record.config.init: record.config.init_sha256 for record in records}
     return [
@@ -158,6 +159,7 @@ class SweepRow:
     best: MeanStd
     worst: MeanStd
     compute: float
+    """Computation per round, relative to FedAvg, in the first run found."""
     seeds: int
     rounds: int
     planned_rounds: int

@@ -61,7 +61,7 @@ _FEDERATION = ("data", "partition", "clients_per_round")
 
 
 def grid_keys(rows: Sequence[Row]) -> list[str]:
-    """The keys that were varied, besides the seed."""
+    """The keys that were varied, besides the seed. They are a row's first columns, and the seed comes next."""
     names = list(rows[0])
     return names[: names.index("seed")]
 
@@ -110,19 +110,28 @@ def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
         raise UserError(
-            f"{', '.join(point)} has no {metric.label}: {_reason_for_gap(metric)}, "
+            f"{', '.join(point)} has no {metric.label}: {_reason_for_gap(metric)}; rank by {_always_recorded(metric)}, "
             "or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
 
 
 def _reason_for_gap(metric: RankingMetric) -> str:
-    if metric.measure is not None:
-        return "its outputs are not finite, or an earlier version of fedskew ran it; rank by accuracy"
+    if _is_recorded_each_round(metric):
+        return "the outputs of a run's model are not finite, or a run is from an earlier version of fedskew"
     return (
-        "it is computed for a global model after a run's last round; this run was trained for more rounds than "
-        "requested, has no global model, or is from an earlier version of fedskew; rank by macro-f1"
+        "this metric is computed only for the global model after the last round; a run was trained for more rounds "
+        "than requested, has no global model, or is from an earlier version of fedskew"
     )
+
+
+def _always_recorded(metric: RankingMetric) -> str:
+    """The metric to rank by instead."""
+    return "accuracy" if _is_recorded_each_round(metric) else "macro-f1"
+
+
+def _is_recorded_each_round(metric: RankingMetric) -> bool:
+    return metric.measure is not None
 
 
 def write_csv(rows: Sequence[Row], path: Path) -> None:

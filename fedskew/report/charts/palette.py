@@ -18,6 +18,7 @@ AMOUNT, DIFFERENCE = "viridis", "RdBu"
 
 
 def colour(style: int) -> str:
+    """The colour of a series. `style` is the number of the series, from 0."""
     return COLOURS[style % len(COLOURS)]
 
 

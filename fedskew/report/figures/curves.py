@@ -13,7 +13,7 @@ from fedskew.report.charts.chart import Figure, Line, Lines
 from fedskew.report.charts.table import number
 from fedskew.report.figures.bars import add_setting
 from fedskew.report.sections.curves import accuracy, cost, worst_class
-from fedskew.report.sections.experts import activations, activations_by_expert
+from fedskew.report.sections.experts import taught_shares, taught_shares_by_expert
 from fedskew.report.sections.section import Point, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
@@ -139,11 +139,11 @@ def computation(comparisons: Sequence[Comparison]) -> Figure:
         Lines("over-total", "computation, all stages", "FedAvg rounds", "accuracy %",
               [_over_compute(method, True) for method in methods]),
     ]  # fmt: skip
-    if found := lines(methods, activations):
+    if found := lines(methods, taught_shares):
         panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
     for i, comparison in enumerate(comparisons):
         by_method = [
-            activations_by_expert(method, run, comparison) for method in comparison.methods if (run := method.first)
+            taught_shares_by_expert(method, run, comparison) for method in comparison.methods if (run := method.first)
         ]
         panels += [
             replace(chart, key=f"{chart.key}-{i}", title=add_setting(chart.title, comparison, comparisons))

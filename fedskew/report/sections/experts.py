@@ -42,7 +42,7 @@ def experts(comparison: Comparison) -> Section | None:
         *_as_figure("warm-confusion", "How often classes were confused on the test set, after the warm-up",
                  [chart for method, run in first
                   if survey(run) is None and (chart := _confusion_chart(method, run, comparison))]),
-        *_activation_figures(methods, first, comparison),
+        *_teaching_figures(methods, first, comparison),
     ]  # fmt: skip
     thresholds = [(method, run, line) for method, run in first if (line := _threshold(run))]
     paragraphs = [EXPLANATION, *(f"{method.label}, seed {run.seed}: {line}" for method, run, line in thresholds)]
@@ -63,7 +63,7 @@ def _table(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
     for method in methods:
         for run in method.runs:
             for i, group in enumerate(groups(run)):
-                similarity, taught = _mean_similarity(group, survey(run)), _share(_distilling(run), f"expert {i}")
+                similarity, taught = _mean_similarity(group, survey(run)), _share(_tallied_rows(run), f"expert {i}")
                 names = ", ".join(comparison.classes[k] for k in group)
                 rows.append([method.label, run.seed, i, names, similarity, taught])
     columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
@@ -99,26 +99,26 @@ def _pairs(key: str, title: str, what: str, mutual: Floats, comparison: Comparis
     return Heat(key, title, "class", "class", what, comparison.classes, comparison.classes, cells)
 
 
-def _activation_figures(
+def _teaching_figures(
     methods: Sequence[MethodRuns], first: Sequence[tuple[MethodRuns, Result]], comparison: Comparison
 ) -> list[Figure]:
-    found = lines(methods, activations)
+    found = lines(methods, taught_shares)
     if not found:
         return []
     charts = [Lines("activations", "all experts", "round", "% of sample visits", found)]
-    charts += [chart for method, run in first if (chart := activations_by_expert(method, run, comparison))]
+    charts += [chart for method, run in first if (chart := taught_shares_by_expert(method, run, comparison))]
     return [Figure("activations", "How often a sample was taught by an expert", charts, 2)]
 
 
-def activations(run: Result) -> Iterator[Point]:
+def taught_shares(run: Result) -> Iterator[Point]:
     """The share of sample visits that any expert taught."""
-    for row in _distilling(run):
+    for row in _tallied_rows(run):
         yield row.model_round, _share([row], "distilled")
 
 
-def activations_by_expert(method: MethodRuns, run: Result, comparison: Comparison) -> Lines | None:
+def taught_shares_by_expert(method: MethodRuns, run: Result, comparison: Comparison) -> Lines | None:
     """Draw a curve per expert. Return None if the run did not record which expert taught."""
-    rows = [row for row in _distilling(run) if "expert 0" in row.tally]
+    rows = [row for row in _tallied_rows(run) if "expert 0" in row.tally]
     if not rows:
         return None
     rounds = [row.model_round for row in rows]
@@ -140,13 +140,13 @@ def _missing(method: MethodRuns) -> Iterator[str]:
     unrecorded = {
         "the mutual probabilities": [run for run in method.runs if _notes(run).get("groups") and survey(run) is None],
         "how often each expert taught": [
-            run for run in method.runs if any("expert 0" not in row.tally for row in _distilling(run))
+            run for run in method.runs if any("expert 0" not in row.tally for row in _tallied_rows(run))
         ],
     }
     for what, runs in unrecorded.items():
         if runs:
             yield f"{method.label}, {_seeds(runs)}: {what}: not recorded by the version that made the run; repeat it"
-    unshared = [run for run in method.runs if _has_distilled(run) and not _distilling(run)]
+    unshared = [run for run in method.runs if _ran_distillation(run) and not _tallied_rows(run)]
     if unshared:
         yield f"{method.label}, {_seeds(unshared)}: how often experts taught: the sites do not share it"
 
@@ -181,11 +181,12 @@ def _mean_similarity(group: Sequence[int], probability: Floats | None) -> float 
     return number(100 * float(inside[np.triu_indices(len(group), 1)].mean()), 3)
 
 
-def _distilling(run: Result) -> list[RoundRow]:
+def _tallied_rows(run: Result) -> list[RoundRow]:
+    """The rows that recorded how often experts taught."""
     return [row for row in run.history if "distilled" in row.tally and row.visits]
 
 
-def _has_distilled(run: Result) -> bool:
+def _ran_distillation(run: Result) -> bool:
     return any(row.stage == "distil" and row.visits for row in run.history)
 
 

@@ -71,11 +71,14 @@ def test_a_reference_bound_does_not_compete_whatever_the_axis_is_called(tmp_path
 @pytest.mark.parametrize(
     ("metric", "reason"),
     [
-        ("auroc", "fedprox has no AUROC: it is computed for a global model .*; rank by macro-f1, or repeat"),
+        (
+            "auroc",
+            "fedprox has no AUROC: this metric is computed only for the global model .*; rank by macro-f1, or repeat",
+        ),
         (
             "balanced-accuracy",
-            "fedprox has no balanced accuracy: its outputs are not finite, or an earlier version of fedskew ran it; "
-            "rank by accuracy",
+            "fedprox has no balanced accuracy: the outputs of a run's model are not finite, or a run is from an "
+            "earlier version of fedskew; rank by accuracy",
         ),
     ],
 )
