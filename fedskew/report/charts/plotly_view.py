@@ -77,13 +77,18 @@ def _band(line: Line) -> Json:
 def _(chart: Bars) -> Json:
     traces = []
     for one in chart.series:
+        filled = colour(one.style)
         bar: Json = {
             "type": "bar",
             "name": one.name,
             "meta": one.name,
             "x": [_escape_html(c) for c in chart.categories],
             "y": list(one.values),
-            "marker": {"color": colour(one.style), "pattern": {"shape": hatch(one.style), "fgcolor": "#ffffff"}},
+            "marker": {
+                "color": filled,
+                # without a background of its own, a bar with a pattern is transparent
+                "pattern": {"shape": hatch(one.style), "bgcolor": filled, "fgcolor": "#ffffff"},
+            },
             "hovertemplate": f"%{{x}}<br>{_escape_html(one.name)}: %{{y:.2f}}<extra></extra>",
         }
         if one.errors is not None:

@@ -5,6 +5,7 @@ Screenshots are kept in the folder that FEDSKEW_SCREENSHOTS names.
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.image import imread
 
 from fedskew.report.document import document
 from fedskew.report.page.render import page as render
@@ -94,6 +98,16 @@ def test_everything_is_drawn_and_nothing_asked_for(
     assert found.page.evaluate("document.documentElement.scrollWidth") <= width, "no scrolling sideways"
     sizes = found.page.evaluate("[...document.querySelectorAll('.main-svg')].map(s => s.getBoundingClientRect().width)")
     assert min(size for size in sizes if size) > 100
+
+
+def test_the_bars_of_every_method_are_painted_in_its_colour(desktop: Opened) -> None:
+    chart = desktop.page.locator("#chart-by-class")
+    colours = desktop.page.evaluate("document.getElementById('chart-by-class').data.map(bar => bar.marker.color)")
+    chart.scroll_into_view_if_needed()
+    painted = imread(io.BytesIO(chart.screenshot()))[..., :3]
+    for colour in colours:
+        pixels = (np.abs(painted - to_rgb(colour)) < 0.02).all(axis=-1).sum()
+        assert pixels > 500, colour
 
 
 @pytest.mark.parametrize("device", ["desktop", "phone"])
