@@ -99,9 +99,11 @@ def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) ->
 
 
 def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    """Say which classes the best method improves or harms, which class is its weakest, and what it costs."""
+    """Say which classes FedAvg loses and the best method improves or harms, its weakest class, and its cost."""
     best, baseline, sentences = methods[0], comparison.baseline, []
     if baseline is not None and baseline is not best and baseline.counted_runs:
+        if lost := _lost(baseline, comparison.classes):
+            sentences.append(f"{baseline.label} has {lost}.")
         sentences += _classes(best, baseline, comparison.classes)
     return [*sentences, *_weakest(best, comparison, f"{best.label}'s"), *_cost(best, baseline)]
 
@@ -236,15 +238,15 @@ def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str
         return []
     worst = int(np.nanargmin(mean))
     weakest = f"{owner} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
-    return [f"{weakest}; {_lost(method, comparison.classes)}."]
+    return [f"{weakest}; {_lost(method, comparison.classes) or 'no class is lost'}."]
 
 
 def _lost(method: MethodRuns, names: Sequence[str]) -> str:
-    """Name the classes that are lost with any seed, and their mean number per seed."""
+    """Name the classes that are lost with any seed, and their mean number per seed. Empty if no class is lost."""
     by_seed = [lost_classes(run.class_accuracy) for run in method.counted_runs]
     lost = [names[c] for c in sorted({c for seed in by_seed for c in seed})]
     if not lost:
-        return "no class is lost"
+        return ""
     per_seed = f", {sum(map(len, by_seed)) / len(by_seed):.1f} per seed" if len(by_seed) > 1 else ""
     return f"lost classes (below {100 * LOST:.0f} %){per_seed}: {_listed(lost)}"
 

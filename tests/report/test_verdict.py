@@ -178,6 +178,14 @@ def test_a_lost_class_is_named() -> None:
     assert "lost classes (below 5 %): class 2" in said(made_up("fedavg", 0, BAD))
 
 
+def test_the_classes_that_fedavg_loses_are_named_beside_the_best_method() -> None:
+    text = said(
+        made_up("fedavg", 0, BAD), made_up("fedavg", 1, [0.9, 0.0, 0.0]), *[made_up("fedvls", s, GOOD) for s in (0, 1)]
+    )
+    assert "fedavg has lost classes (below 5 %), 1.5 per seed: class 1, class 2.\nCompared with fedavg" in text
+    assert "lost classes" not in said(made_up("fedavg", 0, [0.9, 0.3]), made_up("fedvls", 0, [0.9, 0.6]))
+
+
 def test_a_class_that_one_seed_loses_is_lost_even_if_its_mean_is_not() -> None:
     text = said(made_up("fedavg", 0, [0.9, 0.0, 0.0]), made_up("fedavg", 1, [0.9, 0.8, 0.0]))
     assert "Its weakest class is class 2 with 0.0 %; lost classes (below 5 %), 1.5 per seed: class 1, class 2." in text

@@ -87,7 +87,7 @@ def _(chart: Bars) -> Json:
             "marker": {
                 "color": filled,
                 # without a background of its own, a bar with a pattern is transparent
-                "pattern": {"shape": hatch(one.style), "bgcolor": filled, "fgcolor": "#ffffff"},
+                "pattern": {"shape": hatch(one.style), "bgcolor": filled, "fgcolor": "#ffffff", "solidity": 0.2},
             },
             "hovertemplate": f"%{{x}}<br>{_escape_html(one.name)}: %{{y:.2f}}<extra></extra>",
         }
