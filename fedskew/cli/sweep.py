@@ -127,13 +127,13 @@ def _report(points: Sequence[Point], campaign: Campaign, folder: Path, metric: R
 
 
 def _row(point: Point, campaign: Campaign) -> Row:
-    from fedskew.lab.sweep.job import planned_rounds
     from fedskew.lab.sweep.table import FINISHED, make_row
 
-    record = campaign.known.get(point.job)
-    rounds = planned_rounds(point.config)
-    status = "failed" if point.job.label in campaign.failures else "unfinished"
-    return make_row(point.grid_values, rounds, record, FINISHED if record and record.rounds >= rounds else status)
+    job = point.job
+    outcome = campaign.outcomes.get(job.identity)  # points of the same experiment share a run
+    status = "failed" if outcome is not None and outcome.status == "failed" else "unfinished"
+    status = FINISHED if campaign.is_done(job) else status
+    return make_row(point.grid_values, point.config, campaign.known.get(job), status)
 
 
 def _table(rows: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> object:
@@ -186,8 +186,13 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     found = search_with_optuna(search, trials, at_once, campaign.folder, run)
     final = search.final_jobs(found)
     run_campaign(campaign, final, as_json or quiet)
-    tested = [record for job in final if (record := campaign.known.get(job)) is not None]
-    scores = [record.mean_of_last(measured_name(search.metric)) for record in tested]
+    tested = [campaign.known.get(job) if campaign.is_done(job) else None for job in final]
+    measured = [
+        record.mean_of_last(measured_name(search.metric), job.config)
+        for record, job in zip(tested, final, strict=True)
+        if record is not None
+    ]
+    scores = [score for score in measured if score is not None]
     if as_json:
         summary = {
             "best": found.values,

@@ -156,3 +156,49 @@ def test_runs_that_serve_two_points_are_not_called_done(cli, grid: Path) -> None
     grid.write_text(GRID.replace(axes, "  rounds: [1, 2]"))
     assert "already done" not in cli("sweep", "grid.yaml", "--workers", "1").err
     assert "2 of 2 runs are already done" in cli("sweep", "grid.yaml", "--workers", "1").err
+
+
+def table() -> list[dict[str, str]]:
+    return list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))
+
+
+def test_an_axis_keeps_its_values_if_a_measured_column_has_its_name(cli, grid: Path) -> None:
+    axes = "  rounds: [1, 9]\n  split: {mild: {partition.beta: 5.0}, strong: {partition.beta: 0.1}}"
+    two_seeds = GRID.replace("seeds: 1", "seeds: 2")
+    grid.write_text(two_seeds.replace("  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]", axes))
+    out = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--time-limit", "0.0001").out
+    assert out.count("0/2") == 4
+    listed = [(row["rounds"], row["split"], row["seed"]) for row in table()]
+    assert listed == [(r, split, seed) for seed in "01" for r in "19" for split in ("mild", "strong")]
+
+
+def test_a_setting_that_only_changes_means_applies_to_earlier_runs(cli, grid: Path) -> None:
+    assert cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--set", "mean_last=1").status == 0
+    assert [row["mean_last"] for row in table()] == [row["accuracy"] for row in table()]
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--set", "mean_last=2")
+    assert "4 of 4 runs are already done" in outcome.err
+    assert any(row["mean_last"] != row["accuracy"] for row in table())
+
+
+def test_all_points_of_a_failed_run_are_failed(cli, grid: Path) -> None:
+    axes = "  method: [fedprox, {name: fedprox, mu: 0.01}]\n  partition.min_size: [299]"
+    grid.write_text(GRID.replace("  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]", axes))
+    outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet")
+    assert outcome.status == 1
+    assert [row["status"] for row in table()] == ["failed", "failed"]
+
+
+def test_the_final_runs_of_a_search_may_be_stopped(cli, grid: Path) -> None:
+    """Their scores are not known then. AUROC ended in a traceback."""
+    pytest.importorskip("optuna")
+    grid.write_text(GRID.partition("grid:")[0].replace("rounds: 2", "rounds: 1") + "search: {lr: [0.05]}\n")
+    command = ("sweep", "grid.yaml", "--search", "optuna", "--rank-by", "auroc", "--trials", "1", "--workers", "1")
+    assert len(cli(*command, "--json").json["test_auroc"]) == 1
+    kept = Path("runs/grid/runs.jsonl")
+    record = json.loads(kept.read_text())
+    stopped = {**record, "rounds": [0], "accuracy": record["accuracy"][:1]}
+    kept.write_text(json.dumps({key: value for key, value in stopped.items() if key != "auroc"}) + "\n")
+    outcome = cli(*command, "--json", "--time-limit", "0.0001")
+    assert outcome.status == 0, outcome.err
+    assert outcome.json["test_auroc"] == []
+    assert "1 run is unfinished" in outcome.err

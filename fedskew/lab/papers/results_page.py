@@ -17,8 +17,7 @@ from fedskew.lab.papers.protocol import read_protocol
 from fedskew.lab.papers.selection import all_tables, read_plan
 from fedskew.lab.papers.sweep_section import read_sweeps, sweep_section
 from fedskew.lab.papers.table_section import device, markdown_row, table_section
-from fedskew.lab.sweep.campaign import is_enough
-from fedskew.lab.sweep.records import Records, read_folder
+from fedskew.lab.sweep.records import Records, is_enough, read_folder
 
 FINDINGS = "findings.yaml"
 VACANT_LOGITS = "vacant-logits"

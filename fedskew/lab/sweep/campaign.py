@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.lab.sweep.job import Job, Terms, merge_jobs, planned_rounds
+from fedskew.lab.sweep.job import Job, Terms, merge_jobs
 from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
-from fedskew.lab.sweep.records import Outcome, Record, Records, RecordsFile
+from fedskew.lab.sweep.records import Outcome, Records, RecordsFile, is_enough
 from fedskew.workers import default_workers
 
 
@@ -84,13 +84,6 @@ class Campaign:
             self.failures[job.label] = outcome.reason
         elif outcome.status == "stopped":
             self.stopped.append(job.label)
-
-
-def is_enough(record: Record, job: Job) -> bool:
-    """Whether the run, and the run it started from, have as many rounds as the job needs."""
-    return record.rounds >= planned_rounds(job.config) and (
-        job.start is None or record.start_rounds >= job.start.rounds
-    )
 
 
 class _RecordSaver(Watcher):

@@ -33,6 +33,7 @@ from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
 from fedskew.methods import make_method
+from fedskew.results.ranking import METRICS
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,15 @@ def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | No
     keys = dict(content)
     axes, listed = keys.pop("grid", None), keys.pop("seeds", 1)
     try:
-        varied = _axes(axes, values)
+        varied = _axes(axes)
         base = with_values(Config.from_mapping(keys), values)
+        refuse_overridden(values, base, _varied_keys(varied), "grid")
         return Grid(base, varied, _seeds(base, listed if seeds is None else seeds))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
 
 
-def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
+def _axes(axes: Any) -> dict[str, Sequence[Any]]:
     if not isinstance(axes, Mapping) or not axes:
         raise UserError("no grid; expected a mapping such as grid: {method: [fedavg, fedvls], partition.beta: [0.1]}")
     found: dict[str, Sequence[Any]] = {}
@@ -107,10 +109,59 @@ def _axes(axes: Any, values: Mapping[str, Any]) -> dict[str, Sequence[Any]]:
             raise UserError(f"grid.{key} is {listed!r}; expected a list of values, or a mapping of names to settings")
         if key in ("seed", "seeds"):
             raise UserError(f"grid.{key} is not possible; expected seeds outside the grid, such as seeds: 3")
-        varied = {name for case in listed if isinstance(case, Case) for name in case.values} or {key}
-        if twice := sorted(varied & values.keys()):
-            raise UserError(f"{twice[0]} is given by a flag and in the grid; expected only one of the two")
+        if key in _RESERVED:
+            raise UserError(f"grid.{key} is a result in the table; expected another name for the axis")
+        refuse_duplicates(f"grid.{key}", listed)
     return found
+
+
+_RESERVED = {"status", *(name.replace("-", "_") for name in METRICS)}
+"""Columns of the table that an axis must not replace, because methods are ranked by them."""
+
+
+def refuse_duplicates(key: str, listed: Sequence[Any]) -> None:
+    """Refuse a value that is listed twice. Its runs would count twice in means and deviations."""
+    shown = [str(_format_value(value)) for value in listed]
+    if twice := next((text for i, text in enumerate(shown) if text in shown[:i]), None):
+        raise UserError(f"{key} has {twice} twice; expected different values")
+
+
+def _varied_keys(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The configuration keys that the axes set, with their values."""
+    found: dict[str, list[Any]] = {}
+    for axis, listed in axes.items():
+        for value in listed:
+            for key, setting in _settings({axis: value}).items():
+                found.setdefault(key, []).append(setting)
+    return found
+
+
+def refuse_overridden(flags: Mapping[str, Any], base: Config, varied: Mapping[str, Any], section: str) -> None:
+    """Refuse a flag that a key of the grid or of the search would silently override.
+
+    `base` is the configuration with the flags. `varied` has the keys with their values, and `section` is their name in
+    the file.
+    """
+    for flag in flags:
+        for key, listed in varied.items():
+            if flag == key:
+                raise UserError(f"{key} is given by a flag and in the {section}; expected only one of the two")
+            if flag.startswith(f"{key}.") and isinstance(listed, list):
+                lost = [value for value in listed if _is_lost(flag, base, key, value)]
+                if len(lost) == len(listed) or any(isinstance(value, Mapping) for value in lost):
+                    raise UserError(
+                        f"{flag} is given by a flag, but {key} {lost[0]} in the {section} replaces it; expected "
+                        f"{flag.removeprefix(key + '.')} in the {section}"
+                    )
+
+
+def _is_lost(flag: str, base: Config, key: str, value: Any) -> bool:
+    """Whether a flag such as `method.mu` has no effect if its section, here `method`, is set to this value."""
+    name = flag.removeprefix(f"{key}.")
+    if isinstance(value, Mapping):
+        return name not in value
+    before, after = (config.to_mapping()[key] for config in (base, with_values(base, {key: value})))
+    return bool(after.get(name) != before.get(name))
 
 
 def _cases(axis: str, settings_by_name: Mapping[Any, Any]) -> list[Case]:
@@ -136,6 +187,7 @@ def _settings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
 def _seeds(base: Config, listed: Any) -> list[int]:
     """Parse the seeds. `3` means three seeds, starting with the configuration's. A list means exactly these seeds."""
     if isinstance(listed, list):
+        refuse_duplicates("seeds", listed)
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 

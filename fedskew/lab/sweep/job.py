@@ -144,12 +144,27 @@ class Job:
 
 
 def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
-    """Merge jobs with the same identity into one run that serves all of them. The order is kept."""
-    found: dict[str, Job] = {}
+    """Merge jobs with the same identity into one run that serves all of them. The order is kept.
+
+    A job that ends between two evaluations of the longer run remains a run of its own.
+    """
+    found: dict[str, list[Job]] = {}
     for job in jobs:
-        before = found.get(job.identity)
-        found[job.identity] = job if before is None else _merge(before, job)
-    return list(found.values())
+        same = found.setdefault(job.identity, [])
+        for i, before in enumerate(same):
+            if _can_merge(before.config, job.config):
+                same[i] = _merge(before, job)
+                break
+        else:
+            same.append(job)
+    return [job for same in found.values() for job in same]
+
+
+def _can_merge(one: Config, other: Config) -> bool:
+    """Whether the longer run is evaluated after the last round of the shorter one."""
+    fewest = min(one.rounds, other.rounds)
+    longer = _longer(one, other)
+    return fewest == longer.rounds or fewest % longer.eval_every == 0
 
 
 def _merge(one: Job, other: Job) -> Job:

@@ -139,14 +139,16 @@ class Record:
         value = until(self._points(measure), rounds)[-1][1]
         return None if math.isnan(value) else value
 
-    def mean_of_last(self, measure: str) -> float:
-        """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds.
+    def mean_of_last(self, measure: str, config: Config) -> float | None:
+        """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds of a configuration.
 
-        A measure in `FINAL_SCORES`, such as AUROC, has only one value. Return this value.
+        The record may be longer than the configured run. A measure in `FINAL_SCORES`, such as AUROC, has only one
+        value. Return this value, or None if the record lacks it.
         """
+        rounds = planned_rounds(config)
         if measure in FINAL_SCORES:
-            return float(self.content[measure])
-        return mean_of_last(self._points(measure), self.config.mean_last).accuracy
+            return self.value_after(measure, rounds)
+        return mean_of_last(until(self._points(measure), rounds), config.mean_last).accuracy
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
         """Accuracy on one domain. None if the data do not have it."""
@@ -310,29 +312,38 @@ class RecordsFile:
                 raise UserError(f"{self.path} line {number}: {error}") from error
 
 
+def is_enough(record: Record, job: Job) -> bool:
+    """Whether the run, and the run it started from, have as many rounds as the job needs.
+
+    A run that was planned with more rounds must also have been evaluated after the job's last round.
+    """
+    rounds = planned_rounds(job.config)
+    was_evaluated = record.config.rounds == job.config.rounds or rounds in record.content["rounds"]
+    return record.rounds >= rounds and was_evaluated and (job.start is None or record.start_rounds >= job.start.rounds)
+
+
 class Records:
     """Records by experiment. If an experiment has several records, the one with the most rounds is used.
 
-    Among records with equally many rounds, the one added last is used. If the runs start from a trained model, the
-    rounds of the start model are compared first, and the rounds of the run decide only between equals. A job with local
-    evaluation (`eval_local`) only gets records with local evaluation.
+    A shorter record is used if it is enough for a job and the longest is not (`is_enough`). Among records with equally
+    many rounds, the one added last is used. If the runs start from a trained model, the rounds of the start model are
+    compared first, and the rounds of the run decide only between equals. A job with local evaluation (`eval_local`)
+    only gets records with local evaluation.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
-        self._by_identity: dict[str, Record] = {}
-        self._with_local: dict[str, Record] = {}
+        self._by_identity: dict[str, list[Record]] = {}
         for record in records:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        for records in (self._by_identity, self._with_local) if record.config.eval_local else (self._by_identity,):
-            known = records.get(record.identity)
-            if known is None or (record.start_rounds, record.rounds) >= (known.start_rounds, known.rounds):
-                records[record.identity] = record
+        self._by_identity.setdefault(record.identity, []).append(record)
 
     def get(self, job: Job) -> Record | None:
         """The record of the job's experiment. It may have fewer or more rounds than the job."""
-        return (self._with_local if job.config.eval_local else self._by_identity).get(job.identity)
+        known = self._by_identity.get(job.identity, [])
+        found = [record for record in known if record.config.eval_local or not job.config.eval_local]
+        return _longest([record for record in found if is_enough(record, job)] or found) if found else None
 
     def longest(self, job: Job) -> Record | None:
         """Return the record of the job's experiment.
@@ -351,7 +362,12 @@ class Records:
         return len(self._by_identity)
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(self._by_identity.values())
+        return map(_longest, self._by_identity.values())
+
+
+def _longest(records: Sequence[Record]) -> Record:
+    """The record with the most rounds. Among equals, the last one."""
+    return max(reversed(records), key=lambda record: (record.start_rounds, record.rounds))
 
 
 def read_folder(folder: str | Path) -> Records:

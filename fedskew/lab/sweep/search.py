@@ -29,6 +29,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.config.values import integer, read_yaml, real
 from fedskew.experiment.preparation import partition_rule
+from fedskew.lab.sweep.grid import refuse_overridden
 from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.lab.sweep.table import measured_name
@@ -111,6 +112,7 @@ def read_search(
         fraction = real(above=0, below=1)("validation", validation)
         search = Search(base, dict(space), range(base.seed, base.seed + number), fraction, metric)
         _check(search)
+        refuse_overridden(values, base, space, "search")
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     return search
@@ -206,16 +208,18 @@ def _suggest(trial: Any, key: str, values: Any) -> Any:
 def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
     """Return the score of a trial. None if a run failed or lacks the metric."""
     finished = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
-    records = [record for record in finished if measured_name(metric) in record.content]
-    return mean_score(records, metric) if len(records) == len(outcomes) else None
+    return mean_score(finished, metric) if len(finished) == len(outcomes) else None
 
 
-def mean_score(records: Sequence[Record], metric: RankingMetric) -> float:
+def mean_score(records: Sequence[Record], metric: RankingMetric) -> float | None:
     """Return the mean over the seeds and over the last `mean_last` rounds, because single rounds vary.
 
-    Metrics that are known only at the end, such as AUROC, are averaged over the seeds only.
+    Metrics that are known only at the end, such as AUROC, are averaged over the seeds only. None if a record lacks the
+    metric.
     """
-    return fmean(record.mean_of_last(measured_name(metric)) for record in records)
+    scores = [record.mean_of_last(measured_name(metric), record.config) for record in records]
+    known = [score for score in scores if score is not None]
+    return fmean(known) if len(known) == len(scores) else None
 
 
 def _optuna() -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.storage.files import replace_file
+from fedskew.lab.sweep.job import planned_rounds
 from fedskew.lab.sweep.records import Record, until
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.summary import CurveSummary
@@ -27,10 +28,14 @@ FINISHED = "finished"
 """The `status` of a run with all the requested rounds. Means over the seeds count only finished runs."""
 
 
-def make_row(grid_values: Mapping[str, Any], rounds: int, record: Record | None, status: str) -> Row:
-    """Make the row of a run. Rounds after `rounds` are left out, except in `diverged` and `seconds`."""
-    measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, rounds)
-    return {**grid_values, "status": status, **measured}
+def make_row(grid_values: Mapping[str, Any], config: Config, record: Record | None, status: str) -> Row:
+    """Make the row of a run with this configuration.
+
+    Rounds after its last round are left out, except in `diverged` and `seconds`. If an axis has the name of a measured
+    column, such as `rounds` or `split`, the column has the axis's values.
+    """
+    measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, config)
+    return {**grid_values, "status": status, **{name: v for name, v in measured.items() if name not in grid_values}}
 
 
 _MEASURED = (
@@ -39,9 +44,10 @@ _MEASURED = (
 )  # fmt: skip
 
 
-def _measured(record: Record, rounds: int) -> Row:
+def _measured(record: Record, config: Config) -> Row:
+    rounds = planned_rounds(config)
     curve = until(record.curve, rounds)
-    summary = CurveSummary.from_curve(curve, record.config.mean_last)
+    summary = CurveSummary.from_curve(curve, config.mean_last)
     values = (
         curve[-1][0], summary.last.accuracy, summary.best.accuracy, summary.best.round, summary.mean_last.accuracy,
         until(record.f1_curve, rounds)[-1][1], until(record.worst_curve, rounds)[-1][1], record.content["diverged"],

@@ -59,6 +59,10 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("seeds: 2", "seeds: 0", r"seeds is 0; expected"),
         ("partition.beta: [0.1, 0.5]", "start: {cold: 0.1}", r"grid.start.cold is 0.1; expected the keys"),
         ("partition.beta: [0.1, 0.5]", "start: {}", r"grid.start is \[\]; expected a list .* or a mapping"),
+        ("[0.1, 0.5]", "[0.1, 0.10]", r"grid.partition.beta has 0.1 twice; expected different values"),
+        ("fedavg,", "fedavg, {name: fedavg},", r"grid.method has fedavg twice"),
+        ("seeds: 2", "seeds: [4, 7, 4]", r"seeds has 4 twice"),
+        ("partition.beta: [0.1, 0.5]", "accuracy: {low: {lr: 0.1}}", r"grid.accuracy is a result in the table"),
         ("partition.beta:", "start: {cold: {method: fedrs}}\n  partition.beta:", r"two axes of the grid set method"),
     ],
 )
@@ -91,3 +95,23 @@ def test_a_case_sets_several_keys_and_is_shown_by_its_name(grid: Path) -> None:
     assert points[1].job.tag == "precision=float64"
     with pytest.raises(UserError, match=r"lr is given by a flag and in the grid"):
         read_grid(grid, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("axis", "flag", "complaint"),
+    [
+        ("method: [fedavg, fedprox]", "method.mu", r"method.mu is given by a flag, but method fedavg in the grid"),
+        ("method: [{name: fedprox}]", "method.mu", r"in the grid replaces it; expected mu in the grid"),
+        ("partition: [iid, {rule: shards}]", "partition.clients", r"is given by a flag, but partition"),
+        ("split: {a: {partition: {rule: shards}}}", "partition.clients", r"expected clients in the grid"),
+    ],
+)
+def test_a_flag_that_the_grid_replaces_is_refused(grid: Path, axis: str, flag: str, complaint: str) -> None:
+    grid.write_text(f"data: digits\ngrid: {{{axis}}}\n")
+    with pytest.raises(UserError, match=complaint):
+        read_grid(grid, {flag: 3})
+
+
+def test_a_flag_that_the_grid_keeps_is_used(grid: Path) -> None:
+    grid.write_text("data: digits\ngrid: {partition: [iid, shards, {rule: quantity, clients: 7}]}\n")
+    assert [p.config.partition.clients for p in read_grid(grid, {"partition.clients": 3}).points()] == [3, 3, 7]

@@ -11,7 +11,7 @@ import pytest
 from fedskew.errors import UserError
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.job import Terms, merge_jobs
-from fedskew.lab.sweep.records import Record, Records, RecordsFile, read_folder, until
+from fedskew.lab.sweep.records import Record, Records, RecordsFile, is_enough, read_folder, until
 
 
 def quietly(*_: object) -> None:
@@ -121,3 +121,29 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path.write_text(line + "\n\n\n")
     with pytest.raises(UserError, match=r"runs.jsonl line 1: .*record"):
         RecordsFile(path).read()
+
+
+def test_a_run_that_was_not_evaluated_after_the_last_round_of_a_job_is_not_enough_for_it(tiny_job) -> None:
+    """Otherwise its table would show the evaluation before, perhaps that of the initial model."""
+    long = execute(tiny_job(rounds=4, eval_every=2), Terms(), quietly).record
+    short_job = tiny_job(eval_every=2)
+    short = execute(short_job, Terms(), quietly).record
+    assert long is not None
+    assert short is not None
+    assert not is_enough(long, short_job)
+    assert is_enough(long, tiny_job(rounds=2, eval_every=2))
+    for order in ([long, short], [short, long]):
+        known = Records(order)
+        assert known.get(short_job) is short
+        assert known.get(tiny_job(rounds=4)) is long
+        assert list(known) == [long]
+    assert Records([long]).get(short_job) is long
+    assert len(merge_jobs([short_job, tiny_job(rounds=4, eval_every=2), tiny_job(rounds=2)])) == 2
+
+
+def test_a_mean_of_the_last_rounds_is_that_of_the_job(tiny_job, record: Record) -> None:
+    accuracies = dict(record.curve)
+    assert record.mean_of_last("accuracy", tiny_job(mean_last=1).config) == accuracies[3]
+    assert record.mean_of_last("accuracy", tiny_job(rounds=2, mean_last=1).config) == accuracies[2]
+    assert record.mean_of_last("auroc", tiny_job().config) == record.content["auroc"]
+    assert record.mean_of_last("auroc", tiny_job(rounds=2).config) is None

@@ -160,3 +160,8 @@ def test_a_mistake_is_named_before_anything_runs(file: Path, old: str, new: str,
     file.write_text(SEARCH.replace(old, new))
     with pytest.raises(UserError, match=complaint):
         read_search(file, {})
+
+
+def test_a_flag_that_the_search_overrides_is_refused(file: Path) -> None:
+    with pytest.raises(UserError, match=r"local_epochs is given by a flag and in the search; expected only one"):
+        read_search(file, {"local_epochs": 2})
