@@ -27,7 +27,7 @@ from fedskew.display import html_table
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
 from fedskew.experiment.config.documentation import documents_settings
-from fedskew.experiment.preparation import partition_rule, prepare, refuse_other_split
+from fedskew.experiment.preparation import partition_rule, prepare, refuse_data_settings, refuse_other_split
 from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
 from fedskew.results.race import RaceRecord, load_race
@@ -138,7 +138,10 @@ def choose(
     draws nothing, such as `column`. The first seed is `seed`. If `data` is a federation, its seed is the default. The
     race tries 1/3, 1 and 3 times the learning rate.
     """
-    first = {"seed": data.seed} if isinstance(data, Federation) else {}
+    first: dict[str, Any] = {}
+    if isinstance(data, Federation):
+        refuse_data_settings(settings)
+        first = {"seed": data.seed}
     given = with_values(config or Config(), {**first, **settings})
     base, make_federation = _base_and_federation(data, partition, given)
     limit = Budget.parse(budget)

@@ -183,13 +183,19 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
         if finalist is chosen or finalist.standing.label in worse:
             continue
         reasons = []
-        if finalist.compute < chosen.compute - _SAME_COST or finalist.traffic < chosen.traffic - _SAME_COST:
+        if _is_cheaper(finalist, chosen):
             reasons.append("is cheaper")
         if finalist.reveals == "nothing" != chosen.reveals:
             reasons.append("reveals nothing about labels")
         if reasons:
             lines.append(f"{_named(finalist.standing)} {' and '.join(reasons)}, and is not significantly worse.")
     return lines
+
+
+def _is_cheaper(finalist: Finalist, chosen: Finalist) -> bool:
+    """Whether it costs less computation or traffic than the chosen one, and not more of the other."""
+    extra = finalist.compute - chosen.compute, finalist.traffic - chosen.traffic
+    return min(extra) < -_SAME_COST and max(extra) <= _SAME_COST
 
 
 def _significantly_worse(final: Sequence[Finalist], chosen: Finalist) -> set[str]:

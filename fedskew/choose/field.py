@@ -10,7 +10,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.methods import Schedule, canonical_name, make_method
+from fedskew.methods import Method, Schedule, canonical_name, make_method
 
 BASELINE = "fedavg"
 
@@ -91,13 +91,29 @@ def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     if set(chosen) == {BASELINE}:
         raise UserError(f"methods has only {BASELINE}, which always takes part; expected at least one other method")
     for name in chosen:
-        method = make_method(name)
-        if isinstance(method.objective, Schedule):
-            raise UserError(
-                f"method {name!r} trains in stages and cannot be raced, because its first rounds train other models; "
-                "expected methods without stages, or `fedskew compare` for this one"
-            )
+        _check_method(make_method(name))
     return tuple(dict.fromkeys(chosen))
+
+
+def _check_method(method: Method) -> None:
+    """Refuse a method whose validation scores of single rounds do not show how good its final model is."""
+    if isinstance(method.objective, Schedule):
+        raise UserError(
+            f"method {method.name!r} trains in stages and cannot be raced, because its first rounds train other models; "
+            "expected methods without stages, or `fedskew compare` for this one"
+        )
+    if method.calibration is not None:
+        raise UserError(
+            f"method {method.name!r} corrects its model in the last round only and cannot be raced, because a race "
+            "compares means over several rounds; expected methods without a calibration, or `fedskew compare` for "
+            "this one"
+        )
+    if method.personal is not None and not method.personal.has_global_model:
+        raise UserError(
+            f"method {method.name!r} has no global model and cannot be raced, because a race tests a model on the "
+            "samples of all clients; expected methods with a global model, or `fedskew compare --client-test 0.2` for "
+            "this one"
+        )
 
 
 def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:

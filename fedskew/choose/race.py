@@ -15,7 +15,6 @@ splits, FedAvg is never dropped, one method cannot fill a rung with its settings
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +57,8 @@ class Race:
 
     def run(self) -> RaceRecord:
         """Run the race from the start, or from where an earlier session stopped."""
-        self._seconds_before, self._began = self.trials.seconds, time.monotonic()
+        self._began = time.monotonic()
+        self.trials.failures |= self.record.failures or {}
         ends, methods = rung_ends(self.base.rounds), self.record.methods
         if self.budget.unit == "rounds":
             costs = Costs.counted(methods)
@@ -106,13 +106,15 @@ class Race:
         return Costs(per_round, median(starts))
 
     def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
-        """Return the plan with a final that still fits into the budget. The first estimates may have been too low."""
+        """Return the plan with a final that still fits into the budget.
+
+        The first estimates may have been too low, and FedAvg may have taken part beyond the planned size of a rung.
+        """
         if self.record.final_plan is None:
-            spent = self._seconds_before + time.monotonic() - self._began
             left = (
-                math.inf
+                self.budget.amount - self.trials.rounds
                 if self.budget.unit == "rounds"
-                else PLANNED_SHARE * (self.budget.amount - spent) * self.workers
+                else PLANNED_SHARE * (self.budget.amount - self._seconds) * self.workers
             )
             self._save(final_plan=shrink_final(plan, left, costs, self.base.rounds).to_json())
         assert self.record.final_plan is not None
@@ -132,9 +134,14 @@ class Race:
             )
             for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
-        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights"), words))
-        self._save(seconds=round(self._seconds_before + time.monotonic() - self._began, 1))
+        ended = {"failures": dict(self.trials.failures), "seconds": round(self._seconds, 1)}
+        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights"), words), **ended)
         return self.record
+
+    @property
+    def _seconds(self) -> float:
+        """The time of this session, and of the race's trials in earlier sessions."""
+        return self.trials.earlier_seconds + time.monotonic() - self._began
 
     # -- trials and their scores ---------------------------------------------------------------------------
 

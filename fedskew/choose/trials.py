@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -68,15 +69,30 @@ class Trials:
         self.failures: dict[str, str] = {}
         """Why a method cannot run here, by method."""
         self._measured = self._read()
+        self._earlier = frozenset(self._measured)
+        """The trials of earlier sessions, also of other races in this folder."""
+        self._used: set[tuple[str, int]] = set()
+        """The trials that this race has needed so far."""
 
     def close(self) -> None:
         if self._pool is not None:
             self._pool.close()
 
     @property
-    def seconds(self) -> float:
-        """Estimated wall-clock time of all trials so far, as if all workers had always been busy."""
-        return sum(measured.seconds for measured in self._measured.values()) / self._workers
+    def earlier_seconds(self) -> float:
+        """Estimated wall-clock time of this race's trials in earlier sessions, as if all workers had always been busy.
+
+        Trials that other races left in the folder count only once this race uses them.
+        """
+        return math.fsum(self._measured[trial].seconds for trial in self._used & self._earlier) / self._workers
+
+    @property
+    def rounds(self) -> int:
+        """The rounds of all runs that this race has used so far."""
+        last: dict[str, int] = {}
+        for key, until in self._used & self._measured.keys():
+            last[key] = max(until, last.get(key, 0))
+        return sum(last.values())
 
     def get(self, candidate: Candidate, seed: int, until: int) -> TrialResult:
         trial = Trial(candidate, seed, until)
@@ -84,6 +100,7 @@ class Trials:
 
     def run(self, heading: str, trials: Sequence[Trial]) -> None:
         """Run the trials that have no result yet. A method whose trial fails is listed in `failures`."""
+        self._used.update((trial.key, trial.until) for trial in trials)
         todo = [trial for trial in trials if (trial.key, trial.until) not in self._measured]
         self._watcher.on_trials(heading, todo)
         for trial in trials:

@@ -12,6 +12,7 @@ from fedskew.display import data_frame, html_table, text_table
 from fedskew.errors import UserError
 from fedskew.methods.catalogue import Entry, find, matching_entries
 from fedskew.methods.parts import Objective, Part, ServerRule
+from fedskew.methods.personal import Personal
 from fedskew.methods.stages import Schedule
 
 
@@ -97,5 +98,11 @@ def _part_needs(part: type[Part]) -> Iterator[str]:
         yield "teacher"
     if issubclass(part, ServerRule) and part.needs_server_data:
         yield "server data"
-    if part.client_state is not Part.client_state:
+    if part.client_state is not Part.client_state or (issubclass(part, Personal) and _keeps_trained_tensors(part())):
         yield "client state"
+
+
+def _keeps_trained_tensors(part: Personal) -> bool:
+    """Whether clients keep tensors that they have trained from one round to the next."""
+    trains_own = bool(part.keeps()) and any(phase.trains != "shared" for phase in part.phases())
+    return trains_own or part.own_solver() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -102,6 +103,16 @@ def test_cheaper_and_more_private_alternatives_are_named() -> None:
         in answer
     )
     assert "fedavg with" not in answer
+
+
+def test_a_finalist_with_more_traffic_is_not_called_cheaper() -> None:
+    scaffold = finalist("scaffold", [0.70, 0.71, 0.72])
+    scaffold = scaffold._replace(trials=[replace(trial, bytes=2 * trial.bytes) for trial in scaffold.trials])
+    _, answer = chosen(
+        finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedsam", [0.71, 0.70, 0.73], compute=2.0), scaffold
+    )
+    assert "Use fedsam" in answer
+    assert "scaffold" not in answer
 
 
 def test_fedavg_is_an_alternative_if_the_answer_calls_the_lead_over_it_not_significant() -> None:

@@ -44,6 +44,14 @@ def test_methods_in_stages_are_refused(name: str) -> None:
         field_methods([name])
 
 
+def test_methods_whose_rounds_do_not_show_how_good_the_final_model_is_are_refused() -> None:
+    with pytest.raises(UserError, match=r"'fedvls\+ccvr' corrects its model in the last round only and cannot be raced"):
+        field_methods(["ccvr+fedvls"])
+    with pytest.raises(UserError, match="'fedper' has no global model and cannot be raced"):
+        field_methods(["fedper"])
+    assert field_methods(["ditto"]) == (BASELINE, "ditto")
+
+
 def test_an_unknown_method_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'fedprox'"):
         field_methods(["fedproxx"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -15,10 +16,10 @@ import pytest
 import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import _base_and_federation, choose
-from fedskew.choose.field import Candidate
+from fedskew.choose.field import Candidate, make_field
 from fedskew.choose.progress import NotebookRace, RaceProgress
 from fedskew.choose.race import keep_best
-from fedskew.choose.trial import Trial, serve
+from fedskew.choose.trial import Trial, TrialResult, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
@@ -152,6 +153,40 @@ def test_the_race_stays_within_its_rounds(finished: fs.Choice) -> None:
     assert 40 < trained <= 60
 
 
+def write_results(folder: Path, methods: Sequence[str], settings: int = 0, seconds: float = 0.0) -> None:
+    """Write results for every trial that a race of these methods over three rounds may need. FedAvg is the worst."""
+    folder.mkdir(exist_ok=True)
+    with (folder / TRIALS).open("a") as file:
+        for candidate, seed, until in itertools.product(make_field(methods, 0.05, settings), range(23), (1, 3)):
+            curve = [(number, 0.1 if candidate.is_baseline else 0.5 + candidate.lr) for number in (1, 2, 3)]
+            measured = TrialResult(until, {"accuracy": curve}, seconds, 0.1, 1.0, 100.0, 0).to_json()
+            key = Trial(candidate, seed, until).key
+            file.write(json.dumps({"key": key, "until": until, "measured": measured}) + "\n")
+
+
+def test_a_race_stays_within_its_rounds_if_fedavg_takes_part_beyond_the_planned_size(tmp_path: Path) -> None:
+    methods = ("fedprox", "fedavgm", "fedrs", "fedlc", "fedlmd")
+    write_results(tmp_path, ("fedavg", *methods))
+    watcher = Counting()
+    config = with_values(Config(), TINY)
+    record = choose(config=config, methods=methods, budget="57r", out=tmp_path, workers=1, watcher=watcher).race
+    assert watcher.run == 0
+    first, last = (len(rung.standings) for rung in record.rungs)
+    fresh = sum(len(one.standing.scores) for one in record.final)
+    assert last == 6 + MAX_PER_METHOD, "planned are 6"
+    assert first * 1 + last * 2 + fresh * 3 <= 57
+
+
+def test_trials_of_other_races_in_the_folder_do_not_count_as_time_spent(tmp_path: Path) -> None:
+    write_results(tmp_path, ("fedavg", "fedavgm"), settings=2)
+    write_results(tmp_path, ("fedlmd",), seconds=1e6)
+    config, watcher = with_values(Config(), TINY), Counting()
+    race = choose(config=config, methods=["fedavgm"], budget="1h", out=tmp_path, workers=1, watcher=watcher).race
+    assert watcher.run == 0
+    assert race.seconds < 1e6
+    assert race.final_plan == race.plan
+
+
 def test_what_is_recorded_is_read_again(finished: fs.Choice) -> None:
     assert load_race(finished.folder) == finished.race
     assert json.loads(json.dumps(finished.to_json()))["files"]["run"] == str(finished.run_file)
@@ -250,9 +285,9 @@ def test_beside_the_highest_learning_rate_a_lower_one_goes_on() -> None:
     assert keep_best([(low, None), (high, None), (same, None)], 9) == [low, high]
 
 
-def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def own_net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A model without an encoder, with which MOON cannot run."""
     (tmp_path / "own_net.py").write_text(
         "from torch import nn\n"
         "def make(inputs):\n"
@@ -260,12 +295,53 @@ def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(
         "    for n in inputs.shape: size *= n\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(size, inputs.classes))\n"
     )
-    watcher = Counting()
     monkeypatch.syspath_prepend(tmp_path)
-    config, out = with_values(Config(), {**TINY, "rounds": 2, "model": "own_net:make"}), tmp_path / "r"
+    return "own_net:make"
+
+
+def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Path, own_net: str) -> None:
+    watcher = Counting()
+    config, out = with_values(Config(), {**TINY, "rounds": 2, "model": own_net}), tmp_path / "r"
     choice = choose(config=config, methods=["moon", "fedprox"], budget=SMALLEST, out=out, workers=1, watcher=watcher)
     assert "moon is left out" in watcher.notices[0]
     assert choice.method in ("fedavg", "fedprox")
+
+
+def test_a_race_that_continues_still_knows_which_methods_were_left_out(tmp_path: Path, own_net: str) -> None:
+    config, out = with_values(Config(), {**TINY, "rounds": 1, "model": own_net}), tmp_path / "r"
+
+    def session(watcher: Counting) -> fs.Choice:
+        return choose(config=config, methods=["moon", "fedprox"], budget="1h", out=out, workers=1, watcher=watcher)
+
+    with pytest.raises(KeyboardInterrupt):
+        session(Counting(stop_after=12))
+    assert set(session(Counting()).race.failures or {}) == {"moon"}
+    again = Counting()
+    session(again)
+    assert "already finished" in again.notices[0]
+
+
+def test_a_method_that_fails_in_the_final_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_part.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from pathlib import Path\n"
+        "import fedskew as fs\n"
+        "@dataclass(frozen=True)\n"
+        "class Fails(fs.Solver):\n"
+        "    def check(self, params, classes):\n"
+        f"        if Path({str(tmp_path / 'final')!r}).exists(): raise fs.UserError('not today')\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class InTheFinal(Counting):
+        def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
+            if heading.startswith("final"):
+                (tmp_path / "final").touch()
+
+    config, methods = with_values(Config(), {**TINY, "rounds": 2}), ["own_part:Fails", "fedprox"]
+    choice = choose(config=config, methods=methods, budget="60r", out=tmp_path / "r", workers=1, watcher=InTheFinal())
+    assert {one.standing.method for one in choice.race.final} == {"fedavg", "fedprox"}
+    assert choice.race.failures == {"own_part:Fails": "not today"}
 
 
 def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:

@@ -31,6 +31,8 @@ def test_all_methods_by_name() -> None:
         ("fedvls", "teacher"),
         ("moon", "features, teacher, client state"),
         ("scaffold", "client state"),
+        *((method, "client state") for method in ("fedper", "fedrod", "ditto")),
+        ("fedbabu", "nothing"),  # its heads never change between rounds
         ("fedlaw", "server data"),
         ("fedconcat", "stages, features"),
         ("ccvr", "features"),
