@@ -120,7 +120,7 @@ def _table(name: str, values: Mapping[str, tuple[Any, str]]) -> str:
 
 
 def _key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
 def _toml(value: Any) -> str:

@@ -31,11 +31,19 @@ def make_approval(app: Path, site: str, approved_by: str | None = None) -> Appro
     return Approval(
         app=app.resolve().name,
         hash=app_hash(files),
-        approved_by=approved_by or getpass.getuser(),
+        approved_by=approved_by or _user(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,
         settings=approved_settings(settings, contract, resolve_config(config, contract, settings.sites)),
     )
+
+
+def _user() -> str:
+    """The name of the current user."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # as in a container whose user has only a number
+        raise UserError("the current user has no name; expected --by with the name of who approves the app") from error
 
 
 def build_archive(app: Path) -> bytes:

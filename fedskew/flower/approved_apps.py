@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -44,7 +45,7 @@ class Approval:
 def read_approvals(folder: Path) -> list[Approval] | None:
     """Read the approvals of the site in this folder. None if the folder has no list of approvals."""
     path = folder / NAME
-    if not path.exists():
+    if not os.path.lexists(path):  # a link to a file that is missing must not allow every app
         return None
     try:
         return [Approval(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
@@ -54,10 +55,11 @@ def read_approvals(folder: Path) -> list[Approval] | None:
 
 def add_approval(folder: Path, approval: Approval) -> Path:
     """Add an approval to the site's list, in place of an earlier one with the same hash."""
+    from fedskew.experiment.storage.files import write_file  # a SuperNode reads approvals only, and starts quickly
+
     others = [known for known in read_approvals(folder) or [] if known.hash != approval.hash]
-    path, draft = folder / NAME, folder / f"{NAME}.draft"
-    draft.write_text(json.dumps([asdict(known) for known in (*others, approval)], indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    path = folder / NAME
+    write_file(path, json.dumps([asdict(known) for known in (*others, approval)], indent=2) + "\n")
     return path
 
 

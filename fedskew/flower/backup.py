@@ -42,6 +42,12 @@ def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | Non
     """Write and check a backup. The folder must be new or empty. Afterwards, only its owner can enter it."""
     if not RunFolder(run).config_path.exists():
         raise UserError(f"{run} is not the folder of a run; expected the app's federation.folder, once a run has begun")
+    _require_database(database)
+    for copied in (run, app, *([] if keys is None else [keys])):
+        if not copied.is_dir():
+            raise UserError(f"{copied} is not a folder; expected the app's folder, or with --keys that of the keys")
+        if folder.resolve().is_relative_to(copied.resolve()):
+            raise UserError(f"{folder} is inside {copied}, which is copied; choose a folder outside it")
     with reporting_os_errors("write", folder):
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not an empty folder; choose another")
@@ -57,8 +63,7 @@ def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | Non
 
 def copy_database(source: Path, target: Path) -> None:
     """Copy a SQLite database that may be in use. The copy has one consistent state."""
-    if not source.is_file():
-        raise UserError(f"{source} does not exist; expected the SuperLink's --database")
+    _require_database(source)
     try:
         with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
             live.backup(copy)
@@ -68,6 +73,11 @@ def copy_database(source: Path, target: Path) -> None:
     target.chmod(0o600)
     if found != "ok":
         raise UserError(f"{source} is damaged: {found}")
+
+
+def _require_database(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"{path} does not exist; expected the SuperLink's --database")
 
 
 def copy_run(source: Path, target: Path) -> None:

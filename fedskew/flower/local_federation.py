@@ -185,9 +185,11 @@ class LocalFederation:
     def _write_connection(self, authority: Path) -> None:
         home = self.folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
+        certificates = json.dumps(str(authority), ensure_ascii=False)  # TOML has no surrogate escapes
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "127.0.0.1:{self.port}"\nroot-certificates = {json.dumps(str(authority))}\n'
+            f'address = "127.0.0.1:{self.port}"\nroot-certificates = {certificates}\n',
+            encoding="utf-8",
         )
 
 

@@ -52,7 +52,7 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
 def _node_keys(key: str, value: Any) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(line, str) for line in value.values()):
         raise invalid_value(key, value, "a mapping from sites to public keys, as `federate init --node-keys` writes it")
-    return {str(name): line for name, line in value.items()}
+    return {str(name): " ".join(line.split()[:2]) for name, line in value.items()}  # without the comment
 
 
 def _data(key: str, value: Any) -> str:
@@ -185,6 +185,11 @@ class FederationSettings:
             raise UserError(
                 f"federation.node_keys has no key of {missing[0]!r}, which secure aggregation needs; expected "
                 "`federate init --node-keys FOLDER`"
+            )
+        if foreign := [name for name in self.node_keys or {} if name not in self.sites]:
+            raise UserError(
+                f"federation.node_keys has a key of {foreign[0]!r}, which is not one of federation.sites; expected one "
+                "key per site"
             )
         require_different_keys(self.node_keys or {})
         for key, value, refused in (

@@ -42,7 +42,7 @@ _GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
 
 def node_config(site: Path) -> str:
     """Return Flower's node configuration, which tells ClientApps where site.yaml is. `site` is its path."""
-    return f"site={json.dumps(str(site.resolve()))}"
+    return f"site={json.dumps(str(site.resolve()), ensure_ascii=False)}"
 
 
 def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, config: str | None = None) -> list[str]:

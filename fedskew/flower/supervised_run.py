@@ -50,7 +50,7 @@ class FlowerRun:
 
         `changed` has settings that replace those of the app in this run.
         """
-        changes = " ".join(f"{key}={json.dumps(value)}" for key, value in (changed or {}).items())
+        changes = " ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in (changed or {}).items())
         self._options = ["--run-config", changes] if changes else []
         self._app, self._connection = str(app), [connection] if connection else []
         self._log, self._env = log, env

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,19 @@ def test_an_app_is_approved_only_with_a_yes(
     assert len(read_approvals(site) or []) == 1
 
 
+def test_a_user_without_a_name_and_a_folder_that_cannot_be_written_are_named(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / f".{NAME}.tmp").mkdir()
+    assert approve(site, "--by", "Ada", "--yes") == 2
+    assert f"error: cannot write {site / NAME}: Is a directory" in capsys.readouterr().err
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # no system has a user with this number
+    assert approve(site, "--yes") == 2
+    assert "the current user has no name; expected --by with the name of who" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["pyproject.toml", f"{PACKAGE}/client_app.py", f"{PACKAGE}/more.py"])
 def test_any_change_of_the_app_needs_another_approval(
     file: str, site: Path, capsys: pytest.CaptureFixture[str]
@@ -126,10 +140,19 @@ def test_without_approvals_a_site_says_that_it_runs_everything(site: Path, capsy
 def test_damaged_files_refuse_everything(site: Path) -> None:
     assert approve(site, "--yes") == 0
     assert refusal(site, b"no archive") == "the app's archive is damaged"
+    archive = build_archive(site / "app")
+
+    def is_unreadable() -> bool:
+        for read in (lambda: read_approvals(site), lambda: refusal(site, archive)):
+            with pytest.raises(UserError, match="cannot be read"):
+                read()
+        return True
+
     (site / NAME).write_text("[{}]")
-    for read in (lambda: read_approvals(site), lambda: refusal(site, build_archive(site / "app"))):
-        with pytest.raises(UserError, match="cannot be read"):
-            read()
+    assert is_unreadable()
+    (site / NAME).unlink()
+    (site / NAME).symlink_to(site / "missing.json")
+    assert is_unreadable()
 
 
 def test_where_damaged_approvals_are_stays_in_the_site_s_own_log(

@@ -163,6 +163,24 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         copy_database(tmp_path / "missing.db", tmp_path / "copy.db")
 
 
+def test_a_mistake_leaves_no_part_of_a_backup(tmp_path: Path) -> None:
+    """So the corrected command can use the same folder. A folder that is copied cannot hold its own copy."""
+    here = federated(tmp_path, rounds=1)
+    run_federation(here.grid, here.context)
+    database(tmp_path / "superlink.db").close()
+    run, app, live, backup = (tmp_path / name for name in ("run", "app", "superlink.db", "backup"))
+    with pytest.raises(UserError, match=r"missing\.db does not exist"):
+        back_up(backup, run, app, tmp_path / "missing.db")
+    for given in ((app, tmp_path / "keys"), (app / "pyproject.toml", None)):
+        with pytest.raises(UserError, match=r"(keys|pyproject\.toml) is not a folder; expected the app's folder, or"):
+            back_up(backup, run, given[0], live, given[1])
+    for inside, keys in ((run / "backup", None), (app / "backup", None), (backup, tmp_path)):
+        with pytest.raises(UserError, match=r"backup is inside .*, which is copied; choose a folder outside it"):
+            back_up(inside, run, app, live, keys)
+        assert not inside.exists()
+    assert back_up(backup, run, app, live).is_finished
+
+
 @pytest.mark.slow
 def test_a_server_of_real_processes_is_restored_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,9 +1,10 @@
-"""A SuperLink works in an environment whose path has a space, and a refusal shows what Flower said."""
+"""Flower works in paths with a space or an emoji, and a refusal shows what Flower said."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from pathlib import Path
 
 import flwr
@@ -12,6 +13,7 @@ import pytest
 from fedskew.flower.credentials import make_credentials
 from fedskew.flower.local_federation import LocalFederation
 from fedskew.flower.processes import last_message
+from fedskew.flower.supervised_run import FlowerRun
 
 
 @pytest.mark.slow  # `.ci/run` runs the other tests of real federations in such a path
@@ -28,6 +30,18 @@ def test_a_superlink_registers_keys_where_flower_lies_in_a_path_with_a_space(
         local.register()
         local.register()
         assert "the key of north is already registered" in (folder / "logs" / "register.log").read_text()
+
+
+def test_flower_reads_paths_with_any_character(tmp_path: Path) -> None:
+    """TOML has no escapes for halves of a character, which JSON has for an emoji."""
+    folder = (tmp_path / "🏥 Zürich").resolve()
+    local = LocalFederation(folder, folder / "app", make_credentials(folder / "keys", ["north"]), ["north"])
+    local._write_connection(local.keys.authority)
+    written = tomllib.loads((folder / "flower" / "config.toml").read_text(encoding="utf-8"))
+    assert written["superlink"]["federation"]["root-certificates"] == str(local.keys.authority)
+    assert tomllib.loads(local.node_config("north")) == {"site": str(local.site_file("north"))}
+    run = FlowerRun(folder, None, folder / "run.log", {}, {"federation.folder": str(folder)})
+    assert tomllib.loads(run._options[1]) == {"federation": {"folder": str(folder)}}
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class FixedPoint:
     @property
     def fraction_bits(self) -> int:
         """The number of bits after the binary point. This is f in the module's docstring."""
-        return math.floor(_BITS - math.log2(self.sites * self.largest_weight * self.largest_value))
+        return math.floor(_BITS - math.log2(self.sites * self.largest_weight) - math.log2(self.largest_value))
 
     @property
     def error_bound(self) -> float:

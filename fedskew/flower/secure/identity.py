@@ -84,9 +84,20 @@ def read_roster(folder: Path, sites: Sequence[str]) -> dict[str, str]:
 
 
 def require_different_keys(roster: Roster) -> None:
-    """Refuse a roster in which two sites have the same key, because the key's owner would count as both sites."""
-    owners: dict[str, str] = {}
-    for name, key in roster.items():
+    """Refuse a roster in which two sites have the same key, because the key's owner would count as both sites.
+
+    The same key can be written in several ways, for example with a comment, so the keys are read. Refuse a key that
+    cannot be read.
+    """
+    owners: dict[bytes, str] = {}
+    for name, line in roster.items():
+        try:
+            key = load_public_key(line).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        except ValueError as error:
+            raise UserError(
+                f"the key of {name!r} in federation.node_keys cannot be read ({error}); expected the content of its "
+                "node.pub"
+            ) from error
         if (other := owners.setdefault(key, name)) != name:
             raise UserError(
                 f"federation.node_keys has the same key for {other!r} and {name!r}; expected a key per site"

@@ -27,6 +27,7 @@ from fedskew.export.card_disclosures import describe_disclosures
 from fedskew.flower.app_folder import write_app
 from fedskew.flower.app_review import make_approval
 from fedskew.flower.approved_apps import add_approval
+from fedskew.flower.certificates import node_key_pair
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, read_app
 from fedskew.flower.policy import Policy
@@ -272,14 +273,16 @@ def test_terms_that_do_not_protect_a_site_are_refused(here: Case) -> None:
     with pytest.raises(UserError, match="has 2 sites; expected at least 3"):
         ask(here, "hello", {"roster": {name: keys[name] for name in NAMES[:2]}})
     with pytest.raises(UserError, match="the same key for 'site-1' and 'site-2'"):
-        ask(here, "hello", {"roster": {**keys, "site-2": keys["site-1"]}})
+        ask(here, "hello", {"roster": {**keys, "site-2": f"{keys['site-1']} south"}})
+    with pytest.raises(UserError, match=r"the key of 'site-0' in federation\.node_keys cannot be read"):
+        ask(here, "hello", {"roster": {**keys, "site-0": "ssh-ecdsa other"}})
     for values in ({"largest_change": 0.0}, {"largest_change": float("inf")}, {"most_samples": -1}, {"roster": 3}):
         with pytest.raises(UserError, match="terms of secure aggregation cannot be read"):
             ask(here, "hello", values)
     with pytest.raises(UserError, match="leave 0 bits after the binary point; expected at least 16"):
         ask(here, "hello", {"largest_change": 1e12})
     with pytest.raises(UserError, match="another public key for 'site-0' than this site's node key"):
-        ask(here, "hello", {"roster": {**keys, "site-0": "ssh-ecdsa other"}})
+        ask(here, "hello", {"roster": {**keys, "site-0": node_key_pair("other")[1].decode()}})
 
 
 def test_where_a_damaged_node_key_is_stays_at_the_site(here: Case, tmp_path: Path) -> None:
@@ -499,9 +502,18 @@ def test_the_methods_for_secure_aggregation_are_those_one_expects() -> None:
             "federation.secure_threshold is 0.5; expected a finite number of at least 0.666667",
         ),
         ({"node_keys": {"site-0": "x"}}, "federation.node_keys has no key of 'site-1'"),
-        ({"largest_change": 1e12}, "leave 0 bits after the binary point; expected smaller values"),
         (
-            {"node_keys": roster(NAMES) | {"site-3": roster(NAMES)["site-1"]}},
+            {"node_keys": {**roster(NAMES), "site-2": "ecdsa-sha2-nistp384 !!!"}},
+            "the key of 'site-2' in federation.node_keys cannot be read",
+        ),
+        (
+            {"node_keys": {**roster(NAMES), "west": roster(NAMES)["site-1"]}},
+            "federation.node_keys has a key of 'west', which is not one of federation.sites; expected one key per site",
+        ),
+        ({"largest_change": 1e12}, "leave 0 bits after the binary point; expected smaller values"),
+        ({"largest_change": 1e305}, "bits after the binary point; expected smaller values"),
+        (
+            {"node_keys": roster(NAMES) | {"site-3": f"{roster(NAMES)['site-1']}  another-comment"}},
             "federation.node_keys has the same key for 'site-1' and 'site-3'; expected a key per site",
         ),
     ],
@@ -541,6 +553,8 @@ def test_an_app_with_secure_aggregation_lists_the_sites_keys(
     read = read_app(tmp_path / "app")[0]
     assert read.secure_aggregation
     assert read.node_keys == roster(NAMES)
+    commented = {name: f"{key} {name}\n" for name, key in roster(NAMES).items()}
+    assert secure_settings(node_keys=commented).node_keys == roster(NAMES)
     shown = (tmp_path / "app" / "README.md").read_text()
     assert "- fedprox sends only masked numbers: from at least 3 sites per round, the server learns the mean" in shown
     assert f"node key of site-2: {fingerprint(roster(NAMES)['site-2'])}" in shown
