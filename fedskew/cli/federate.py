@@ -319,15 +319,16 @@ def _run(
 
     require_posix("fedskew federate run")
     log = CommandLog("server", log_format, log_level)
-    if warning := check_app_version(app):
-        log.write(f"warning: {warning}")
-    folder = Path(run_folder or read_app(app)[0].folder).expanduser()
-    changed = {} if run_folder is None else {"federation.folder": str(folder.resolve())}
-    log_file = folder.with_name(f"{folder.name}.log")
-    with log.reporting_errors(), only_command(folder), monitored(RunMonitor(folder), metrics_port) as address:
-        if address is not None:
-            log.write(f"metrics: {address}/metrics; health: {address}/healthz")
-        log.write(f"the run's folder is {folder}; the whole log is {log_file}")
-        runs = FlowerRun(Path(app), connection, log_file, {}, changed)
-        runs.stop_left_over(folder, log.write)
-        run_to_end(runs.start, lambda: read_progress(folder), log.write)
+    with log.reporting_errors():
+        if warning := check_app_version(app):
+            log.write(f"warning: {warning}")
+        folder = Path(run_folder or read_app(app)[0].folder).expanduser().resolve()
+        log_file = folder.with_name(f"{folder.name}.log")
+        with only_command(folder), monitored(RunMonitor(folder), metrics_port) as address:
+            if address is not None:
+                log.write(f"metrics: {address}/metrics; health: {address}/healthz")
+            log.write(f"the run's folder is {folder}; the whole log is {log_file}")
+            # The path is absolute, because the ServerApp may run in another folder.
+            runs = FlowerRun(Path(app), connection, log_file, {}, {"federation.folder": str(folder)})
+            runs.stop_left_over(folder, log.write)
+            run_to_end(runs.start, lambda: read_progress(folder), log.write)

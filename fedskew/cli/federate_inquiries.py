@@ -114,10 +114,13 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
     require_posix(f"fedskew federate {purpose}")
     settings = read_app(app)[0]
     require_declared_purpose(settings, purpose)
-    folder = inquiry_folder(settings.folder, purpose)
+    run_folder = Path(settings.folder).expanduser().resolve()
+    folder = inquiry_folder(run_folder, purpose)
     log = folder.with_name(f"{folder.name}.log")
     notice(f"the answers will be in {folder}; the whole log is {log}")
-    run = FlowerRun(Path(app), connection, log, {}, {"federation.purpose": purpose, **changed})
+    # The path is absolute, because the ServerApp may run in another folder.
+    settled = {"federation.purpose": purpose, "federation.folder": str(run_folder), **changed}
+    run = FlowerRun(Path(app), connection, log, {}, settled)
     run_to_end(run.start, Progress, notice)
     return folder
 

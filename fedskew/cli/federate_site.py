@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedskew.cli.commands import option
+from fedskew.cli.commands import USAGE_ERROR, option
 from fedskew.cli.federate_log import CommandLog, LogFormat, LogLevel, MetricsPort
 from fedskew.errors import UserError, plural
 from fedskew.platforms import require_posix
@@ -50,7 +50,7 @@ def site(
     if superlink is not None and keys is None:
         raise UserError("--superlink needs --keys; expected the folder with the site's ca.pem and node.key")
     if superlink is not None and check is not None and keys is not None:
-        _check_in_other_process(file, check)
+        _check_in_other_process(file, check, log)
         with log.reporting_errors():
             _connect(Path(file), superlink, Path(keys), log, metrics_port)
     else:
@@ -59,10 +59,12 @@ def site(
 
 def _check(file: str, app: str | None) -> None:
     """Read the site's data, and check them against the app if there is one."""
+    from fedskew.engine.choice import choose_devices
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_config import load_site
 
     config = load_site(file)
+    choose_devices(config.device)
     if app is not None:
         _check_version(app)
     contract = None if app is None else read_app(app)[1]
@@ -72,15 +74,18 @@ def _check(file: str, app: str | None) -> None:
         _check_against_app(app, config, federation)
 
 
-def _check_in_other_process(file: str, app: str) -> None:
+def _check_in_other_process(file: str, app: str, log: CommandLog) -> None:
     """Check the site's data in another process, whose end frees the memory of the data and of torch.
 
-    The current process runs for as long as the site is connected.
+    The current process runs for as long as the site is connected. Its log gets the warnings and the error of the check.
     """
     command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
     checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
     sys.stdout.write(checked.stdout)
-    sys.stderr.write(checked.stderr)
+    sys.stdout.flush()
+    has_crashed = checked.returncode not in (0, USAGE_ERROR)  # the lines are then those of a traceback
+    for line in checked.stderr.splitlines():
+        log.write(f"error: {line}" if has_crashed else line)
     if checked.returncode:
         raise typer.Exit(checked.returncode)
 
@@ -114,10 +119,10 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
-    from fedskew.flower.planning import read_app
+    from fedskew.flower.planning import read_app, require_app_code
     from fedskew.flower.policy import LOCAL_TESTS, SECURE_AGGREGATION
     from fedskew.flower.releases import planned_release
-    from fedskew.flower.request_checks import DETAILS
+    from fedskew.flower.request_checks import DETAILS, require_known_code, require_shared_scaling
     from fedskew.flower.secure.site import SecureSite
     from fedskew.flower.secure.terms import SecureTerms
     from fedskew.flower.site_ledger import SiteLedger
@@ -125,11 +130,15 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     settings, contract, config = read_app(app)
     if site.name not in settings.sites:
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    require_known_code(config, site)
+    require_app_code(app, config)
     site.policy.require_run(config)
     site.policy.require_secure_aggregation(settings.secure_aggregation)
     site.policy.require_local_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
     site.policy.refuse_items_without_noise(settings.privacy, settings.share_loss)
     contract.admit(federation.dataset)
+    if settings.privacy == "example":
+        require_shared_scaling(federation.dataset.scaling, contract)
     for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
         notice(f"warning: {line}")
     for line in disclosures(settings, contract, config):
@@ -249,9 +258,13 @@ def approve(
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.app_review import describe_app, make_approval
     from fedskew.flower.approved_apps import add_approval
+    from fedskew.flower.planning import read_app, require_app_code
+    from fedskew.flower.request_checks import require_known_code
     from fedskew.flower.site_config import load_site
 
-    site = load_site(file)
+    site, config = load_site(file), read_app(app)[2]
+    require_known_code(config, site)
+    require_app_code(app, config)
     approval = make_approval(Path(app), site.name, name)
     for line in describe_app(Path(app), approval):
         stdout().print(line, soft_wrap=True, markup=False)

@@ -51,7 +51,8 @@ _TYPES = {"F": "float", "I": "int", "U": "uint"}
 
 def site_log(site: Path) -> ChainedLog:
     """Find the log of a site. Only the state folder is read from site.yaml."""
-    return ChainedLog(site.parent / str(read_site_values(site).get("state", "state")) / NAME)
+    state = read_site_values(site).get("state")
+    return ChainedLog(site.parent / ("state" if state is None else str(state)) / NAME)
 
 
 def read_site_values(site: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedskew.data.table_encoding import read_encoding
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
+from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import refuse_unfit
 from fedskew.flower.settings import FederationSettings, read_settings
@@ -92,6 +94,23 @@ def check_app_version(path: str | Path) -> str | None:
             "here and on every other machine of the federation"
         )
     return None if recorded == __version__ else f"{file} was written by fedskew {recorded}; this is {__version__}"
+
+
+def require_app_code(path: str | Path, config: Config) -> None:
+    """Refuse a method or a model from the app's package, unless the user has put this app into Python's path.
+
+    The calling command imports the method and the model. A user should decide whether an app's code is executed.
+    """
+    package = _project_file(path).parent / PACKAGE
+    for name in (*config.method.split("+"), config.model):
+        if name.strip().partition(":")[0].partition(".")[0] != PACKAGE:
+            continue
+        found = find_spec(PACKAGE)
+        if found is None or found.origin is None or Path(found.origin).resolve().parent != package.resolve():
+            raise UserError(
+                f"{name.strip()!r} is code of the app, which this command would execute; expected PYTHONPATH="
+                f"{package.parent}, after you have read the code in {package}"
+            )
 
 
 def _project_file(path: str | Path) -> Path:

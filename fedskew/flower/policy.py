@@ -38,6 +38,7 @@ The site's worker checks every request against the policy.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -302,7 +303,7 @@ def _names(key: str, value: Any) -> tuple[str, ...] | None:
 
 
 def _number(key: str, value: Any, kind: type[T]) -> T | None:
-    is_positive = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
+    is_positive = isinstance(value, int | kind) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
     expected = "a positive whole number" if kind is int else "a positive number"
     expect(value is None or is_positive, f"policy.{key}", value, expected)
     return None if value is None else kind(value)

@@ -69,8 +69,9 @@ def _is_column(found: Any) -> bool:
         is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(map(_is_text, values))
         return is_list and found.keys() == {"name", "kind", "missing", "values"}
     bounds = [found.get(key) for key in _BOUNDS]
-    are_numbers = all(b is None or (isinstance(b, int | float) and abs(b) <= sys.float_info.max) for b in bounds)
-    return found.get("kind") == "number" and are_numbers and found.keys() == {"name", "kind", "missing", *_BOUNDS}
+    are_numbers = all(isinstance(b, int | float) and abs(b) <= sys.float_info.max for b in bounds)
+    has_form = are_numbers or bounds == [None] * len(bounds)  # a column of too few values has no bounds
+    return found.get("kind") == "number" and has_form and found.keys() == {"name", "kind", "missing", *_BOUNDS}
 
 
 def _is_text(value: Any) -> bool:

@@ -102,8 +102,8 @@ def require_known_code(config: Config, site: SiteConfig) -> None:
         module, colon, _ = name.strip().partition(":")
         if colon and module.partition(".")[0] not in allowed:
             raise UserError(
-                f"the server names the {kind} {name!r}, which this site does not run; expected one of fedskew's, one "
-                f"in the app's package {PACKAGE}, or one in a package listed under 'packages' in site.yaml"
+                f"this site does not run the {kind} {name!r}; expected one of fedskew's, one in the app's package "
+                f"{PACKAGE}, or one in a package listed under 'packages' in site.yaml"
             )
 
 

@@ -191,7 +191,8 @@ def run_federation(grid: Grid, context: Context) -> Result:
     rounds = FederatedRounds(server, training, sites, settings, prepared.config, record)
     for warning in settings_warnings(settings, contract, prepared.config):
         log(f"warning: {warning}")
-    _await_sites(sites, settings, received, is_resumed=RunFolder(folder).rounds_path.exists())
+    if not RunFolder(folder).finished:
+        _await_sites(sites, settings, received, is_resumed=RunFolder(folder).rounds_path.exists())
     result = run_prepared(prepared, folder, [_WriteSettings(record), LogProgress()], server, rounds.run)
     received.clear()
     return result

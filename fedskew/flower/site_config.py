@@ -20,11 +20,12 @@ import numpy as np
 
 from fedskew.data import Dataset, load
 from fedskew.data.federation import Federation
+from fedskew.data.loading import is_named
 from fedskew.data.own.tables import ColumnMismatch
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
 from fedskew.errors import UserError, expect, unknown
-from fedskew.experiment.config.values import read_yaml
+from fedskew.experiment.config.values import device, read_yaml
 from fedskew.flower.contract import Contract, ContractMismatch
 from fedskew.flower.policy import Policy, read_policy
 
@@ -118,7 +119,8 @@ class SiteConfig:
 
     def _dataset(self, contract: Contract | None) -> Dataset:
         path = self._resolve(self.data)
-        name = str(path) if path.exists() else self.data
+        is_elsewhere = is_named(self.data) or self.data.startswith("hf:")
+        name = self.data if is_elsewhere and not path.exists() else str(path)
         options = dict(self.data_params) if contract is None else contract.data_options(path, self.data_params)
         if isinstance(options.get("test"), str):
             options["test"] = self._resolve(options["test"])
@@ -153,8 +155,9 @@ def load_site(path: str | Path) -> SiteConfig:
         values["policy"] = read_policy(values.get("policy"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+    given = {key: value for key, value in values.items() if value is not None}  # an empty line has no effect
     return SiteConfig(
-        folder=Path(path).resolve().parent, data=source, data_params=params, packages=tuple(packages), **values
+        folder=Path(path).resolve().parent, data=source, data_params=params, packages=tuple(packages), **given
     )
 
 
@@ -167,6 +170,10 @@ def _check(values: Mapping[str, Any], source: object) -> None:
     for key in ("name", "data_dir", "state", "device", "keys", "split"):
         value = values.get(key)
         expect(value is None or isinstance(value, str), key, value, "text")
+    state = values.get("state") or ""
+    expect(not state.startswith("~"), "state", state, "a path without ~, which is another folder for another user")
+    if values.get("device") is not None:
+        device("device", values["device"])
     metrics = values.get("metrics", "none")
     expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):

@@ -55,9 +55,9 @@ class SiteMonitor:
         if key in self._spent:
             help = f"Epsilon that {spent}, infinite without noise."
             yield Metric(f"fedskew_privacy_{prefix}epsilon", "gauge", help, self._spent[key])
-        limit: float | None = self._policy.get(key)
-        if limit is not None:
-            yield Metric(f"fedskew_privacy_{prefix}budget_epsilon", "gauge", budget, limit)
+        limit = self._policy.get(key)
+        if limit is not None:  # a number such as 1e1 is text in YAML 1.1
+            yield Metric(f"fedskew_privacy_{prefix}budget_epsilon", "gauge", budget, float(limit))
 
     def _add(self, entry: Entry) -> None:
         if entry["event"] not in _OUTCOMES:

@@ -70,8 +70,8 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
     Refuse a server that cannot be reached, that does not use TLS, or whose certificate the site does not trust.
     """
     host, port = _address(superlink)
-    authority = str(keys.authority) if keys.authority.exists() else None
-    context = ssl.create_default_context(cafile=authority)
+    authority = keys.authority if keys.authority.exists() else None
+    context = _tls_context(authority)
     try:
         with (
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS) as plain,
@@ -81,13 +81,27 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
     except ssl.SSLCertVerificationError as error:
         signer = authority or "an authority of this system"
         raise UserError(
-            f"the certificate of {superlink} is refused ({error.verify_message}); expected one signed by {signer}"
+            f"the certificate of {superlink} is refused ({error.verify_message.rstrip('.')}); expected one for {host} "
+            f"that has not expired and is signed by {signer}"
         ) from error
     except (ssl.SSLError, ConnectionResetError) as error:
         raise UserError(f"{superlink} does not use TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
+    except UnicodeError as error:  # for example, two dots in a row
+        raise UserError(f"superlink is {superlink!r}; expected HOST:PORT, such as fl.example.org:9092") from error
     return datetime.fromtimestamp(ssl.cert_time_to_seconds(str(certificate["notAfter"])), UTC)
+
+
+def _tls_context(authority: Path | None) -> ssl.SSLContext:
+    """Make a context that trusts this authority's certificate, or the authorities of the system."""
+    try:
+        return ssl.create_default_context(cafile=authority)
+    except OSError as error:  # ssl.SSLError is one, too
+        raise UserError(
+            f"cannot read {authority} ({error.strerror or error}); expected an authority's certificate in PEM, as the "
+            "server's operator sends it"
+        ) from error
 
 
 def expiry_warning(superlink: str, expires: datetime) -> str | None:
@@ -210,5 +224,5 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 def _address(superlink: str) -> tuple[str, int]:
     host, colon, port = superlink.rpartition(":")
     if not colon or not port.isdecimal() or not host or "/" in host:
-        raise UserError(f"superlink is {superlink!r}; expected HOST:PORT, such as fl.example.org:8000")
+        raise UserError(f"superlink is {superlink!r}; expected HOST:PORT, such as fl.example.org:9092")
     return host.strip("[]"), int(port)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
@@ -44,6 +47,73 @@ def test_data_that_break_the_contract_are_refused_before_connecting(
 ) -> None:
     assert _connect(site, "--check", _app(site, "--classes", "cat,dog", "--shape", "1,8,8")) == 2
     assert "error: the data do not meet the federation's contract: classes '0'" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there_is_refused_before_connecting(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (site / "site.yaml").open("a") as file:
+        file.write("device: cuda:99\n")
+    assert _connect(site, "--check", _app(site, "--data", str(site / "digits.npz")), "--log-format", "json") == 2
+    (entry,) = map(json.loads, capsys.readouterr().err.splitlines()[1:])  # the first line is of `init`
+    assert entry["level"] == "error"
+    assert "device is 'cuda:99', but " in entry["message"]
+
+
+def test_code_of_the_app_is_executed_only_if_the_user_agrees(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Path(_app(site, "--data", str(site / "digits.npz"), "--method", "fedavg"))
+    file, name = str(site / "site.yaml"), "federation_app.mine:Mine"
+    code = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\n"
+    code += "from fedskew.methods.fedprox import FedProx\nclass Mine(FedProx): pass\n"
+    (app / "federation_app" / "mine.py").write_text(code)
+    settings = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(settings.replace('name = "fedavg"', f'name = "{name}"'))
+    commands = (["federate", "site", file, "--check", str(app)], ["federate", "approve", str(app), file, "--yes"])
+    for command in commands:
+        assert main(command) == 2
+        message = f"error: '{name}' is code of the app, which this command would execute; expected PYTHONPATH={app}"
+        assert message in capsys.readouterr().err
+    assert not (app / "federation_app" / "ran").exists()
+    monkeypatch.syspath_prepend(str(app))
+    for command in commands:
+        assert main(command) == 0
+    for module in ("federation_app", "federation_app.mine"):
+        del sys.modules[module]
+    assert f"{name} sends: model" in capsys.readouterr().out
+
+
+def test_the_check_refuses_what_the_site_would_refuse_in_the_run(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "hospital_models").mkdir()
+    code = "from torch import nn\ndef make(inputs): return nn.Sequential(nn.Flatten(), nn.LazyLinear(inputs.classes))\n"
+    (site / "hospital_models" / "small.py").write_text(code)
+    monkeypatch.syspath_prepend(str(site))
+    app = _app(site, "--data", str(site / "digits.npz"), "--model", "hospital_models.small:make")
+    check = ["federate", "site", str(site / "site.yaml"), "--check", app]
+    assert main(check) == 2
+    assert "error: this site does not run the model 'hospital_models.small:make'" in capsys.readouterr().err
+    with (site / "site.yaml").open("a") as file:
+        file.write("packages: [hospital_models]\n")
+    assert main(check) == 0
+
+
+def test_the_check_refuses_columns_that_the_site_scales_itself_if_samples_are_private(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = np.random.default_rng(0)
+    for name in ("agreed", "own"):
+        np.savez(site / f"{name}.npz", x=numbers.normal(size=(60, 4)), y=np.arange(60) % 2)
+    (site / "site.yaml").write_text("name: north\ndata: own.npz\n")
+    data = str(site / "agreed.npz")
+    settings = ["privacy=example", "attempts=1", "share_loss=false", "site_metrics=none", "evaluation=server"]
+    federation = [part for value in (*settings, f"test_data={data}") for part in ("--federation", value)]
+    noise = ["--set", "example_clip=1", "--set", "example_noise=4", "--method", "fedavg"]
+    app = _app(site, "--data", data, *noise, *federation)
+    assert main(["federate", "site", str(site / "site.yaml"), "--check", app]) == 2
+    assert "error: the columns of this site's table are scaled with the site's own means" in capsys.readouterr().err
 
 
 def test_data_that_keep_the_contract_are_accepted(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,8 +272,8 @@ def test_a_site_tests_only_as_many_finished_models_as_its_policy_allows(
         evaluate_at(tmp_path, data, split, other, policies)
 
 
-@pytest.mark.parametrize("low", [10**400, math.inf, math.nan], ids=["large", "infinite", "nan"])
-def test_a_bound_that_is_not_finite_or_too_large_for_a_float_is_refused(low: float) -> None:
+@pytest.mark.parametrize("low", [10**400, math.inf, math.nan, None], ids=["large", "infinite", "nan", "missing"])
+def test_a_bound_that_is_not_finite_or_too_large_for_a_float_or_missing_is_refused(low: float | None) -> None:
     column = {"name": "age", "kind": "number", "missing": 0.0, "low": low, "median": 1.0, "high": 2.0}
     rules = {"hide_below": 5, "round_to": 10, "epsilon": None}
     contract = Contract("table", ("a", "b"), (1,))

@@ -69,7 +69,7 @@ def test_the_metrics_of_a_run_and_of_its_sites_are_those_of_their_files(tmp_path
 
 def test_the_epsilon_is_shown_on_both_sides_and_every_metric_is_documented(tmp_path: Path) -> None:
     private = {"privacy": "local", "noise": 20.0, "attempts": 1, "share_loss": False, "config": {"average": "uniform"}}
-    here = federated(tmp_path, {"site-0": "policy: {epsilon: 5, example_epsilon: 6}\nmetrics: none\n"}, **private)
+    here = federated(tmp_path, {"site-0": "policy: {epsilon: 5e0, example_epsilon: 6}\nmetrics: none\n"}, **private)
     server_main(here.grid, here.context)
     site = read(SiteMonitor(tmp_path / "site-0" / "site.yaml", Connection()))
     assert (site["fedskew_privacy_budget_epsilon"], site["fedskew_privacy_example_budget_epsilon"]) == (5, 6)

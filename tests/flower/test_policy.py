@@ -123,6 +123,8 @@ def test_the_refusal_of_central_noise_names_every_kind_that_the_site_accepts(pol
         ({"methods": "fedavg"}, "policy.methods is 'fedavg'; expected a list of names"),
         ({"rounds": 0}, "policy.rounds is 0; expected a positive whole number"),
         ({"noise": True}, "policy.noise is True; expected a positive number"),
+        ({"survey": {"epsilon": float("inf")}}, "policy.survey.epsilon is inf; expected a positive number"),
+        ({"minutes": 10**400}, "policy.minutes is 10{400}; expected a positive number"),
         ({"clip": 2}, "policy.clip is 2 without policy.noise; expected both, because clip limits only updates"),
         ({"clip": 2.0, "epsilon": 8}, "policy.clip is 2.0 without policy.noise; expected both"),
         ({"hours": "20-25"}, "policy.hours is '20-25'; expected two different hours"),

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from in_process import case, small_data
+from in_process import Case, case, small_data
 
 from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
@@ -19,7 +19,7 @@ from fedskew.gaussian_privacy import epsilon
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def here(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("federation")
     data = small_data(folder)
     split = federation(str(data), Dirichlet(beta=0.5, clients=3), seed=0)
@@ -29,7 +29,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     here = case(folder, split, data, config, evaluation="sites", site_metrics="class", test_data=None)
     run_federation(here.grid, here.context)
-    return folder / "run"
+    return here
+
+
+@pytest.fixture(scope="module")
+def run(here: Case) -> Path:
+    return here.folder / "run"
 
 
 def test_it_tells_of_its_sites_but_not_of_their_labels(run: Path) -> None:
@@ -157,3 +162,10 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
     assert "not differentially private" not in card
     assert "The label counts stayed at the sites" in card
     assert "reported" not in card
+
+
+def test_a_finished_run_waits_for_no_site(here: Case, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`fedskew federate run` may be repeated after the sites have left."""
+    monkeypatch.setattr(here.grid, "offline", set(here.names))
+    accuracy = (RunFolder(run).summary() or {})["accuracy"]
+    assert run_federation(here.grid, here.context).accuracy == accuracy

@@ -15,6 +15,7 @@ import torch
 
 from fedskew.cli import main
 from fedskew.errors import UserError
+from fedskew.flower.audit import site_log
 from fedskew.flower.frames import receive_frame, send_frame
 from fedskew.flower.site_config import DataUnreadable, load_site
 from fedskew.flower.site_state import SiteState
@@ -46,6 +47,27 @@ def test_a_folder_of_datasets_is_looked_for_beside_the_file(tmp_path: Path, monk
         site.federation()
 
 
+@pytest.mark.parametrize("data", ["scans.npz", "scans"])
+def test_data_of_the_same_name_in_the_current_folder_are_not_read(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("site", "current"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "current" / "scans").mkdir()
+    own_data(tmp_path / "current")
+    monkeypatch.chdir(tmp_path / "current")
+    site = load_site(written(tmp_path / "site", f"name: a\ndata: {data}"))
+    with pytest.raises(DataUnreadable, match=re.escape(f"'{tmp_path / 'site' / data}' does not exist")):
+        site.federation()
+
+
+def test_a_key_without_a_value_has_its_default(tmp_path: Path) -> None:
+    file = written(tmp_path, "name: a\ndata: digits\nstate:\ndevice:\nclient:\nthreads:\n")
+    site = load_site(file)
+    assert site_log(file).path.parent == site.state_folder == tmp_path / "state"
+    assert site == load_site(written(tmp_path, "name: a\ndata: digits"))
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -54,6 +76,8 @@ def test_a_folder_of_datasets_is_looked_for_beside_the_file(tmp_path: Path, monk
         ("name: a\ndata: digits\nstat: here", "did you mean 'state'"),
         ("name: a\ndata: digits\nclient: -1", "client is -1"),
         ("name: a\ndata: digits\nthreads: 0", "threads is 0"),
+        ("name: a\ndata: digits\ndevice: gpu", "device is 'gpu'; .* did you mean 'cuda'"),
+        ("name: a\ndata: digits\nstate: ~/state", "state is '~/state'; expected a path without ~"),
         ("- 1", "expected keys such as name and data"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_server_that_is_not_there_is_named(keys: NodeKeys) -> None:
         require_trusted_server(f"127.0.0.1:{port}", keys)
 
 
-@pytest.mark.parametrize("address", ["server", "https://server:8000", "server:port", ":8000"])
+@pytest.mark.parametrize("address", ["server", "https://server:8000", "server:port", ":8000", "fl..example.org:9092"])
 def test_an_address_is_a_host_and_a_port(address: str, keys: NodeKeys) -> None:
     with pytest.raises(UserError, match="expected HOST:PORT"):
         require_trusted_server(address, keys)
@@ -75,6 +75,13 @@ def test_a_key_that_others_can_read_is_refused(keys: NodeKeys) -> None:
 def test_keys_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no node\.key"):
         require_keys(NodeKeys(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"a letter", bytes(range(256))], ids=["empty", "text", "binary"])
+def test_an_authority_that_is_no_certificate_is_named(content: bytes, keys: NodeKeys) -> None:
+    keys.authority.write_bytes(content)
+    with pytest.raises(UserError, match=r"cannot read .*ca\.pem \(.*\); expected an authority's certificate in PEM"):
+        require_trusted_server("localhost:1", keys)
 
 
 def test_without_an_authority_of_its_own_a_site_trusts_those_of_its_system(keys: NodeKeys, tmp_path: Path) -> None:
@@ -112,7 +119,11 @@ def test_an_expired_certificate_is_refused(tls_server: tuple[Credentials, str]) 
     keys, address = tls_server
     require_trusted_server(address, keys.node("a"))
     write_certificate(keys, timedelta(days=-2))
-    with pytest.raises(UserError, match=rf"the certificate of {address} is refused \(certificate has expired\)"):
+    refusal = (
+        rf"the certificate of {address} is refused \(certificate has expired\); expected one for localhost that "
+        r"has not expired and is signed by .*ca\.pem"
+    )
+    with pytest.raises(UserError, match=refusal):
         require_trusted_server(address, keys.node("a"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.processes import Process
@@ -134,3 +135,25 @@ def test_a_second_command_for_the_same_run_is_refused(tmp_path: Path) -> None:
             pass
     with only_command(tmp_path / "run"):
         pass
+
+
+def test_the_run_lies_where_the_command_says_even_if_the_server_app_runs_in_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: list[str] = []
+
+    def start(run: FlowerRun) -> Process:
+        options.extend(run._options)
+        return Process("run", ["echo", "fedskew: finished"], run._log, {})
+
+    monkeypatch.setattr(FlowerRun, "start", start)
+    monkeypatch.chdir(tmp_path)
+    folder = ["--federation", "folder=runs/first", "--federation", "survey=true"]
+    assert main(["federate", "init", "app", "--sites", "a,b", "--data", "digits", *folder]) == 0
+    assert main(["federate", "run", "app"]) == 0
+    assert f"the run's folder is {tmp_path / 'runs' / 'first'}" in capsys.readouterr().err
+    (tmp_path / "runs" / "first-survey").mkdir()
+    (tmp_path / "runs" / "first-survey" / "survey.json").write_text('{"classes": [], "sites": {}, "declined": {}}')
+    assert main(["federate", "survey", "app"]) == 0
+    place = f'federation.folder="{tmp_path / "runs" / "first"}"'
+    assert options == ["--run-config", place, "--run-config", f'federation.purpose="survey" {place}']

@@ -385,7 +385,7 @@ def test_code_that_a_site_does_not_know_is_not_imported(
     monkeypatch.syspath_prepend(str(tmp_path))
     site, terms = _first_site(case(tmp_path, split, data, _fedavg()), split)
     value = "foreign:getcwd" if key == "model" else {"name": "fedavg+foreign:getcwd"}
-    with pytest.raises(UserError, match=f"the server names the {key} .*foreign:getcwd.*which this site does not run"):
+    with pytest.raises(UserError, match=f"this site does not run the {key} .*foreign:getcwd"):
         site.answer({"kind": "hello", "terms": terms | {"config": terms["config"] | {key: value}}}, b"")
     assert not (tmp_path / "ran").exists()
 
