@@ -130,6 +130,9 @@ class Dataset:
                 f"dataset {self.name!r} has {only}; expected at least 2 classes; if some have no samples, list all "
                 "classes with the option 'classes', for example classes: [ill, well]"
             )
+        if len(set(self.classes)) < len(self.classes):
+            twice = next(name for name in self.classes if self.classes.count(name) > 1)
+            raise UserError(f"dataset {self.name!r} has two classes {twice!r}; expected different names")
         for part, samples in (("train", self.train), ("test", self.test)):
             check_samples(samples, len(self.classes), f"{self.name} {part}")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:

@@ -254,7 +254,7 @@ def federation(
     groups, names = dataset.groups
     indices = partition.split(groups, len(names), seed, names=names, domain=train.domain, site=train.site)
     notes = (*dataset.notes, *arranged.notes)
-    return Federation(dataset, indices, partition.describe(), seed, arranged.client_names, notes)
+    return Federation(dataset, indices, partition.describe(), int(seed), arranged.client_names, notes)
 
 
 def load_for(

@@ -30,8 +30,9 @@ _TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "a
            "insgesamt", "summe", "somme", "totale")  # fmt: skip
 """Names of a row or a column of sums."""
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
-_COUNT = re.compile(r"\d{1,15}([.,]0*)?")
-"""A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma."""
+_COUNT = re.compile(r"\d{1,15}([.,](?!000$)0*)?")
+"""A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma. But 12,000 may be twelve
+thousand, so it is refused."""
 _SMALLEST_TOTAL = 100
 """An unnamed last row or column is a total only if it has at least this many samples. In smaller tables, a client may
 have as many samples as all others together by chance."""
@@ -153,7 +154,10 @@ def _is_numbering(names: Sequence[str]) -> bool:
 
 def _parse_count(cell: str, path: Path, line: int, column: int) -> int:
     if not _COUNT.fullmatch(cell):
-        raise UserError(f"{path} line {line} column {column}: {cell!r}; expected a number of samples, 0 or more")
+        raise UserError(
+            f"{path} line {line} column {column}: {cell!r}; expected a number of samples, 0 or more, without a "
+            "separator for thousands"
+        )
     return int(re.split("[.,]", cell)[0])
 
 
@@ -236,7 +240,7 @@ def _histogram(path: Path) -> dict[str, int]:
         rows = _read_rows(path)
         if any(len(row.cells) != 2 for row in rows):
             raise UserError(f"{path}: expected two columns, a class and its number of samples")
-        rows = rows if _COUNT.fullmatch(rows[0].cells[1]) else rows[1:]
+        rows = rows[1:] if _is_name(rows[0].cells[1]) else rows
         names = [row.cells[0] for row in rows]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UserError(f"{path}: class {twice[0]!r} appears twice; expected each class once")

@@ -34,6 +34,15 @@ class Callback:
         """Called after the last round. It is called at once if the run was already finished."""
 
 
+def check_callbacks(callbacks: object) -> None:
+    """Raise `UserError` unless this is a list of callbacks."""
+    if not isinstance(callbacks, list | tuple) or not all(isinstance(callback, Callback) for callback in callbacks):
+        raise UserError(
+            f"callbacks is {callbacks!r}; expected a list of fedskew.Callback objects, such as "
+            "[fedskew.EarlyStopping(patience=10)]"
+        )
+
+
 class EarlyStopping(Callback):
     """Stops a run when its test metric no longer improves.
 

@@ -403,6 +403,19 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
     expect(requested <= clients, "clients_per_round", requested, f"at most {clients}, the number of clients")
 
 
+def refuse_data_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of the data or the split beside a federation, which has both. They would have no effect.
+
+    `partition.seed` is left to `refuse_other_split`.
+    """
+    for key, value in settings.items():
+        if key != "partition.seed" and key.partition(".")[0] in ("data", "partition"):
+            raise UserError(
+                f"{key} is {value!r}, but the federation already has its data and its split; "
+                "make another federation, with fedskew.federation"
+            )
+
+
 def refuse_other_split(config: Config, fed: Federation) -> None:
     """Refuse a `partition.seed` that is not the seed with which the federation is already split."""
     if (seed := config.partition.seed) not in (None, fed.seed):

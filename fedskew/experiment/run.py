@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from fedskew.data import Federation
 from fedskew.engine import arithmetic
 from fedskew.errors import UserError, shorten
-from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.callbacks import Callback, check_callbacks
 from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.loop import RunRounds, run_rounds
 from fedskew.experiment.overlap import run_overlapping_rounds
-from fedskew.experiment.preparation import Prepared, prepare
+from fedskew.experiment.preparation import Prepared, prepare, refuse_data_settings, refuse_other_split
 from fedskew.experiment.progress import showing_progress
 from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.result import Result, recorded_scores, recorded_site_scores
@@ -69,6 +69,10 @@ def run(
         )
     if config is not None and not isinstance(config, Config):
         raise UserError(f"config is {config!r}; expected a fedskew.Config")
+    refuse_data_settings(settings)
+    check_callbacks(callbacks)
+    if method_params is not None and not isinstance(method_params, Mapping):
+        raise UserError(f"method_params is {method_params!r}; expected a mapping such as {{'mu': 0.1}}")
     values: dict[str, Any] = {"seed": federation.seed} if config is None else {}
     values |= settings
     if isinstance(method, str):
@@ -82,6 +86,7 @@ def run(
     values["data"] = federation.dataset.described
     full_config = with_values(replace(config or Config(), partition=PartitionConfig()), values)
     method_object = None if isinstance(method, str) else method
+    refuse_other_split(full_config, federation)
     prepared = prepare(full_config, federation, method_object, None if isinstance(model, str) else model)
     with showing_progress(progress) as shown:
         return run_prepared(prepared, out, [*shown, *callbacks])
@@ -132,8 +137,12 @@ def _run(
     recorder = Recorder(prepared, server, folder, callbacks)
     if folder is not None and folder.finished:
         result = load_result(server, folder, recorder)
+        lacks_predictions = prepared.config.save_predictions and not folder.config.save_predictions
+        without = ""
+        if lacks_predictions and not folder.predictions_path.exists():
+            without = ", so no predictions were saved; to save them, choose another --out"
         for callback in callbacks:
-            callback.on_notice(f"{folder.path} is already finished; nothing was run")
+            callback.on_notice(f"{folder.path} is already finished; nothing was run{without}")
             callback.on_end(result)
         return result
     state = begin_or_resume(prepared, server, folder, recorder)

@@ -12,11 +12,17 @@ from torch import nn
 
 from fedskew.data import Federation, Partition, federation
 from fedskew.errors import UserError
-from fedskew.experiment.callbacks import Callback
+from fedskew.experiment.callbacks import Callback, check_callbacks
 from fedskew.experiment.compare import run_comparison
 from fedskew.experiment.config import Config, PartitionConfig, parse_method, with_values
 from fedskew.experiment.config.documentation import documents_settings
-from fedskew.experiment.preparation import Prepared, partition_rule, prepare, refuse_other_split
+from fedskew.experiment.preparation import (
+    Prepared,
+    partition_rule,
+    prepare,
+    refuse_data_settings,
+    refuse_other_split,
+)
 from fedskew.experiment.progress import showing_progress
 from fedskew.methods import Method, Part
 from fedskew.results.comparison import Comparison, compare_runs
@@ -66,6 +72,7 @@ def compare(
     With the same seed, all methods get the same split. Most also get the same initial model, clients and batches. The
     exceptions are methods with another head, and methods that train in stages with other clients or samples.
     """
+    check_callbacks(callbacks)
     metric = find_metric(rank_by)
     parsed = _parse_methods(methods)
     base, given = _base_federation(data, partition, config or Config(), settings)
@@ -99,6 +106,7 @@ def _base_federation(
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
+        refuse_data_settings(settings)
         base = with_values(replace(config, partition=PartitionConfig()), {**settings, "data": data.dataset.described})
         refuse_other_split(base, data)
         return base, data

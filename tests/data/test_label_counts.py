@@ -101,6 +101,8 @@ def test_histograms_of_a_folder_are_put_together(tmp_path: Path) -> None:
         ("a,b\n1,-2\n", "expected a number of samples"),
         ("1,-2,3\n4,5,6\n", "line 1 column 2: '-2'"),
         ("1.5,2,3\n4,5,6\n", "line 1 column 1: '1.5'"),
+        ('site,a,b\nRome,"1,000",2\n', "line 2 column 2: '1,000'; expected .*without a separator for thousands"),
+        ("site;a;b\nRome;1.000;2\n", "line 2 column 2: '1.000'"),
         ("1,,3\n4,5,6\n", "line 1 column 2: ''"),
         ("a,b\n1\n", "1 column; expected 2"),
         ("a,b\n", "no clients"),
@@ -120,6 +122,13 @@ def test_no_file_and_an_empty_folder_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file or folder"):
         read_counts(tmp_path / "none.csv")
     with pytest.raises(UserError, match="expected one histogram per client"):
+        read_counts(tmp_path)
+
+
+@pytest.mark.parametrize("count", ["-3", "1.5", "1.000"])
+def test_a_wrong_count_in_the_first_row_of_a_histogram_is_no_header(count: str, tmp_path: Path) -> None:
+    written(tmp_path / "Rome.csv", f"cat,{count}\ndog,4\n")
+    with pytest.raises(UserError, match=rf"Rome.csv line 1 column 2: '{count}'; expected a number of samples"):
         read_counts(tmp_path)
 
 

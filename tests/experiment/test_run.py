@@ -85,6 +85,18 @@ def test_numpy_numbers_are_numbers(fed: fs.Federation) -> None:
     assert (result.config.rounds, result.config.clients_per_round) == (1, 2)
 
 
+def test_numpy_numbers_in_the_split_and_the_method_are_saved(tmp_path: Path) -> None:
+    rule = fs.Dirichlet(clients=np.int64(4), beta=np.float64(0.5), min_size=np.int64(3))
+    fed = fs.federation("digits", rule, seed=np.int64(1))
+    fed.save_split(tmp_path / "split.json")
+    assert fs.federation("digits", fs.Saved(tmp_path / "split.json")).hash == fed.hash
+    for mu in (np.float64(0.5), np.float32(0.5)):  # the same value, so the second call returns the first run
+        settings = {"method_params": {"mu": mu}, "rounds": 1, "local_epochs": 1}
+        result = fs.run(fed, "fedprox", out=tmp_path / "run", **settings)
+        assert load_yaml(tmp_path / "run" / "config.yaml") == result.config
+    assert result.config.partition.params == {"beta": 0.5, "min_size": 3}
+
+
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
@@ -93,6 +105,17 @@ def test_numpy_numbers_are_numbers(fed: fs.Federation) -> None:
         (lambda fed: quick(fed, model="cnnn"), "did you mean 'cnn'"),
         (lambda fed: quick(fed, moments=0.9), "did you mean 'momentum'"),
         (lambda fed: fs.run(fed, clients_per_round=11), "at most 10"),
+        (lambda fed: quick(fed, data="mnist"), "data is 'mnist', but the federation already has its data"),
+        (lambda fed: quick(fed, **{"data.label": "y"}), r"data\.label is 'y', but the federation already has"),
+        (lambda fed: quick(fed, partition="iid"), "partition is 'iid', but the federation already has"),
+        (lambda fed: quick(fed, **{"partition.beta": 9}), r"partition\.beta is 9, but the federation already has"),
+        (lambda fed: quick(fed, **{"partition.seed": 9}), "partition.seed is 9, but .* already split with seed 3"),
+        (lambda fed: quick(fed, method_params="mu=1"), "method_params is 'mu=1'; expected a mapping"),
+        (lambda fed: quick(fed, callbacks=fs.EarlyStopping()), "callbacks is .*; expected a list of fedskew.Callback"),
+        (lambda fed: quick(fed, callbacks=[fs.EarlyStopping]), "callbacks is .*; expected a list of fedskew.Callback"),
+        (lambda fed: fs.compare(fed, ["fedavg"], callbacks=[print]), "callbacks is .*; expected a list"),
+        (lambda fed: fs.compare(fed, ["fedavg"], **{"partition.beta": 9}), "partition.beta is 9, but the federation"),
+        (lambda fed: fs.choose(fed, ["fedavg"], **{"partition.beta": 9}), "partition.beta is 9, but the federation"),
         (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"distill_weight": 1}), "given by name"),
         (lambda fed: fs.run(fed, FedVLS(), **{"method.mu": 1.0}), r"method\.mu is 1\.0, but the method is an object"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,14 +90,28 @@ def refuse_unused_options(where: str, inputs: str, given: Mapping[str, object]) 
 
 def make_array(values: Any, where: str) -> npt.NDArray[Any]:
     """Convert tensors and lists to an array."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu().numpy()
-    if hasattr(values, "toarray"):
-        raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
     try:
-        return np.asarray(values)
+        return np.asarray(plain_array(values, where))
     except ValueError as error:
         raise UserError(f"{where}: rows of unequal length; expected an array of numbers") from error
+
+
+def plain_array(values: Any, where: str) -> Any:
+    """Convert a tensor to an array, and masked values of an array to NaN, or to None among texts.
+
+    Refuse sparse matrices and tensors. Anything else, such as a list, is returned unchanged.
+    """
+    if isinstance(values, torch.Tensor):
+        if values.layout != torch.strided:
+            raise UserError(f"{where}: a sparse Tensor; expected a dense one: call to_dense() first")
+        is_short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16
+        return (values.float() if is_short else values).detach().cpu().numpy()
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        is_number = values.dtype.kind in "biuf"
+        return values.astype(np.float64).filled(np.nan) if is_number else values.astype(object).filled(None)
+    if hasattr(values, "toarray"):
+        raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
+    return values
 
 
 def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
@@ -108,6 +122,8 @@ def make_label_array(values: Any, where: str) -> npt.NDArray[Any]:
 def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence[str] | None) -> list[RawTable]:
     """Name the columns, and refuse infinite values. NaN is a gap."""
     width = arrays[0].shape[1]
+    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
+        raise UserError(f"columns is {columns!r}; expected a list with a name for each feature")
     names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
     if len(names) != width or len(set(names)) < width:
         raise UserError(
@@ -138,6 +154,8 @@ def convert_inputs(arrays: Sequence[Array], where: Sequence[str], layout: str | 
         if array.ndim not in (2, 3, 4):
             found = plural(array.ndim, "dimension")
             raise UserError(f"{name}: {found}; expected 2 (a table), 3 (grey images) or 4 (images)")
+        if not all(array.shape[1:]):
+            raise UserError(f"{name}: shape {array.shape}, so a sample has no values; expected at least one")
         if array.ndim != arrays[0].ndim:
             raise UserError(f"{name}: {array.ndim} dimensions, but {where[0]} has {arrays[0].ndim}; expected the same")
     if arrays[0].ndim == 2:

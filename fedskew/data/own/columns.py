@@ -275,7 +275,7 @@ class ColumnReader:
         if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
             raise UserError(
                 f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
-                f"identifier; {remedy}"
+                f"identifier; {remedy}, or use it alone with text={name}"
             )
         if len(column.values) > MOST_CATEGORIES:
             raise UserError(

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
-from fedskew.data.own.arrays import make_label_array, refuse_unused_options
+from fedskew.data.own.arrays import make_label_array, plain_array, refuse_unused_options
 from fedskew.data.own.labels import class_list, encode_labels, read_labels
 from fedskew.errors import UserError, plural
 
@@ -96,7 +95,7 @@ def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
     found: dict[str, npt.NDArray[Any]] = {}
     for key, values in x.items():
         where = f"{prefix}x[{key!r}]"
-        array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else _as_array(values, where)
+        array = _as_array(values, where)
         if array.dtype.kind not in "biuf":
             raise UserError(f"{where}: values of type {array.dtype}; expected numbers")
         if not array.ndim:
@@ -113,7 +112,7 @@ def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
 
 def _as_array(values: Any, where: str) -> npt.NDArray[Any]:
     try:
-        array = np.asarray(values)
+        array = np.asarray(plain_array(values, where))
     except ValueError as error:
         raise _unequal_rows(where) from error
     if array.dtype.kind == "O":

@@ -90,10 +90,12 @@ def _table_files(path: Path) -> list[Path]:
     """Return the table file itself, or the training table of a folder and its test table. Empty if there is none."""
     if not path.is_dir():
         return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
-    for suffix in (*CSV_SUFFIXES, ".parquet"):
-        train, test = path / f"train{suffix}", path / f"test{suffix}"
+    suffixes = (*CSV_SUFFIXES, ".parquet")
+    for suffix in suffixes:
+        train = path / f"train{suffix}"
         if train.is_file():
-            return [train, *([test] if test.is_file() else [])]
+            tests = (path / f"test{ending}" for ending in (suffix, *suffixes))
+            return [train, *[test for test in tests if test.is_file()][:1]]
     return []
 
 

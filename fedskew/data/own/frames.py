@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ def _odd_content(column: Any, values: Sequence[Any]) -> str | None:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | np.number | np.bool_)
+    return isinstance(value, int | float | Decimal | np.number | np.bool_)
 
 
 def _label_column(labels: Any) -> Column:

@@ -167,12 +167,11 @@ def _parts(data: Any, test: Any) -> tuple[Any, Any]:
         data, test = _splits(data, test)
     _check_form(data)
     if test is not None:
-        _check_form(test)
         forms = (is_frame, _is_hugging_face, _is_pair)
         if any(form(data) != form(test) for form in forms):
-            raise UserError(
-                f"test is of type {type(test).__name__}; expected {type(data).__name__}, like the training part"
-            )
+            expected = "a pair (x, y)" if _is_pair(data) else type(data).__name__
+            raise UserError(f"test is of type {type(test).__name__}; expected {expected}, like the training part")
+        _check_form(test, "test")
     return data, test
 
 
@@ -189,14 +188,14 @@ def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
     return data["train"], test if test_split is None else data[test_split]
 
 
-def _check_form(data: object) -> None:
+def _check_form(data: object, name: str = "data") -> None:
     if hasattr(data, "collect") and not hasattr(data, "__len__"):
         raise UserError(f"{type(data).__name__} has no rows yet; expected a DataFrame: call collect() first")
     if isinstance(data, np.ndarray | torch.Tensor):
-        raise UserError(f"data is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
+        raise UserError(f"{name} is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
     known = _is_pair(data) or is_frame(data) or _is_hugging_face(data)
     if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple | Mapping)):
-        raise UserError(f"data is of type {type(data).__name__}; expected {FORMS}")
+        raise UserError(f"{name} is of type {type(data).__name__}; expected {FORMS}")
     if not hasattr(data, "__len__"):
         raise UserError(f"{type(data).__name__} has no length, so it is a stream; expected a Dataset with a length")
 

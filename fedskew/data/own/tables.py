@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -96,6 +96,10 @@ def load_tables(
     """
     for table in tables:
         _require_rows(table)
+    label, text, site = map(_number_as_name, (label, text, site))
+    for option, column in (("text", text), ("site", site)):
+        if column is not None and not isinstance(column, str):
+            raise UserError(f"{option} is {column!r}; expected the name of a column")
     tables = [_rename_columns(table, rename) for table in tables]
     if label is not None and not isinstance(label, str):
         listed_labels = _parse_columns("label", label, tables[0])
@@ -201,11 +205,17 @@ def _require_rows(table: Table) -> None:
         raise UserError(f"{table.where}: no samples")
 
 
+def _number_as_name(name: Any) -> Any:
+    """Return the whole number 2 as the name `2`, because columns may be numbered. Other values are not changed."""
+    return str(name) if isinstance(name, int | np.integer) and not isinstance(name, bool) else name
+
+
 def _rename_columns(table: Table, rename: object) -> Table:
     """Rename columns. `rename` maps old names to new ones."""
     changes = {} if rename is None else rename
     if not isinstance(changes, dict):
         raise UserError(f"rename is {rename!r}; expected old and new names such as {{patient_age: age}}")
+    changes = {_number_as_name(old): new for old, new in changes.items()}
     for old in changes:
         if old not in table.columns:
             raise unknown(f"column to rename in {table.where}:", str(old), table.columns)
@@ -289,7 +299,10 @@ def _with_columns(table: Table, names: dict[str, str]) -> Table:
 
 def _parse_columns(option: str, value: object, table: Table) -> list[str]:
     """Parse an option that lists columns. Raise `UserError` if the table lacks one of them."""
+    value = _number_as_name(value)
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if isinstance(listed, list | tuple):
+        listed = list(map(_number_as_name, listed))
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         raise UserError(f"{option} is {value!r}; expected a list of columns such as [age, pulse]")
     for name in listed:

@@ -17,7 +17,7 @@ from fedskew.data.partitions.rule import (
     check_whole_number,
     register,
 )
-from fedskew.errors import plural
+from fedskew.errors import UserError, plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
@@ -141,6 +141,10 @@ class DomainDirichlet(Partition):
         check_positive_number("beta", self.beta)
         check_whole_number("min_size", self.min_size, at_least=1)
         if self.per_domain is not None:
+            if not isinstance(self.per_domain, list | tuple):
+                raise UserError(
+                    f"per_domain is {self.per_domain!r}; expected a list with the number of clients of each domain"
+                )
             object.__setattr__(self, "per_domain", tuple(self.per_domain))
             for number in self.per_domain:
                 check_whole_number("per_domain", number, at_least=1)

@@ -162,8 +162,7 @@ class Partition(ABC):
         return {"name": _rule_name(type(self))} | self._parameters()
 
     def _parameters(self) -> dict[str, object]:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {key: os.fspath(v) if isinstance(v, os.PathLike) else v for key, v in values.items()}
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     def _join(self, drawn: Sequence[IntArray]) -> ClientIndices:
         """Join the arrays that `draw` returned. Report anything else, because a user may have written the rule."""
@@ -270,6 +269,15 @@ def _rule_name(rule: type[Partition]) -> str:
     """Return the name by which `make_partition` finds the rule."""
     name = getattr(rule, "name", None)
     return name if name is not None and PARTITIONS.get(name) is rule else f"{rule.__module__}:{rule.__qualname__}"
+
+
+def _plain(value: object) -> object:
+    """Return a path as text, and a numpy number as a Python number. Files of runs and splits can store these."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def make_partition(name: str, /, **params: object) -> Partition:

@@ -43,7 +43,10 @@ def load_domains(
 
 
 def _domain_names(domains: str | Sequence[str]) -> list[str]:
-    names = [name.strip() for name in (domains.split(",") if isinstance(domains, str) else domains)]
+    listed = domains.split(",") if isinstance(domains, str) else domains
+    if not isinstance(listed, list | tuple):
+        raise UserError(f"domains is {domains!r}; expected two or more names from {', '.join(DIGITS)}")
+    names = [str(name).strip() for name in listed]
     for name in names:
         if name not in DIGITS:
             raise unknown("domain", name, DIGITS)

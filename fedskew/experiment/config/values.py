@@ -226,6 +226,7 @@ def parameters(key: str, value: Any) -> dict[str, Any]:
 
 
 def _check_parameter(key: str, value: Any) -> Any:
+    value = _without_numpy(value)
     if isinstance(value, list | tuple):
         return [_check_parameter(key, item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -237,9 +238,7 @@ def _check_parameter(key: str, value: Any) -> Any:
 
 def _number(value: Any) -> int | float | None:
     """Convert to a number, or return None. true and false are not numbers."""
-    numpy = sys.modules.get("numpy")  # not imported here, because `fedskew --help` does not need it
-    if numpy is not None and isinstance(value, numpy.generic):
-        value = value.item()
+    value = _without_numpy(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):
@@ -253,3 +252,9 @@ def _number(value: Any) -> int | float | None:
         return value if abs(value) <= _LARGEST else float(value)
     except OverflowError:
         return math.inf
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a numpy number as a Python number, which YAML and JSON can store. Other values are not changed."""
+    numpy = sys.modules.get("numpy")  # not imported here, because `fedskew --help` does not need it
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value

@@ -173,7 +173,7 @@ FILES = [
         options={"categorical": "x"},
         columns=("age", "x=007", "x=7"),
     ),
-    Case("a different text in each row", csv(x=DIFFERENT), "column 'x' has a different text in each row"),
+    Case("a different text in each row", csv(x=DIFFERENT), "leave it out with drop=x, or use it alone with text=x"),
     Case(
         "free text",
         csv(x=DIFFERENT).rstrip() * 1 + "\n" + "".join(f"1,t{i},ill\n" * 2 for i in range(90)),

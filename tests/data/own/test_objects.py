@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,38 @@ def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.Monke
         fs.load("hf:clinic/patients")
 
 
+# Types of arrays and columns
+
+
+def test_masked_values_are_gaps() -> None:
+    masked = np.ma.masked_greater(TABLE, 1)
+    found, expected = fs.load((masked, Y)), fs.load((np.where(TABLE > 1, np.nan, TABLE), Y))
+    assert "x0 missing" in found.columns
+    np.testing.assert_array_equal(found.train.x, expected.train.x)
+    unmasked = fs.load((np.ma.MaskedArray(TABLE), Y))
+    np.testing.assert_array_equal(unmasked.train.x, fs.load((TABLE, Y)).train.x)
+
+
+def test_tensors_in_bfloat16_are_read() -> None:
+    short = torch.tensor(TABLE).bfloat16()
+    expected = fs.load((short.float().numpy(), Y)).train.x
+    for data in ((short, torch.tensor(Y).bfloat16()), TensorDataset(short, torch.tensor(Y))):
+        np.testing.assert_array_equal(fs.load(data).train.x, expected)
+    assert fs.load(({"vector": short}, Y)).train.x.dtype == np.float32
+
+
+def test_labels_above_the_largest_int64_keep_their_names() -> None:
+    largest = np.uint64(2**64 - 1)
+    assert fs.load((TABLE, largest - Y.astype(np.uint64))).classes == tuple(str(2**64 - 1 - y) for y in (2, 1, 0))
+
+
+def test_decimals_of_a_data_frame_are_numbers() -> None:
+    prices = [Decimal("1.50"), None, Decimal("12")] * 20
+    found, expected = (fs.load(frame(price=p), label="ill") for p in (prices, [1.5, None, 12.0] * 20))
+    assert found.columns == expected.columns
+    np.testing.assert_array_equal(found.train.x, expected.train.x)
+
+
 # Mistakes
 
 
@@ -278,8 +311,15 @@ def test_mistakes_with_the_hub_get_one_line(hub: Path, monkeypatch: pytest.Monke
         (TABLE, {}, "data is a single ndarray; expected a pair (x, y) of inputs and labels"),
         ((TABLE, Y, TABLE, Y), {}, "data is of type tuple; expected a dataset's name, a path, a pair of arrays (x, y)"),
         (7, {}, "data is of type int; expected a dataset's name"),
-        ((TABLE, Y), {"test": TABLE}, "data is a single ndarray; expected a pair"),
-        ((TABLE, Y), {"test": frame()}, "test is of type DataFrame; expected tuple, like the training part"),
+        ((TABLE, Y), {"test": TABLE}, "test is of type ndarray; expected a pair (x, y), like the training part"),
+        ((TABLE, Y), {"test": frame()}, "test is of type DataFrame; expected a pair (x, y), like the training part"),
+        ((TABLE, Y), {"test": (TABLE, Y, Y)}, "test is of type tuple; expected a pair (x, y), like the training part"),
+        (Pairs(list(TABLE), Y.tolist()), {"test": 7}, "test is of type int; expected a dataset's name"),
+        ((TABLE[:, :0], Y), {}, "x: shape (60, 0), so a sample has no values; expected at least one"),
+        ((TABLE, Y), {"columns": "abcd"}, "columns is 'abcd'; expected a list with a name for each feature"),
+        ((TABLE, Y), {"columns": 4}, "columns is 4; expected a list with a name for each feature"),
+        ((torch.tensor(TABLE).to_sparse(), Y), {}, "x: a sparse Tensor; expected a dense one: call to_dense() first"),
+        ((TABLE, np.ma.masked_equal(Y, 1)), {}, "y: label nan in row 1; expected a whole number or a name"),
         ({"a": 1}, {}, "data is of type int; expected a dataset's name"),
         ({"a": 1, "b": 2}, {}, "dict: splits a, b; expected one named train"),
         ({}, {}, "dict: splits (none); expected one named train"),

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from own_data import encoded
 
-from fedskew.data import load
+from fedskew.data import Column, federation, load
 from fedskew.data.own.labels import ClassesElsewhere
 from fedskew.errors import UserError
 
@@ -85,6 +85,24 @@ def test_a_folder_with_train_and_test_tables_is_the_split(tmp_path: Path) -> Non
     csv_file(tmp_path / "test.csv", "label,height,width\na,1,2\nb,2,3\nb,2,wide\n")
     with pytest.raises(UserError, match=r"test.csv: 'wide' in column 'width', line 4; expected a number"):
         load(tmp_path)
+
+
+def test_the_two_tables_of_a_folder_may_have_different_formats(tmp_path: Path) -> None:
+    csv_file(tmp_path / "train.csv", IRIS)
+    pd.DataFrame({"label": ["a"], "height": [1], "width": [2]}).to_parquet(tmp_path / "test.parquet")
+    data = load(tmp_path)
+    assert (len(data.train), len(data.test)) == (10, 1)
+
+
+def test_columns_with_numbers_as_names_are_chosen_by_number(tmp_path: Path) -> None:
+    table = pd.DataFrame({i: [(row * (i + 1)) % 7 for row in range(40)] for i in range(4)} | {4: ["a", "b"] * 20})
+    csv_file(tmp_path / "numbered.csv", table.to_csv(index=False))
+    for data in (table, tmp_path / "numbered.csv"):
+        options = {"label": 4, "site": 3, "drop": [0], "categorical": 2, "rename": {1: "age"}}
+        found = load(data, **options)
+        assert found.columns == ("age", *(f"2={value}" for value in range(7)))
+        assert (found.classes, found.site_column) == (("a", "b"), "3")
+    assert federation(table, Column(3), label=4).clients == 7
 
 
 def test_the_test_table_may_be_at_another_path(tmp_path: Path) -> None:
@@ -243,7 +261,10 @@ def test_columns_are_renamed_chosen_and_dropped(hospital: Path) -> None:
         ({"rename": {"Alter": "Puls"}}, "two columns are called 'Puls' after rename"),
         ({"rename": ["Alter"]}, r"rename is \['Alter'\]; expected old and new names"),
         ({"columns": ["Alter", "pulse"]}, "column to keep in .* 'pulse'; did you mean 'Puls'"),
-        ({"columns": 3}, "columns is 3; expected a list"),
+        ({"columns": 3.5}, "columns is 3.5; expected a list"),
+        ({"columns": 3}, "column to keep in .* '3'"),
+        ({"text": ["Notiz"]}, r"text is \['Notiz'\]; expected the name of a column"),
+        ({"site": ["Notiz"]}, r"site is \['Notiz'\]; expected the name of a column"),
         ({"drop": ["Notizen"]}, "column to drop in .* 'Notizen'; did you mean 'Notiz'"),
         ({"drop": ["Diagnose"]}, "drop has 'Diagnose', which is the label"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -275,6 +276,7 @@ def test_one_class_names_the_class_that_is_too_small() -> None:
         ("labels", {"clients": 10, "labels_per_client": -1}, "labels_per_client is -1"),
         ("quantity", {"clients": 10, "upper": 1.5}, "upper is 1.5; expected .* at most 1"),
         ("fedgr-double", {"clients": 10, "exponent": 0}, "exponent is 0"),
+        ("domain-dirichlet", {"clients": 4, "per_domain": 4}, "per_domain is 4; expected a list"),
         ("counts", {"path": 3}, "path is 3"),
         ("saved", {"path": ""}, "path is ''"),
     ],
@@ -339,6 +341,12 @@ def test_a_description_builds_the_rule_again() -> None:
         described = {key: str(value) if key == "name" else value for key, value in rule.describe().items()}
         again = make_partition(str(described.pop("name")), **described)
         assert again.describe() == rule.describe()
+
+
+def test_numpy_parameters_are_described_as_python_numbers() -> None:
+    rule = DomainDirichlet(clients=np.int64(4), beta=np.float64(0.5), per_domain=(np.int64(1), 3))
+    assert [type(value) for value in rule.describe().values()] == [str, int, float, int, tuple]
+    assert json.loads(json.dumps(rule.describe()))["per_domain"] == [1, 3]
 
 
 def test_a_parameter_called_name_is_refused_like_any_other() -> None:

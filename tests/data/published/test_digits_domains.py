@@ -140,6 +140,7 @@ def test_some_domains_and_a_share_of_each(data_dir: Path) -> None:
     ("options", "message"),
     [
         ({"domains": "mnist,uspz"}, "unknown domain 'uspz'; did you mean 'usps'"),
+        ({"domains": 4}, "domains is 4; expected two or more names"),
         ({"domains": "mnist"}, "two or more different names from"),
         ({"domains": ["mnist", "mnist"]}, "two or more different names from"),
         ({"fraction": 0}, "fraction is 0; expected a number > 0 and ≤ 1"),

@@ -30,3 +30,22 @@ def test_the_predictions_are_those_of_the_test_set_in_its_order(domains: tuple[s
     probabilities = table[[f"p_{name}" for name in dataset.classes]].to_numpy()
     assert table["predicted"].tolist() == [dataset.classes[c] for c in probabilities.argmax(axis=1)]
     np.testing.assert_allclose(probabilities.sum(axis=1), 1)
+
+
+def test_a_finished_run_says_that_it_saves_no_predictions(tmp_path: Path) -> None:
+    class Notices(fs.Callback):
+        def __init__(self) -> None:
+            self.lines: list[str] = []
+
+        def on_notice(self, line: str) -> None:
+            self.lines.append(line)
+
+    federation = fs.federation("digits", fs.IID(clients=2))
+    settings = {"rounds": 1, "local_epochs": 1, "device": "cpu", "out": tmp_path / "run"}
+    fs.run(federation, "fedavg", **settings)
+    notices = Notices()
+    for save in (False, True):
+        fs.run(federation, "fedavg", callbacks=[notices], save_predictions=save, **settings)
+    before, after = notices.lines
+    assert before.endswith("nothing was run")
+    assert after.endswith("nothing was run, so no predictions were saved; to save them, choose another --out")
