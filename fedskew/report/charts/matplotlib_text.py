@@ -108,5 +108,6 @@ def escape_math(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def wrap_title(text: str, inches: float) -> str:
-    return fill(escape_math(text), int(LETTERS_PER_INCH * inches))
+def wrap_title(text: str, axes: Any) -> str:
+    """Break the title of a panel into lines that are no wider than its plotting area, in whose centre they stand."""
+    return fill(escape_math(text), int(LETTERS_PER_INCH * _plot_width(axes)))

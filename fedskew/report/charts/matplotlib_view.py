@@ -73,7 +73,7 @@ def save_figure(figure: Figure, target: Path) -> None:
         panels = picture.subplots(len(heights), columns, squeeze=False, gridspec_kw=ratios).ravel()
         for chart, axes in zip(figure.charts, panels, strict=False):
             draw(chart, axes)
-            axes.set_title(wrap_title(chart.title, width / columns))
+            axes.set_title(wrap_title(chart.title, axes))
         for axes in panels[len(figure.charts) :]:
             axes.remove()
         add_legends(picture, figure, list(panels[: len(figure.charts)]))

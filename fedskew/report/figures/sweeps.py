@@ -20,17 +20,19 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a panel for each numeric key that was varied."""
     panels = curves_over(comparisons)
     if not panels:
-        raise UserError("no numeric setting differs between these runs; expected runs of a sweep")
+        raise UserError("no two runs of a method differ in one numeric setting alone; expected runs of a sweep")
     return Figure("over-keys", "Accuracy over the varied keys", panels, min(2, len(panels)))
 
 
 def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
     """Draw accuracy over each numeric key that varies.
 
-    Each method has a curve for each combination of the other varied keys' values.
+    Each method has a curve for each combination of the other varied keys' values. A panel in which every curve would be
+    a single point is left out.
     """
     points = _points(comparisons)
-    return [_panel(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
+    panels = [_panel(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
+    return [panel for panel in panels if any(len(line.x) > 1 for line in panel.lines)]
 
 
 def grid(comparisons: Sequence[Comparison]) -> Figure:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from made_up_runs import made_up
+from matplotlib.image import imread
 from method_cases import only
 
 from fedskew.cli import main
@@ -78,6 +79,27 @@ def test_variants_and_rules_with_long_names_leave_room_for_their_bars(tmp_path: 
     save_figure(find_figure("fedvls/ablation").draw(comparisons(parts)), tmp_path / "parts.png")
     rules = [made_up("fedavg", 0, [0.5, 0.5], partition=f"fedgr-{rule}") for rule in ("label", "quantity", "double")]
     save_figure(find_figure("fedgr/2").draw(comparisons(rules)), tmp_path / "rules.png")
+
+
+def test_long_titles_of_panels_stay_inside_the_picture(tmp_path: Path) -> None:
+    runs = [
+        made_up("fedavg", 0, [0.5, 0.5], clients_per_round=clients, local_epochs=epochs)
+        for clients in (3, 12) for epochs in (1, 3, 5)
+    ]  # fmt: skip
+    save_figure(find_figure("fedvls/4").draw(comparisons(runs)), tmp_path / "panels.png")
+    picture = imread(tmp_path / "panels.png")[..., :3]
+    assert (picture[:, :4] == 1).all()
+    assert (picture[:, -4:] == 1).all()
+
+
+def test_a_key_that_only_varies_together_with_others_gets_no_panel() -> None:
+    alone = [made_up("fedvls", 0, [0.5, 0.5], lr=lr) for lr in (0.1, 0.2)]
+    together = made_up("fedvls", 0, [0.5, 0.5], lr=0.3, local_epochs=7)
+    assert [chart.title for chart in find_figure("fedlmd/7").draw(comparisons([*alone, together])).charts] == [
+        "over lr"
+    ]
+    with pytest.raises(UserError, match="no two runs of a method differ in one numeric setting alone"):
+        find_figure("fedlmd/7").draw(comparisons([alone[0], together]))
 
 
 def test_best_and_worst_are_of_a_method_where_there_is_one() -> None:
