@@ -99,3 +99,12 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
             f"the model has running statistics ({statistics[0]}), which are averaged without a bound on one site's "
             "share; choose a model without them"
         )
+
+
+def refuse_changed_buffers(kind: str, changed: Mapping[str, Tensor]) -> None:
+    """Refuse to send the buffers that training changed, such as counts of inputs, because no noise is added to them."""
+    if changed:
+        raise UserError(
+            f"training changed the model's buffer {min(changed)!r}, which {kind} privacy does not cover; expected a "
+            "model whose buffers stay as they are"
+        )

@@ -35,7 +35,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.declared_tensors import refuse_undeclared
 from fedskew.flower.model_message import read_model, result_tensors
 from fedskew.flower.policy import Policy
-from fedskew.flower.privacy import private_change
+from fedskew.flower.privacy import private_change, refuse_changed_buffers
 from fedskew.flower.releases import Release, read_release
 from fedskew.flower.request_checks import (
     planned_rounds,
@@ -275,6 +275,8 @@ class Site:
         shares_tally = facts["share_loss"] and facts["terms"].get("secure_aggregation") is None
         refuse_undeclared(work, result.uplink, result.tally if shares_tally else {})
         reply_tensors = result_tensors(result, work.sent, shares_tally)
+        if release.privacy != "none":
+            refuse_changed_buffers(release.privacy, unpack("trained:buffers", reply_tensors))
         if facts["noise"] is not None:
             reply_tensors = _add_noise(reply_tensors, work.exchanged.params, facts["noise"])
         answer = reply, to_bytes(reply_tensors)

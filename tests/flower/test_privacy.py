@@ -206,6 +206,41 @@ def test_what_the_accounting_does_not_cover_is_refused(
         run_federation(here.grid, here.context)
 
 
+COUNTING = """import torch
+from torch import Tensor, nn
+
+class Counting(nn.Module):
+    \"\"\"Counts the training samples that have ink, by pixel.\"\"\"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        self.register_buffer("places", torch.arange(64))
+        self.register_buffer("inked", torch.zeros(64, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.inked += (x.flatten(1) > 0).sum(0)
+        return self.layer(x.flatten(1))
+"""
+
+
+@pytest.mark.parametrize("privacy", ["local", "central"])
+def test_counts_in_a_buffer_which_have_no_noise_do_not_leave(
+    privacy: str, data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "counting_ink.py").write_text(COUNTING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = settings("fedavg", model="counting_ink:Counting")
+    here = case(tmp_path, split, data, config, site={"packages": ("counting_ink",)}, privacy=privacy, **SECRET)
+    with pytest.raises(UserError, match="round 1 had too few good updates"):
+        run_federation(here.grid, here.context)
+    answers = [message for message in here.grid.sent if message.kind == "train"]
+    assert len(answers) == 3
+    expected = f"training changed the model's buffer 'inked', which {privacy} privacy does not cover"
+    assert all(message.payload == b"" and expected in message.facts["refused"] for message in answers)
+
+
 def test_local_privacy_beside_metrics_without_noise_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="report losses or metrics without noise"):
         case(tmp_path, split, data, settings(), privacy="local", attempts=1)
