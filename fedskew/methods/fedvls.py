@@ -2,9 +2,9 @@
 
 Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 2025.
 
-    L = CE(z + log p, y)                                        calibrated loss, Eq. 2
-      + λ · KL(q^g ‖ q) over the vacant classes                 vacant-class distillation, Eq. 3
-      + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}            logit suppression, Eqs. 4–5
+    L = CE(z + log p, y)                                  calibrated loss, Eq. 2
+      + λ · KL(q^g ‖ q) over the vacant classes           vacant-class distillation, Eq. 3
+      + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}      logit suppression, Eqs. 4–5
 
 p(c) is the share of class c in the client's samples, and the teacher is the received global model. With the paper's
 w = 1, the loss has no minimum. The published code has w = 0.005 and a variant of the last term with a lower bound
