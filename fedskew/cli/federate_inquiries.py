@@ -126,7 +126,7 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
 
 
 def show_survey(found: dict[str, Any]) -> None:
-    """Show the label counts by site, and the ranges of each column."""
+    """Show the label counts by site, the ranges of each column, and which sites are missing and why."""
     from rich.table import Table
     from rich.text import Text
 
@@ -143,6 +143,9 @@ def show_survey(found: dict[str, Any]) -> None:
             stdout().print(f"{name}, {describe_column(column)}", soft_wrap=True, markup=False, highlight=False)
     for name, reason in found["declined"].items():
         stdout().print(f"{name} did not answer: {reason}", soft_wrap=True, markup=False, highlight=False)
+    if found["absent"]:
+        absent = ", ".join(found["absent"])
+        stdout().print(f"not connected, so not asked: {absent}", soft_wrap=True, markup=False, highlight=False)
 
 
 def describe_column(column: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
     """Ask the connected sites for their sums, and fit the encoding. A site that declines can still train."""
     assert draft.encoding is not None
     sites.wait_for(settings.begin_with or settings.required_sites)
+    sites.wait_for_greetings(settings.grace_seconds)
     answers = sites.request("column_sums", {client: {} for client in sites.online}, b"", settings.round_timeout)
     received: dict[str, tuple[ColumnSums, ...]] = {}
     problems: dict[str, str] = {}

@@ -77,6 +77,7 @@ def score_at_sites(
 ) -> dict[str, Any]:
     """Return the results of all sites together, and the results of each site that agrees to be listed."""
     sites.wait_for(settings.begin_with or settings.required_sites)
+    sites.wait_for_greetings(settings.grace_seconds)
     payload = to_bytes(model_tensors("sent", model.state))
     answers = sites.request("score", {client: {} for client in sites.online}, payload, settings.round_timeout)
     require_any_reply(answers, sites.names, "with its tests")

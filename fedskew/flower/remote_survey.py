@@ -29,6 +29,7 @@ _BOUNDS = ("low", "median", "high")
 def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
     """Request a description of each connected site's data. Return the answers, and why other sites gave none."""
     sites.wait_for(settings.begin_with or settings.required_sites)
+    sites.wait_for_greetings(settings.grace_seconds)
     answers = sites.request("describe", {client: {} for client in sites.online}, b"", settings.round_timeout)
     described: dict[str, Any] = {}
     declined: dict[str, str] = {}

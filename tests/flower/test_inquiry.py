@@ -88,6 +88,21 @@ def test_a_survey_gives_counts_without_small_groups_that_can_be_read(
     assert read_chain(folder / "audit.jsonl").problem is None
 
 
+def test_a_survey_waits_for_a_site_that_is_greeted_and_names_one_that_is_not_connected(
+    data: Path, split: Federation, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Site 1 replies to its greeting after site 0 has replied, which alone would be enough."""
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules())] * 3, begin_with=1)
+    here.grid.offline, late, pull = {"site-2"}, iter(range(3)), here.grid.pull_messages
+    monkeypatch.setattr("fedskew.flower.sites._POLL_SECONDS", 0.01)
+    monkeypatch.setattr(here.grid, "pull_messages", lambda ids: pull(list(ids)[: next(late, 99)]))
+    ask_sites(here.grid, here.context)
+    found = json.loads((tmp_path / "run-survey" / SURVEY).read_text())
+    assert (list(found["sites"]), found["absent"]) == (["site-0", "site-1"], ["site-2"])
+    show_survey(found)
+    assert "not connected, so not asked: site-2\n" in capsys.readouterr().out
+
+
 def test_another_survey_gets_the_same_answer_so_noise_is_not_averaged_out(
     data: Path, split: Federation, tmp_path: Path
 ) -> None:

@@ -153,7 +153,7 @@ def test_the_run_lies_where_the_command_says_even_if_the_server_app_runs_in_anot
     assert main(["federate", "run", "app"]) == 0
     assert f"the run's folder is {tmp_path / 'runs' / 'first'}" in capsys.readouterr().err
     (tmp_path / "runs" / "first-survey").mkdir()
-    (tmp_path / "runs" / "first-survey" / "survey.json").write_text('{"classes": [], "sites": {}, "declined": {}}')
+    (tmp_path / "runs" / "first-survey" / "survey.json").write_text('{"classes": [], "sites": {}, "declined": {}, "absent": []}')
     assert main(["federate", "survey", "app"]) == 0
     place = f'federation.folder="{tmp_path / "runs" / "first"}"'
     assert options == ["--run-config", place, "--run-config", f'federation.purpose="survey" {place}']
