@@ -24,7 +24,7 @@ from fedskew.methods.hook_results import wrong_companions
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.methods.personal import check_personal, personal_names, shared_tensors
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
-from fedskew.models.heads import HEADS
+from fedskew.models.heads import HEADS, TWO_HEADS
 
 if TYPE_CHECKING:
     from fedskew.models.weights import InitReport
@@ -186,7 +186,7 @@ def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str
     head = config.head if config.head != "auto" or model is not None else needed or "auto"
     if needed and model is None and head != needed:
         raise UserError(f"head is {head!r}, but method {method.name!r} is made for {needed!r}; expected auto")
-    if head in ("personal", "retrained") and needed != head:
+    if head in TWO_HEADS and needed != head:
         raise UserError(f"head is {head!r}, but method {method.name!r} trains one head; expected auto")
     if model is not None and head not in ("auto", "linear"):
         raise UserError(f"head is {head!r}, but the model is an object, which has its own; expected auto")

@@ -1,9 +1,10 @@
 """Compare, on a site's held-out samples, the federation's finished model with one that the site trains alone.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
-architecture and settings, but trains without noise. It trains for as many epochs as a site that takes part in every
-round. If the app has `init`, the federation's model started from a file of weights. The local model starts from the
-same weights only if the site gives this file, too (`--init`). Otherwise, it starts from random weights.
+architecture and settings, but trains without noise. In place of two heads, which only some methods train, it has one
+linear head. It trains for as many epochs as a site that takes part in every round. If the app has `init`, the
+federation's model started from a file of weights. The local model starts from the same weights only if the site gives
+this file, too (`--init`). Otherwise, it starts from random weights.
 
 Both models are tested on the same samples, which neither has seen. So the interval of the difference is for paired
 results. With one label per sample, a sample counts +1 if only the federation's model is right, −1 if only the local
@@ -23,6 +24,8 @@ from fedskew.engine import ModelState
 from fedskew.errors import UserError, plural
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import positive_class, prepare
+from fedskew.experiment.round.evaluate import Predictions
+from fedskew.experiment.round.runtime import RuntimeFactory
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import read_app, resolve_config
@@ -32,6 +35,7 @@ from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_run import SiteRun
 from fedskew.metrics.scores import Floats, Ints
 from fedskew.metrics.site_scores import SiteScore, correct_shares, score_site
+from fedskew.models.heads import TWO_HEADS
 
 _QUANTILE = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
@@ -61,6 +65,8 @@ class LocalComparison:
     """Whether the app has `init`."""
     is_local_pretrained: bool = False
     """Whether the local model started from the weights of `init`."""
+    is_local_head_linear: bool = False
+    """Whether the local model has one linear head in place of two heads, which only some methods train."""
 
     @property
     def verdict(self) -> str:
@@ -103,10 +109,9 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     tests = run.held(None).dataset.test
     if not len(tests):
         raise UserError(f"{site.name} has no test samples; expected a test part of its data")
-    local = _train_alone(run, resolved, site.device)
-    test_set, positive = run.runtime().test_set, positive_class(resolved, run.held(None).dataset)
-    probabilities, true = test_set.predict(_on_device(run, finished.state))
-    local_probabilities, _ = test_set.predict(_on_device(run, local))
+    positive = positive_class(resolved, run.held(None).dataset)
+    local_probabilities, _ = _train_alone(run, resolved, site.device)
+    probabilities, true = run.runtime().test_set.predict(_on_device(run, finished.state))
     paired = correct_shares(probabilities, true) - correct_shares(local_probabilities, true)
     difference = float(paired.mean())
     # A single sample has no standard deviation. With a half-width of 1, its interval always includes 0.
@@ -125,6 +130,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
         classes=tuple(_by_class(contract.classes, probabilities, local_probabilities, true)),
         is_federation_pretrained=config.init is not None,
         is_local_pretrained=init is not None,
+        is_local_head_linear=resolved.head in TWO_HEADS,
     )
 
 
@@ -139,14 +145,18 @@ def _complete(contract: Contract, weights: Path) -> Contract:
         raise UserError(f"{weights.parent} has no {MODEL_FILE} with an encoding; expected an exported model") from error
 
 
-def _train_alone(run: SiteRun, config: Config, device: str) -> ModelState:
-    """Train the app's model on the site's training part only. The result stays at the site, so it needs no noise."""
+def _train_alone(run: SiteRun, config: Config, device: str) -> Predictions:
+    """Train the app's model on the site's training part only, and return its predictions of the test part.
+
+    The result stays at the site, so it needs no noise.
+    """
     values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
-    values |= {"example_clip": None, "example_noise": None}
-    alone = with_values(config, {**values, "eval_every": config.rounds})
-    result = run_prepared(prepare(alone, run.held(None)))
-    model = result.model
-    return ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+    values |= {"example_clip": None, "example_noise": None, "head": "auto" if config.head in TWO_HEADS else config.head}
+    alone = prepare(with_values(config, {**values, "eval_every": config.rounds}), run.held(None))
+    model = run_prepared(alone).model
+    state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
+    runtime = RuntimeFactory(alone.federation.dataset, alone.config, compile_steps=False).runtime(model, "plain")
+    return runtime.test_set.predict(_on_device(run, state))
 
 
 def _on_device(run: SiteRun, model: ModelState) -> ModelState:
@@ -177,6 +187,7 @@ def write_page(comparison: LocalComparison) -> str:
     ]
     pretrained = "the pretrained weights that the federation's model started from"
     start = pretrained if comparison.is_local_pretrained else "random weights"
+    head = ", but with one linear head in place of two" if comparison.is_local_head_linear else ""
     classes = [(_escape(name), count, _percent(one), _percent(other)) for name, count, one, other in comparison.classes]
     return "\n".join(
         [
@@ -194,7 +205,7 @@ def write_page(comparison: LocalComparison) -> str:
             ),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
-            f"only, from {start}, with the federation's architecture and settings, for "
+            f"only, from {start}, with the federation's architecture and settings{head}, for "
             f"{plural(comparison.epochs, 'epoch')}. The interval of the difference is for paired results on these "
             "samples, and is unreliable for fewer than about 30 of them.",
             "",

@@ -135,6 +135,9 @@ HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PrototypeHead] | type[P
     "retrained": RetrainedHead,
 }
 
+TWO_HEADS = ("personal", "retrained")
+"""Heads that consist of two. Only the methods that choose such a head can train it."""
+
 
 def replace_head(model: Classifier, kind: str) -> Classifier:
     """Replace the model's linear head by one of another kind, for the same features and classes."""

@@ -122,6 +122,25 @@ def test_init_must_be_the_file_that_the_app_starts_from(tmp_path: Path, capsys: 
     assert "the digest in the configuration" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("method", ["creff", "fedrod"])
+def test_the_local_model_has_one_head_where_the_method_trains_two(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, site = small_data(tmp_path), tmp_path / "site.yaml"
+    site.write_text("name: north\ndata: digits.npz\ndevice: cpu\n")
+    training = ["--data", str(data), "--rounds", "1", "--local-epochs", "1", "--method", method]
+    run, model, app, page = (str(tmp_path / name) for name in ("run", "model", "app", "page.md"))
+    assert main(["run", *training, "--clients", "2", "--device", "cpu", "--quiet", "--out", run]) == 0
+    assert main(["export", run, "-o", model]) == 0
+    assert main(["federate", "init", app, "--sites", "north,south", *training]) == 0
+    capsys.readouterr()
+    assert main(["federate", "compare", model, app, str(site), "-o", page, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["finished"]["samples"] == found["local"]["samples"] == 60
+    line = "with the federation's architecture and settings, but with one linear head in place of two, for 1 epoch."
+    assert line in Path(page).read_text()
+
+
 def test_the_verdict_follows_from_the_interval() -> None:
     score = SiteScore(100, 0.8, None)
     base = {"site": "a", "model": "m", "sha256": "", "train_samples": 9, "epochs": 2, "classes": ()}
