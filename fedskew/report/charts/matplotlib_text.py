@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Any
@@ -22,6 +23,9 @@ SAMPLE_LETTERS = 8
 """The line sample before a name in a legend is as wide as this many letters."""
 LINE_HEIGHT = 0.13
 """Height of a line of text in inches."""
+LABEL_SHARE = 0.4
+"""The labels of an axis take at most this share of the plotting area's width. Slanted ones also take at most this share
+of the panel's height."""
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
@@ -69,12 +73,14 @@ def legend_height(chart: Chart, panel_width: float) -> float:
 def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
     """Label an axis with plain text. If there are many names, show some.
 
-    Names that are too long for an x axis are wrapped or slanted.
+    Names that are too long for an x axis are wrapped or slanted. Long names on a y axis and slanted names are cut.
     """
     limit = MAX_NUMBERS if side == "x" and all(map(str.isdigit, names)) else MAX_LABELS
     kept = _evenly_spaced(names, MAX_NUMBERS) if len(names) > limit else range(len(names))
-    shown = [escape_math(names[i]) for i in kept]
+    shown = [names[i] for i in kept]
     rotation: dict[str, Any] = {}
+    if side == "y":
+        shown = _cut(shown, LABEL_SHARE * _plot_width(axes))
     if side == "x" and shown:
         inches = max(0.5, _plot_width(axes) - _y_label_inches(axes))
         room = LETTERS_PER_INCH * inches / len(shown)
@@ -84,8 +90,15 @@ def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
             else:
                 slanted = _evenly_spaced(shown, int(inches / LINE_HEIGHT))
                 kept, shown = [kept[i] for i in slanted], [shown[i] for i in slanted]
+                shown = _cut(shown, LABEL_SHARE * min(_plot_width(axes), _panel_height(axes)) * math.sqrt(2))
                 rotation = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-    getattr(axes, f"set_{side}ticks")(kept, labels=shown, **rotation)
+    getattr(axes, f"set_{side}ticks")(kept, labels=list(map(escape_math, shown)), **rotation)
+
+
+def _cut(names: Sequence[str], inches: float) -> list[str]:
+    """Cut names that are longer than this, so that they leave room for the drawing."""
+    letters = max(2, int(LETTERS_PER_INCH * inches))
+    return [name if len(name) <= letters else f"{name[: letters - 1]}…" for name in names]
 
 
 def _evenly_spaced(names: Sequence[str], limit: int) -> Sequence[int]:
@@ -101,6 +114,11 @@ def _y_label_inches(axes: Any) -> float:
 def _plot_width(axes: Any) -> float:
     """Approximate width in inches of the plotting area."""
     return float(PLOT_SHARE * axes.figure.get_figwidth() / axes.get_subplotspec().get_gridspec().ncols)
+
+
+def _panel_height(axes: Any) -> float:
+    """Approximate height of the panel in inches."""
+    return float(axes.figure.get_figheight() / axes.get_subplotspec().get_gridspec().nrows)
 
 
 def escape_math(text: str) -> str:

@@ -177,3 +177,13 @@ def test_a_legend_of_long_names_takes_more_lines(tmp_path: Path) -> None:
     assert len(places) == 5
     assert len(lefts) < 4, "in columns that fit"
     assert min(lefts) > 0
+
+
+@pytest.mark.filterwarnings("error")
+def test_long_names_of_classes_leave_room_for_heat_maps(tmp_path: Path) -> None:
+    """Matplotlib gave up the layout, so that panels and labels overlapped."""
+    names = [f"immature granulocytes (myelocytes, metamyelocytes and promyelocytes) {i}" for i in range(10)]
+    cells = [[1.0] * 10] * 10
+    charts = [Heat(f"h{i}", "confusion", "true class", "predicted class", "%", names, names, cells) for i in range(9)]
+    save_figure(Figure("f", "f", charts, 3), tmp_path / "f.svg")
+    assert len(set(re.findall(r">(immature[^<]*…)<", (tmp_path / "f.svg").read_text(encoding="utf-8")))) == 2
