@@ -181,7 +181,8 @@ def _contribution(
 ) -> Contribution:
     """Train or test as without secure aggregation. Return the site's contribution to the sum.
 
-    A loss above `largest_loss` counts as `largest_loss`, because the encoding of the sum has no larger numbers.
+    A loss beyond ±`largest_loss` counts as the nearer of these two numbers, because the encoding of the sum has no
+    larger ones.
     """
     if facts["kind"] == "evaluate":
         return _test_contribution(facts, payload, answer_plainly)
@@ -192,7 +193,7 @@ def _contribution(
     samples = run.sample_count(stage)
     weight = samples if (stage.average or run.config.average) == "samples" else 1
     counts = {"samples": samples, "visits": int(reply["visits"])}
-    loss = min(reply["loss"], largest_loss) if "loss" in reply else None
+    loss = max(-largest_loss, min(reply["loss"], largest_loss)) if "loss" in reply else None
     return model_contribution(from_bytes(payload), from_bytes(tensors), counts, weight, loss)
 
 

@@ -62,7 +62,7 @@ def split(data: Path) -> Federation:
     return federation(str(data), Dirichlet(beta=0.5, clients=SITES), seed=0)
 
 
-def settings(method: str = "fedavg", **changed: object) -> Config:
+def settings(method: str | dict[str, Any] = "fedavg", **changed: object) -> Config:
     values = {"method": method, "rounds": 1, "local_epochs": 1, "engine": "plain", "device": "cpu", "model": "dnn"}
     return with_values(Config(), {"partition.clients": SITES, "batch_size": 20, **values, **changed})
 
@@ -104,6 +104,16 @@ def test_the_server_comes_to_the_simulated_model_and_receives_only_masked_number
     assert "but no single site's values. Training was not differentially private." in card
     run_federation(cases[1].grid, cases[1].context)
     assert_only_masked(cases[0], cases[1], split)
+
+
+@pytest.mark.parametrize(("weight", "loss"), [(0.0, 0.5), (1000.0, -0.5)])
+def test_a_loss_beyond_the_largest_number_counts_as_this_number(
+    weight: float, loss: float, data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """With a large weight, the term that suppresses logits makes the loss negative."""
+    method = {"name": "fedvls", "suppress_variant": "paper", "suppress_weight": weight}
+    here = secure_case(tmp_path, split, data, settings(method=method, lr=1e-6), largest_change=0.5)
+    assert run_federation(here.grid, here.context).history[1].loss == pytest.approx(loss)
 
 
 def assert_only_masked(one: Case, other: Case, split: Federation) -> None:
