@@ -193,11 +193,13 @@ def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]],
     return stage
 
 
-def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> None:
-    """Refuse a survey of label counts, or of predictions, if no stage of the run ends with such a survey."""
+def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> Stage:
+    """Return the first stage that ends with a survey of label counts, or of predictions. Refuse if none does."""
     kind = "predictions" if asks_predictions else "labels"
-    if all(stage.survey != kind for stage, _ in planned):
+    stage = next((stage for stage, _ in planned if stage.survey == kind), None)
+    if stage is None:
         raise UserError(f"the server requests a survey of {kind}, which the run's configuration does not plan")
+    return stage
 
 
 def planned_tests(method: Method, config: Config, notes: Notes) -> set[tuple[str, int]]:

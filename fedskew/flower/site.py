@@ -326,7 +326,9 @@ class Site:
             return self._answer_survey(run, facts, payload)
         require_declared_counts("survey", run.method)
         planned = planned_rounds(run.method, run.config, facts.get("notes", {}))
-        require_planned_label_survey(facts["predictions"], planned)
+        stage = require_planned_label_survey(facts["predictions"], planned)
+        if facts["predictions"]:  # a policy that allows label counts does not allow mean predictions
+            require_covered_survey(stage.name, self.config.policy)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
         counts = self._label_counts(run)
 

@@ -12,7 +12,7 @@ from in_process import Case, case, small_data
 from test_sites_equal_simulation import assert_same_model, settings
 
 from fedskew.data import Dirichlet, Federation, federation
-from fedskew.engine import LocalTraining, ModelState, RoundKey
+from fedskew.engine import LocalTraining, ModelState, Network, RoundKey
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.round.plan import local_training
@@ -22,6 +22,7 @@ from fedskew.flower.model_message import model_tensors
 from fedskew.flower.policy import Policy
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.methods import Tensors
 from fedskew.methods.stages import stage_without_training
 
 METHOD = """
@@ -219,3 +220,21 @@ def test_a_site_that_demands_noise_answers_no_survey(
     here = case(tmp_path, split, data, settings(surveying), site=site)
     with pytest.raises(UserError, match=r"the survey of stage 'all', whose answers have no noise; this site demands"):
         ask(here, split)
+
+
+def test_a_site_that_demands_noise_sends_no_mean_predictions_though_it_allows_label_counts(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    policy = Policy(noise=1.0, reveals=("label counts",))
+
+    def answer(method: str, predictions: bool) -> Tensors:
+        here = case(tmp_path / method, split, data, settings(method), site={"policy": policy})
+        _, site = next(iter(here.grid._sites.values()))
+        terms = {"contract": Contract.from_dataset(split.dataset).to_json(), "config": here.config.to_mapping()}
+        model = model_tensors("sent", Network(prepare(here.config, split).model).state())
+        request = {"kind": "survey", "terms": terms, "predictions": predictions}
+        return from_bytes(site.answer(request, to_bytes(model if predictions else {}))[1])
+
+    assert answer("fedconcat", predictions=False).keys() == {"label_counts"}
+    with pytest.raises(UserError, match="the survey of stage 'warm-up', whose answers have no noise; this site"):
+        answer("pkd", predictions=True)
