@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
+    load_ssh_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -66,6 +67,19 @@ def node_key_pair(comment: str) -> tuple[bytes, bytes]:
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     return private, public + f" {comment}\n".encode()
+
+
+def read_node_key(path: Path) -> Key:
+    """Read a site's private node key. Refuse every key that Flower does not accept."""
+    try:
+        key = load_ssh_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); expected the site's node key") from error
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise UserError(f"{path} is not readable ({error}); expected a node key without a passphrase") from error
+    if not isinstance(key, Key):
+        raise UserError(f"{path} is not an ECDSA key; expected one that `ssh-keygen -t ecdsa -b 384` makes")
+    return key
 
 
 def new_authority() -> tuple[x509.Certificate, Key]:

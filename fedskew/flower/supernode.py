@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from fedskew.errors import UserError, plural
+from fedskew.flower.certificates import read_node_key
 from fedskew.flower.credentials import NodeKeys
 from fedskew.flower.processes import environment, last_message
 from fedskew.platforms import kill_group
@@ -62,6 +63,7 @@ def require_keys(keys: NodeKeys) -> None:
         raise UserError(f"{keys.folder} has no node.key; expected a site's folder as `fedskew federate certs` makes it")
     if os.name == "posix" and keys.private.stat().st_mode & 0o077:
         raise UserError(f"{keys.private} can be read by others, who could pose as this site; chmod 600 {keys.private}")
+    read_node_key(keys.private)
 
 
 def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -69,6 +71,27 @@ def test_a_key_that_others_can_read_is_refused(keys: NodeKeys) -> None:
     require_keys(keys)
     keys.private.chmod(0o640)
     with pytest.raises(UserError, match="chmod 600"):
+        require_keys(keys)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="ssh-keygen makes the keys")
+@pytest.mark.parametrize(
+    ("kind", "passphrase", "reason"),
+    [
+        ("ecdsa", "secret", "is not readable .* expected a node key without a passphrase"),
+        ("ed25519", "", "is not an ECDSA key; expected one that `ssh-keygen -t ecdsa -b 384` makes"),
+    ],
+)
+def test_a_key_that_flower_does_not_accept_is_refused(kind: str, passphrase: str, reason: str, keys: NodeKeys) -> None:
+    keys.private.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", keys.private], check=True)
+    with pytest.raises(UserError, match=rf"node\.key {reason}"):
+        require_keys(keys)
+
+
+def test_a_file_that_is_no_key_is_refused(keys: NodeKeys) -> None:
+    keys.private.write_text(keys.public.read_text())
+    with pytest.raises(UserError, match=r"node\.key is not readable .* expected a node key"):
         require_keys(keys)
 
 

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
-    load_ssh_private_key,
     load_ssh_public_key,
 )
 
 from fedskew.errors import UserError
+from fedskew.flower.certificates import read_node_key
 from fedskew.flower.wire import Garbled
 
 Roster = Mapping[str, str]
@@ -35,15 +35,7 @@ class NodeIdentity:
     """A site's own node key."""
 
     def __init__(self, key: Path) -> None:
-        try:
-            private = load_ssh_private_key(key.read_bytes(), password=None)
-        except OSError as error:
-            raise UserError(f"cannot read {key} ({error.strerror}); expected the site's node key") from error
-        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-            raise UserError(f"{key} is not readable ({error}); expected a node key without a passphrase") from error
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UserError(f"{key} is not an ECDSA key; expected one that `ssh-keygen -t ecdsa -b 384` makes")
-        self._key = private
+        self._key = read_node_key(key)
 
     @property
     def public(self) -> str:
