@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -136,6 +137,7 @@ def _run(
 ) -> Result:
     recorder = Recorder(prepared, server, folder, callbacks)
     if folder is not None and folder.finished:
+        _check_data(folder, prepared.federation)
         result = load_result(server, folder, recorder)
         lacks_predictions = prepared.config.save_predictions and not folder.config.save_predictions
         without = ""
@@ -214,15 +216,26 @@ def _require_space(server: Server, folder: RunFolder, start: RunState, checkpoin
 
 
 def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, checkpoint: Checkpoint) -> None:
-    if checkpoint.meta["split"] != prepared.federation.hash:
-        raise UserError(
-            f"the data or the split has changed since the run in {folder.path} began; restore it, or choose another "
-            "--out"
-        )
+    _check_data(folder, prepared.federation, checkpoint.meta["split"])
     _check_order_of_inputs(folder, prepared.federation.dataset.columns)
     models = [unpack(f"{name}:params", checkpoint.tensors) for name in checkpoint.meta["trainees"]]
     expected = server.network.state().params
     _check_model(folder, expected, next((m for m in models if m.keys() == expected.keys()), models[0]))
+
+
+def _check_data(folder: RunFolder, federation: Federation, split: str | None = None) -> None:
+    """Refuse another split or other labels than those that the run began with. `split` is the hash in a checkpoint.
+
+    Label counts tell if labels have changed, because some rules give the same split for all labels.
+    """
+    recorded = (folder.about() or {}).get("federation") or {}
+    splits = {recorded.get("split", federation.hash), split or federation.hash, federation.hash}
+    counts = recorded.get("label_counts", federation.label_counts)
+    if len(splits) > 1 or not np.array_equal(counts, federation.label_counts):
+        raise UserError(
+            f"the data or the split has changed since the run in {folder.path} began; restore it, or choose another "
+            "--out"
+        )
 
 
 def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:

@@ -107,8 +107,8 @@ def plain_array(values: Any, where: str) -> Any:
         is_short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16
         return (values.float() if is_short else values).detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        is_number = values.dtype.kind in "biuf"
-        return values.astype(np.float64).filled(np.nan) if is_number else values.astype(object).filled(None)
+        kind, gap = (np.float64, np.nan) if values.dtype.kind in "biuf" else (np.object_, None)
+        return np.ma.filled(values.astype(kind), gap)
     if hasattr(values, "toarray"):
         raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
     return values

@@ -57,7 +57,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
         raise UserError(f"{where}: labels of type {values.dtype}; expected whole numbers or strings")
     if values.dtype.kind == "b":
         return Labels(values, where, row)
-    if values.dtype.kind == "u" and (values > np.iinfo(np.int64).max).any():
+    if values.dtype.kind == "u" and int(values.max(initial=0)) > np.iinfo(np.int64).max:
         return Labels(values.astype(np.str_), where, row)  # too large for int64
     if values.dtype.kind in "iu":
         return Labels(np.asarray(values.astype(np.int64)), where, row)

@@ -53,7 +53,7 @@ class RuntimeFactory:
     def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
         """Make a runtime for this architecture, with this engine."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
-        smallest = networks[0].smallest_batch(self.train_samples.some_inputs())
+        smallest = max(n.smallest_batch(samples.some_inputs()) for n, samples in zip(networks, self._train, strict=True))
         if self._config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "

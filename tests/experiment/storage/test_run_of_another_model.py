@@ -35,6 +35,26 @@ def test_another_model_of_the_same_class_is_refused(tmp_path: Path, finished: bo
     assert fs.run(federation, "fedavg", Net(8), **settings).model[1].out_features == 8
 
 
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("rule", [fs.IID(clients=2), fs.Dirichlet(clients=2, beta=1.0)])
+def test_changed_labels_are_refused(tmp_path: Path, rule: fs.Partition, finished: bool) -> None:
+    table, settings = tmp_path / "table.csv", {"rounds": 2, "checkpoint_every": 1, "out": tmp_path / "run"}
+    labels = ["ab"[i % 2] for i in range(60)]
+
+    def run(labels: list[str], *callbacks: Callback) -> None:
+        table.write_text("age,y\n" + "".join(f"{i % 7}.5,{y}\n" for i, y in enumerate(labels)))
+        fs.run(fs.federation(table, rule), "fedavg", callbacks=callbacks, **settings)
+
+    if finished:
+        run(labels)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(labels, Interruption())
+    with pytest.raises(fs.UserError, match="the data or the split has changed since the run"):
+        run(["a", *labels[1:30], "a", "a", *labels[32:]])
+    run(labels)
+
+
 def test_inputs_in_another_order_are_refused(tmp_path: Path) -> None:
     table, settings = tmp_path / "table.csv", {"rounds": 2, "checkpoint_every": 1, "out": tmp_path / "run"}
     rows = [(f"{i}.5", ("true", "false", "maybe")[i % 3], "ab"[i % 2]) for i in range(60)]
