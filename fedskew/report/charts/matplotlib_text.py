@@ -23,7 +23,7 @@ SAMPLE_LETTERS = 8
 """The line sample before a name in a legend is as wide as this many letters."""
 LINE_HEIGHT = 0.13
 """Height of a line of text in inches."""
-LABEL_SHARE = 0.4
+LABEL_SHARE = 0.7
 """The labels of an axis take at most this share of the plotting area's width. Slanted ones also take at most this share
 of the panel's height."""
 
@@ -96,9 +96,10 @@ def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
 
 
 def _cut(names: Sequence[str], inches: float) -> list[str]:
-    """Cut names that are longer than this, so that they leave room for the drawing."""
-    letters = max(2, int(LETTERS_PER_INCH * inches))
-    return [name if len(name) <= letters else f"{name[: letters - 1]}…" for name in names]
+    """Cut the middle out of names that are longer than this, so that they leave room for the drawing."""
+    letters = max(3, int(LETTERS_PER_INCH * inches))
+    end = (letters - 1) // 2
+    return [name if len(name) <= letters else f"{name[: letters - 1 - end]}…{name[-end:]}" for name in names]
 
 
 def _evenly_spaced(names: Sequence[str], limit: int) -> Sequence[int]:

@@ -42,7 +42,7 @@ def _curve(line: Line, thin: bool) -> Json:
     return {
         "type": "scatter",
         "mode": "lines+markers" if has_markers else "lines",
-        "name": line.name,
+        "name": _escape_html(line.name),
         "meta": line.name,
         "legendgroup": line.name,
         "x": list(line.x),
@@ -69,7 +69,7 @@ def _band(line: Line) -> Json:
         "showlegend": False,
         "legendgroup": line.name,
         "meta": line.name,
-        "name": line.name,
+        "name": _escape_html(line.name),
     }
 
 
@@ -80,7 +80,7 @@ def _(chart: Bars) -> Json:
         filled = colour(one.style)
         bar: Json = {
             "type": "bar",
-            "name": one.name,
+            "name": _escape_html(one.name),
             "meta": one.name,
             "x": [_escape_html(c) for c in chart.categories],
             "y": list(one.values),
@@ -176,7 +176,7 @@ def _(chart: Points) -> Json:
         {
             "type": "scatter",
             "mode": "markers",
-            "name": cloud.name,
+            "name": _escape_html(cloud.name),
             "x": list(cloud.x),
             "y": list(cloud.y),
             "marker": {"color": colour(cloud.style), "symbol": marker(cloud.style), "size": 5, "opacity": 0.75},

@@ -62,6 +62,11 @@ def test_colours_of_an_amount_begin_at_nothing(chart: Heat, top: float) -> None:
 
 def test_names_cannot_be_markup() -> None:
     assert "<b>" not in str(plotly(BARS))
+    legend = [
+        plotly(Points("p", "p", [Cloud("<unk>", [0.0], [0.0])])),
+        plotly(Lines("l", "l", "x", "y", [Line("<unk>", [0], [0])])),
+    ]
+    assert [drawn["data"][0]["name"] for drawn in legend] == ["&lt;unk&gt;"] * 2
 
 
 @pytest.mark.parametrize(
@@ -186,4 +191,7 @@ def test_long_names_of_classes_leave_room_for_heat_maps(tmp_path: Path) -> None:
     cells = [[1.0] * 10] * 10
     charts = [Heat(f"h{i}", "confusion", "true class", "predicted class", "%", names, names, cells) for i in range(9)]
     save_figure(Figure("f", "f", charts, 3), tmp_path / "f.svg")
-    assert len(set(re.findall(r">(immature[^<]*…)<", (tmp_path / "f.svg").read_text(encoding="utf-8")))) == 2
+    shown = set(re.findall(r">(immat[^<]*)<", (tmp_path / "f.svg").read_text(encoding="utf-8")))
+    assert all("…" in name for name in shown)
+    assert max(map(len, shown)) < 30
+    assert {name[-1] for name in shown} == set("0123456789"), "the ends, which differ, are kept"
