@@ -75,6 +75,17 @@ def is_alive(process: int) -> bool:
     return True
 
 
+def start_time(process: int) -> float | None:
+    """Return when a process of this machine began, in seconds since 1970. None if it has ended, or without /proc."""
+    try:
+        own = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+        system = Path("/proc/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    boot = next(int(line.split()[1]) for line in system.splitlines() if line.startswith("btime "))
+    return boot + int(own[19]) / os.sysconf("SC_CLK_TCK")
+
+
 def parent_of(process: int) -> int:
     """Return the process id of a process's parent, or 0 if the process has ended or the system has no /proc."""
     try:

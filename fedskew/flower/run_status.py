@@ -22,10 +22,12 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.settings import FederationSettings
-from fedskew.platforms import is_alive
+from fedskew.platforms import is_alive, start_time
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
+_CLOCK_SECONDS = 60.0
+"""Seconds by which the system's clock may have been corrected since a process began."""
 _ANSWERS = ("reply", "refused", "failed")
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
 """The state of a site after an event."""
@@ -195,9 +197,15 @@ def _open_attempt(began: Entry) -> Attempt:
         return Attempt(
             began["time"], "unknown", None, f"it was started on {began.get('machine')} and has not ended there"
         )
-    if is_alive(began["process"]):
+    if is_alive(began["process"]) and not _is_newer(began["process"], began["time"]):
         return Attempt(began["time"], "running")
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
+
+
+def _is_newer(process: int, time: str) -> bool:
+    """Whether a process began after this time, because another one had the same number before a restart."""
+    began = start_time(process)
+    return began is not None and began > datetime.fromisoformat(time).timestamp() + _CLOCK_SECONDS
 
 
 def _update_status(site: SiteStatus, entry: Entry) -> None:

@@ -21,6 +21,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.reply_times import ReplyTimes
+from fedskew.flower.run_monitoring import RunMonitor
 from fedskew.flower.run_status import RunHistory, RunStatus, SiteStatus, describe_age, read_status
 from fedskew.flower.server_app import main as server_main
 
@@ -78,7 +79,8 @@ def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:
     assert site(found, "site-1").updates == 2
 
 
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) + timedelta(days=1)
+"""A time after this process began."""
 
 
 def after(seconds: float) -> str:
@@ -155,6 +157,17 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.C
     assert [attempt.status for attempt in found.attempts] == ["killed", "unknown"]
     assert main(["federate", "status", str(tmp_path)]) == 0
     assert "ago: killed: its process ended without a reason" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says when a process began")
+def test_a_run_whose_process_id_another_process_has_was_killed(tmp_path: Path) -> None:
+    """After a restart of a machine or a container, the numbers of processes begin again."""
+    last_year = {"process": os.getpid(), "machine": socket.gethostname(), "time": after(-365 * 24 * 3600)}
+    ChainedLog(tmp_path / "audit.jsonl").append({"event": "start", "federation": ["a"], **last_year})
+    assert status(tmp_path).status == "killed"
+    problem = RunMonitor(tmp_path).problem()
+    assert problem is not None
+    assert problem.startswith("killed: ")
 
 
 def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
