@@ -131,7 +131,13 @@ def computation(comparisons: Sequence[Comparison]) -> Figure:
 
     Computation is shown twice, once for the global model only and once for all stages.
     """
-    methods = [method for comparison in comparisons for method in comparison.methods]
+    found = [(comparison, method) for comparison in comparisons for method in comparison.methods]
+    methods = [method for _, method in found]
+    if len(comparisons) > 1:  # the panels have the curves of all settings
+        methods = [
+            replace(method, label=add_setting(method.label, comparison, comparisons), index=i)
+            for i, (comparison, method) in enumerate(found)
+        ]
     panels = [
         Lines("over-rounds", "rounds", "round", "accuracy %", lines(methods, accuracy)),
         Lines("over-compute", "computation, global model", "FedAvg rounds", "accuracy %",
@@ -139,8 +145,8 @@ def computation(comparisons: Sequence[Comparison]) -> Figure:
         Lines("over-total", "computation, all stages", "FedAvg rounds", "accuracy %",
               [_over_compute(method, True) for method in methods]),
     ]  # fmt: skip
-    if found := lines(methods, taught_shares):
-        panels.append(Lines("activations", "expert activations", "round", "% of sample visits", found))
+    if taught := lines(methods, taught_shares):
+        panels.append(Lines("activations", "expert activations", "round", "% of sample visits", taught))
     for i, comparison in enumerate(comparisons):
         by_method = [
             taught_shares_by_expert(method, run, comparison) for method in comparison.methods if (run := method.first)

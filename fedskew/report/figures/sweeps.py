@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedskew.errors import UserError
@@ -31,28 +31,32 @@ def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
     a single point is left out.
     """
     points = _points(comparisons)
-    panels = [_panel(key, points, [k for k in _varied(points) if k != key]) for key in _numeric(points)]
+    names = _short_names(_varied(points))
+    panels = [_panel(key, points, names) for key in _numeric(points)]
     return [panel for panel in panels if any(len(line.x) > 1 for line in panel.lines)]
 
 
 def grid(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw a heat map over the first two numeric keys that vary, a panel per method."""
+    """Draw a heat map over the first two numeric keys that vary, a panel per method that has both."""
     points = _points(comparisons)
-    keys = _numeric(points)
+    keys, names = _numeric(points), _short_names(_varied(points))
     if len(keys) < 2:
         raise UserError(f"varying numeric keys: {', '.join(keys) or 'none'}; expected at least two")
     down, across = keys[:2]
     panels = []
-    for i, name in enumerate(dict.fromkeys(values["method.name"] for values, _ in points)):
-        found = [(values, method) for values, method in points if values["method.name"] == name]
-        rows, columns = (sorted({values[key] for values, _ in found if key in values}) for key in (down, across))
+    with_both = [(values, method) for values, method in points if down in values and across in values]
+    if not with_both:
+        raise UserError(f"no method has both {down} and {across}; expected runs of one method that vary two keys")
+    for i, name in enumerate(dict.fromkeys(values["method.name"] for values, _ in with_both)):
+        found = [(values, method) for values, method in with_both if values["method.name"] == name]
+        rows, columns = (sorted({values[key] for values, _ in found}) for key in (down, across))
         cells = [
-            [_mean([method for v, method in found if (v.get(down), v.get(across)) == (r, k)]) for k in columns]
+            [_mean([method for v, method in found if (v[down], v[across]) == (r, k)]) for k in columns]
             for r in rows
         ]
         rows_named, columns_named = ([f"{value:g}" for value in axis] for axis in (rows, columns))
         panels.append(
-            Heat(f"grid-{i}", str(name), _short(down), _short(across), "accuracy %", rows_named, columns_named, cells,
+            Heat(f"grid-{i}", str(name), names[down], names[across], "accuracy %", rows_named, columns_named, cells,
                  "share", show_numbers=True)
         )  # fmt: skip
     return Figure("grid", "Accuracy over two parameters", panels, min(2, len(panels)))
@@ -93,17 +97,18 @@ def _numeric(points: Sequence[Point]) -> list[str]:
     return [key for key in _varied(points) if all(is_number(values[key]) for values, _ in points if key in values)]
 
 
-def _panel(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
+def _panel(key: str, points: Sequence[Point], names: Mapping[str, str]) -> Lines:
     """Draw a panel: a curve for each method and each combination of the other varied keys' values.
 
-    If every method has only one curve, the curves have the methods' colours.
+    `names` has all varied keys with the names that are shown. If every method has only one curve, the curves have the
+    methods' colours.
     """
     curves: dict[str, dict[float, list[float]]] = {}
     method_of_curve: dict[str, int] = {}
     for values, method in points:
         if key not in values:
             continue
-        rest = ", ".join(f"{_short(k)}={values[k]}" for k in others if k in values)
+        rest = ", ".join(f"{shown}={values[k]}" for k, shown in names.items() if k != key and k in values)
         name = f"{values['method.name']}{', ' + rest if rest else ''}"
         method_of_curve.setdefault(name, method.index)
         found = curves.setdefault(name, {}).setdefault(float(values[key]), [])
@@ -117,7 +122,9 @@ def _panel(key: str, points: Sequence[Point], others: Sequence[str]) -> Lines:
         means = [number(mean_std(found).mean) for found in by_x]
         lows, highs = [number(min(found)) for found in by_x], [number(max(found)) for found in by_x]
         drawn.append(Line(name, x, means, lows, highs, style))
-    return Lines(f"over-{_short(key)}", f"over {_short(key)}", _short(key), "accuracy %", drawn)
+    shown = names[key]
+    title = f"over {shown}" + (f", {len(drawn)} of {len(curves)} curves" if len(curves) > len(drawn) else "")
+    return Lines(f"over-{shown}", title, shown, "accuracy %", drawn)
 
 
 def _mean(found: Sequence[MethodRuns]) -> float | None:
@@ -125,5 +132,8 @@ def _mean(found: Sequence[MethodRuns]) -> float | None:
     return number(100 * sum(values) / len(values)) if values else None
 
 
-def _short(key: str) -> str:
-    return key.rpartition(".")[2]
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, such as `beta`. If two keys end in it, the whole keys, such as `partition.beta`."""
+    short = {key: key.rpartition(".")[2] for key in keys}
+    ends = list(short.values())
+    return {key: end if ends.count(end) == 1 else key for key, end in short.items()}

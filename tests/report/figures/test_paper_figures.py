@@ -183,3 +183,26 @@ def test_the_command_lists_draws_and_refuses(
     assert "did you mean 'fedlmd/2'" in capsys.readouterr().err
     assert main(["figures", "fedlmd/2"]) == 2
     assert "needs runs" in capsys.readouterr().err
+
+
+def test_keys_with_the_same_end_are_shown_whole() -> None:
+    """The panels had one name, so the report drew one of them twice."""
+    runs = [
+        made_up("fedlmd", 0, [b, g / 5], **{"partition.beta": b, "method.beta": g}) for b in (0.1, 0.5) for g in (1, 2)
+    ]
+    runs += [made_up("fedavg", 0, [b, 0.2], **{"partition.beta": b}) for b in (0.1, 0.5)]
+    charts = find_figure("fedlmd/7").draw(comparisons(runs)).charts
+    assert [chart.key for chart in charts] == ["over-partition.beta", "over-method.beta"]
+    assert isinstance(charts[0], Lines)
+    assert [line.name for line in charts[0].lines] == ["fedlmd, method.beta=1", "fedlmd, method.beta=2", "fedavg"]
+    (chart,) = find_figure("fedlmd/9").draw(comparisons(runs)).charts
+    assert isinstance(chart, Heat)
+    assert (chart.title, chart.row_label, chart.column_label) == ("fedlmd", "partition.beta", "method.beta")
+
+
+def test_curves_of_several_settings_differ_in_name_and_style() -> None:
+    runs = [made_up(m, 0, [0.1, 0.2], **{"partition.beta": b}) for m in ("fedavg", "pkd") for b in (0.1, 0.5)]
+    for chart in find_figure("pkd/9").draw(comparisons(runs)).charts:
+        assert isinstance(chart, Lines)
+        assert [line.name for line in chart.lines] == [f"beta={b}: {m}" for b in (0.1, 0.5) for m in ("fedavg", "pkd")]
+        assert len({line.style for line in chart.lines}) == 4
