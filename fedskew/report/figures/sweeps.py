@@ -51,8 +51,7 @@ def grid(comparisons: Sequence[Comparison]) -> Figure:
         found = [(values, method) for values, method in with_both if values["method.name"] == name]
         rows, columns = (sorted({values[key] for values, _ in found}) for key in (down, across))
         cells = [
-            [_mean([method for v, method in found if (v[down], v[across]) == (r, k)]) for k in columns]
-            for r in rows
+            [_mean([method for v, method in found if (v[down], v[across]) == (r, k)]) for k in columns] for r in rows
         ]
         rows_named, columns_named = ([f"{value:g}" for value in axis] for axis in (rows, columns))
         panels.append(
