@@ -97,7 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _print_error(_usage_message(error))
     except (typer.Abort, KeyboardInterrupt):
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as end:
+        # Rich and click answer a closed pipe with SystemExit(1). That status would mean that something failed.
+        if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise flushing at exit fails again
         return BROKEN_PIPE
     return status if isinstance(status, int) else 0

@@ -49,6 +49,8 @@ def _methods(
     if combinations:
         if as_json:
             raise UserError("--combinations prints Markdown and cannot be used with --json; remove one of them")
+        if pattern != "*":
+            raise UserError(f"--combinations lists all methods; expected it without {pattern!r}")
         from fedskew.methods.compatibility import markdown_tables
 
         typer.echo(markdown_tables(), nl=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -80,7 +81,6 @@ def _command(
     console.print(final_table(choice.race))
     for line in choice.answer:
         console.print(line, markup=False, soft_wrap=True)
-    console.print(f"fedskew run -c {choice.run_file}", markup=False, soft_wrap=True)
-    console.print(
-        f"fedskew federate init my-federation --sites A,B,C -c {choice.federation_file}", markup=False, soft_wrap=True
-    )
+    console.print(f"fedskew run -c {quote(str(choice.run_file))}", markup=False, soft_wrap=True)
+    initialise = f"fedskew federate init my-federation --sites A,B,C -c {quote(str(choice.federation_file))}"
+    console.print(initialise, markup=False, soft_wrap=True)

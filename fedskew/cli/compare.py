@@ -97,6 +97,8 @@ def _command(
     if folders:
         if methods or seeds or settings.file or settings.values:
             raise UserError("finished runs are compared as they are; expected no settings besides the run folders")
+        if live or log is not None or out != RUNS:
+            raise UserError("finished runs are not run again; expected no --live, --log or --out besides them")
         loaded = load_runs(folders)
         compared = require_comparable(loaded.runs, find_metric(rank_by or DEFAULT_METRIC).name)
         print_comparison(compared, as_json, format)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedskew.cli.commands import CONFIGURATION, FLAGS, SPLIT, Json, Settings, add_command, option, takes_settings
+from fedskew.errors import UserError
 
 if TYPE_CHECKING:
     from fedskew.data.label_counts import LabelCounts
@@ -57,6 +60,8 @@ def _command(
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
     from fedskew.report.writing import page_path
 
+    if counts is not None:
+        _require_one_split(settings, counts)
     page = None if out is None else page_path(out)
     label_counts, config = _label_counts(settings, counts)
     diagnosis = Diagnosis.from_counts(label_counts, results, settings.config().clients_per_round,
@@ -74,9 +79,17 @@ def _command(
         start = save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config,
                            has_split=counts is None)  # fmt: skip
         stand_in = "; synthetic data stand in for yours" if config is None else ""
-        notice(f"configuration written to {save} (data: {start.data}{stand_in}); to run it: fedskew run -c {save}")
+        written = f"configuration written to {save} (data: {start.data}{stand_in})"
+        notice(f"{written}; to run it: fedskew run -c {quote(save)}")
     if page is not None:
         notice(f"page written to {page}")
+
+
+def _require_one_split(settings: Settings, counts: str) -> None:
+    """Refuse options of another split beside a file of counts."""
+    given = [key for key in settings.values if key.partition(".")[0] == "partition"]
+    if given:
+        raise UserError(f"the split is that of {counts}; expected no setting of {', '.join(given)} besides it")
 
 
 def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
@@ -84,8 +97,6 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
 
     If classes differ much in size, it ranks by macro F1, because accuracy hides small classes.
     """
-    from shlex import quote
-
     from fedskew.lab.diagnosis.skew import UNEQUAL
 
     words = ["fedskew", "choose"]
@@ -99,7 +110,8 @@ def _choose_command(settings: Settings, counts: str | None, save: str | None, sk
             given |= {**stand_in, "partition": "counts", "partition.path": counts}
         flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
         for key, value in given.items():
-            words += [flags[key], str(value)] if key in flags else ["--set", f"{key}={value}"]
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            words += [flags[key], text] if key in flags and value is not None else ["--set", f"{key}={text}"]
     ranking = ["--rank-by", "macro-f1"] if skew.class_ratio > UNEQUAL else []
     return " ".join([*map(quote, words), *ranking, "--budget", "5m"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
+from fedskew.errors import UserError
 
 _FLAGS = (
     "data", "data_dir", "augment", "model", "init", "batch_size", "lr", "lr_decay", "optimizer", "momentum",
@@ -64,9 +66,11 @@ def _command(
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.experiment.config.values import integer
     from fedskew.experiment.preparation import prepare
-    from fedskew.export.pretrained import WEIGHTS, central_training, write_pretrained
+    from fedskew.export.pretrained import CENTRAL, WEIGHTS, central_training, write_pretrained
 
     number = integer(1)("epochs", epochs)
+    if fixed := [key for key in settings.values if key.partition(".")[0] in CENTRAL]:
+        raise UserError(f"pretrain sets {', '.join(fixed)} itself; expected --epochs, and keys of the data and model")
     given = settings.values if settings.file else {**_DEFAULTS, **settings.values}
     config = Settings(settings.file, given).config()
     prepared = prepare(central_training(config, number, bool(settings.file) or "lr_decay" in settings.values))
@@ -79,6 +83,6 @@ def _command(
     epochs = f"{number} epoch{'s' * (number != 1)}"
     stdout().print(
         f"{card['model']} on {card['data']['name']} ({classes} classes), {epochs}: "
-        f"accuracy {accuracy:.1f} %\nuse it with --model {card['model']} --init {folder / WEIGHTS}",
+        f"accuracy {accuracy:.1f} %\nuse it with --model {card['model']} --init {quote(str(folder / WEIGHTS))}",
         markup=False, soft_wrap=True, highlight=False,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import NamedTuple
 
 import torch
@@ -333,4 +334,5 @@ def print_comparison(comparison: Comparison, as_json: bool, format: str | None =
         console.print(class_accuracy_table(comparison, console.width))
     folders = {folder.parent for run in comparison.runs if (folder := run.folder)}
     for folder in sorted(folders):
-        console.print(f"runs saved in {folder}; for a report: fedskew report {folder}", markup=False, soft_wrap=True)
+        command = f"fedskew report {quote(str(folder))}"
+        console.print(f"runs saved in {folder}; for a report: {command}", markup=False, soft_wrap=True)

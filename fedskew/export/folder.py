@@ -34,6 +34,8 @@ from fedskew.results import Result, load_run
 
 FORMATS = ("onnx",)
 """Formats in addition to safetensors."""
+_OPTIONAL_FILES = ("model.onnx", "model.py", "words.txt")
+"""The files that only some exports have."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,7 @@ def export_run(
     for name, text in texts.items():
         write_file(folder / name, text)
     files = ("model.safetensors", *texts, *(("model.onnx",) if difference is not None else ()))
+    _remove_others(folder, files)
     return Exported(folder, tuple(sorted(files)), difference, tuple(notices))
 
 
@@ -128,6 +131,14 @@ def _create_folder(folder: Path) -> None:
         names = {path.name for path in folder.iterdir()}
     if names and "model.json" not in names:
         raise UserError(f"{folder} is not empty and is not an exported model; choose another folder")
+
+
+def _remove_others(folder: Path, files: Collection[str]) -> None:
+    """Remove what an earlier export wrote and this one did not: it belongs to another model."""
+    with reporting_os_errors("write", folder):
+        for name in _OPTIONAL_FILES:
+            if name not in files:
+                (folder / name).unlink(missing_ok=True)
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:

@@ -21,6 +21,8 @@ from fedskew.models import own_module, parameter_count
 
 WEIGHTS = "weights.safetensors"
 CARD = "weights.json"
+CENTRAL = ("partition", "method", "rounds", "local_epochs", "clients_per_round")
+"""The keys that `central_training` decides."""
 _TOTAL_DECAY = 0.01
 """The factor by which all epochs together reduce the learning rate, if `lr_decay` is not set."""
 

@@ -16,14 +16,22 @@ from fedskew.errors import UserError
 from fedskew.live.server import GRACE, LiveServer
 from fedskew.results.ranking import DEFAULT_METRIC
 
-_PROGRAM = "import sys; from fedskew.live.process import serve; serve(sys.argv[2:], sys.argv[1])"
+_PROGRAM = """
+import sys
+sys.path.append(sys.argv[1])
+from fedskew.live.process import serve
+serve(sys.argv[3:], sys.argv[2])
+"""
+_PACKAGE = str(Path(__file__).parent.parent.parent)
+"""The folder of the package, which need not be installed."""
 
 
 @contextmanager
 def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Iterator[str]:
     """Serve the page of these folders inside the `with` block, and yield its address."""
     child = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, rank_by, *map(str, paths)],
+        # -P keeps a user's random.py out of the import path, on which `-c` would put the current folder
+        [sys.executable, "-P", "-c", _PROGRAM, _PACKAGE, rank_by, *map(str, paths)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

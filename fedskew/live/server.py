@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> Threadin
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers GET requests. It refuses other host names, so that no web page from elsewhere can read the state."""
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # a browser may close the page before it has received everything
+                super().handle()
 
         def do_GET(self) -> None:
             if _host(self.headers.get("Host", "")) not in (ADDRESS, "localhost"):

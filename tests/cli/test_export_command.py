@@ -35,6 +35,15 @@ def test_json_lists_the_files(cli):
     assert told["files"] == sorted(path.name for path in Path("model").iterdir())
 
 
+def test_no_file_of_an_earlier_model_stays_in_the_folder(cli):
+    cli(*RUN)
+    cli("export", "runs/first", "-o", "model")
+    for name in ("model.onnx", "words.txt"):
+        (Path("model") / name).write_text("of another model")
+    told = cli("export", "runs/first", "-o", "model", "--json").json
+    assert told["files"] == sorted(path.name for path in Path("model").iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

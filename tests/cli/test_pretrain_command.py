@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from pathlib import Path
 
 import yaml
@@ -26,6 +27,14 @@ def test_the_weights_and_their_card(cli):
     again = cli(*PRETRAIN, "--epochs", "3", "--out", "first")
     assert "already finished" in again.err
     assert "use it with --model dnn --init first/weights.safetensors" in again.out
+
+
+def test_the_advised_option_can_be_pasted(cli):
+    advice = cli(*PRETRAIN, "--epochs", "1", "--out", "with space", "-q").out.splitlines()[-1]
+    words = shlex.split(advice.removeprefix("use it with "))
+    started = cli("run", *PRETRAIN[1:], *words, "--method", "fedavg", "--rounds", "1", "--out", "started")
+    assert started.status == 0
+    assert "6 of 6 tensors taken" in started.err
 
 
 def test_other_classes_are_federated_from_them(cli):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 import fedskew.cli
 from fedskew.__main__ import main
-from fedskew.cli.commands import INTERRUPTED
+from fedskew.cli.commands import BROKEN_PIPE, INTERRUPTED
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "asyncio")
 UNUSED_IN_A_RUN = (
@@ -99,3 +100,15 @@ def test_ctrl_c_that_an_import_turns_into_another_error_ends_quietly(monkeypatch
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows reports a closed pipe in another way")
+@pytest.mark.parametrize("arguments", [("methods",), ("partitions", "--json")], ids=" ".join)
+def test_a_closed_pipe_has_its_own_exit_status(arguments: tuple[str, ...]) -> None:
+    """As in `fedskew methods | head -1`. Status 1 would mean that something failed."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "fedskew", *arguments]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")

@@ -6,6 +6,8 @@ import http.client
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -184,6 +186,26 @@ def test_an_interrupt_while_the_page_starts_is_one_line(tmp_path: Path) -> None:
     assert run.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(starting.read_text()), 0)
+
+
+def test_a_browser_that_leaves_early_causes_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = LiveServer([tmp_path / "run"], port=0)
+    server._server.daemon_threads = False  # so that closing the server waits for its threads
+    server.start()
+    place = urlsplit(server.url)
+    with socket.create_connection((place.hostname, place.port)) as browser:
+        browser.sendall(f"GET /plotly.js HTTP/1.1\r\nHost: {place.netloc}\r\n\r\n".encode())
+        browser.recv(1)
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing drops the rest
+    server.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "plotly.py").write_text("raise SystemExit('a script of the user')")
+    monkeypatch.chdir(tmp_path)
+    with live_page([tmp_path / "run"]) as url:
+        assert state(url)["status"] == "waiting"
 
 
 def test_an_interrupted_run_is_not_called_finished(served: LiveServer, tmp_path: Path) -> None:
