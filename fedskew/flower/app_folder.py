@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew import __version__
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.experiment.config import KEYS, Config
 from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.flower.contract import Contract
@@ -71,7 +71,7 @@ __all__ = ["app"]
 _PROJECT = """[project]
 name = "{name}"
 version = "1.0.0"
-description = "A federation of {sites} sites, trained with {method}."
+description = "A federation of {sites}, trained with {method}."
 license = "Apache-2.0"
 dependencies = ["fedskew[flower]"]
 
@@ -90,7 +90,7 @@ clientapp = "{package}.client_app:app"
 
 def _pyproject(name: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
     head = _PROJECT.format(
-        name=name, sites=len(settings.sites), method=config.method, package=PACKAGE, version=__version__
+        name=name, sites=plural(len(settings.sites), "site"), method=config.method, package=PACKAGE, version=__version__
     )
     training = {key: (value, KEYS[key].metadata["help"]) for key, value in _training_values(config).items()}
     federation = {spec.name: (getattr(settings, spec.name), spec.metadata["help"]) for spec in fields(settings)}

@@ -168,6 +168,9 @@ class Contract:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Contract:
+        for key in ("classes", "columns"):
+            if isinstance(value.get(key), str):  # its letters would become the names
+                raise UserError(f'contract.{key} is {value[key]!r}; expected a list such as ["one", "two"]')
         try:
             return cls(
                 kind=cast(Kind, value["kind"]),

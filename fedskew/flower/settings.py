@@ -43,10 +43,12 @@ def _option(default: Any, check: Check, help: str) -> Any:
 
 def _names(key: str, value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, list | tuple) else str(value).split(",")
-    stripped = tuple(str(name).strip() for name in names)
-    if not all(stripped) or len(set(stripped)) < len(stripped):
+    sites = tuple(" ".join(str(name).split()) for name in names)  # as a server reads a site's name in a message
+    if not all(sites) or len(set(sites)) < len(sites):
         raise invalid_value(key, value, "different names, separated by commas")
-    return stripped
+    if unusable := [name for name in sites if "/" in name]:
+        raise invalid_value(key, unusable[0], "a name without /, because file names contain it")
+    return sites
 
 
 def _node_keys(key: str, value: Any) -> dict[str, str]:

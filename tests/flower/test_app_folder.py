@@ -31,6 +31,10 @@ def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) ->
     assert same.partition.params == {"names": list(SITES)}
 
 
+def test_repeated_spaces_in_a_site_s_name_count_as_one() -> None:
+    assert make_settings(("St  Mary", "north "), {}).sites == ("St Mary", "north")
+
+
 def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
     config = with_values(Config(), {"method": "pkd", "method.groups": [[0, 1], [1, 2]]})
     app = write_app(tmp_path / "app", make_settings(SITES, {}), CONTRACT, resolve_config(config, CONTRACT, SITES))
@@ -63,7 +67,9 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
         ({"federation.site_metrics": "none"}, "the sites' tests are the only"),
         ({"federation.round_timeout": -1}, "federation.round_timeout"),
         ({"rouns": 3}, "did you mean 'rounds'"),
+        ({"federation.sites": "a/b,c,d"}, "federation.sites is 'a/b'; expected a name without /"),
         ({"contract.shape": "[1, 2"}, "contract.shape"),
+        ({"contract.classes": "ill,wel"}, "contract.classes is 'ill,wel'; expected a list"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(values: dict[str, object], line: str) -> None:
