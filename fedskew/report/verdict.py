@@ -94,6 +94,8 @@ def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
 def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
     who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
     by = "" if _ranks_by_sample_accuracy(comparison) else f" by {comparison.metric.label}"
+    if equal and {run.seed for run in best.counted_runs} != {run.seed for run in equal.counted_runs}:
+        return f"{who}{by} on the seeds that both have."  # over its own seeds, each has another mean
     score = _score(comparison.score(best).mean, comparison)
     return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, comparison)}."
 

@@ -270,3 +270,8 @@ def test_engine_and_place_of_the_data_make_no_other_experiment() -> None:
 def test_the_same_seed_twice_counts_once() -> None:
     (setting,) = comparisons([made_up("fedavg", 0, BAD, engine="plain"), made_up("fedavg", 0, BAD, engine="stacked")])
     assert len(setting.methods[0].runs) == 1
+
+
+def test_equal_methods_with_different_seeds_have_no_common_mean() -> None:
+    runs = [made_up("fedavg", 0, BAD), made_up("fedavg", 1, GOOD), made_up("fedvls", 1, GOOD)]
+    assert "fedavg and fedvls are equally good here on the seeds that both have." in said(*runs)
