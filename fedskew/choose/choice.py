@@ -138,10 +138,8 @@ def choose(
     draws nothing, such as `column`. The first seed is `seed`. If `data` is a federation, its seed is the default. The
     race tries 1/3, 1 and 3 times the learning rate.
     """
-    first: dict[str, Any] = {}
-    if isinstance(data, Federation):
-        refuse_data_settings(settings)
-        first = {"seed": data.seed}
+    refuse_data_settings(settings, data, partition)
+    first = {"seed": data.seed} if isinstance(data, Federation) else {}
     given = with_values(config or Config(), {**first, **settings})
     base, make_federation = _base_and_federation(data, partition, given)
     limit = Budget.parse(budget)

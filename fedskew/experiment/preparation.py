@@ -403,17 +403,23 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
     expect(requested <= clients, "clients_per_round", requested, f"at most {clients}, the number of clients")
 
 
-def refuse_data_settings(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of the data or the split beside a federation, which has both. They would have no effect.
+def refuse_data_settings(settings: Mapping[str, Any], data: object, partition: Partition | None = None) -> None:
+    """Refuse settings that have no effect, because these arguments already determine the data or the split.
 
     `partition.seed` is left to `refuse_other_split`.
     """
+    reasons: dict[str, str] = {}
+    if data is not None:
+        reasons["data"] = "the data are given; for data with options, pass what fedskew.load returns"
+    if partition is not None:
+        reasons["partition"] = "a partition is given; set the parameters of that rule"
+    if isinstance(data, Federation):
+        reason = "the federation already has its data and its split; make another one, with fedskew.federation"
+        reasons = {"data": reason, "partition": reason}
     for key, value in settings.items():
-        if key != "partition.seed" and key.partition(".")[0] in ("data", "partition"):
-            raise UserError(
-                f"{key} is {value!r}, but the federation already has its data and its split; "
-                "make another federation, with fedskew.federation"
-            )
+        reason = reasons.get(key.partition(".")[0], "")
+        if reason and key != "partition.seed":
+            raise UserError(f"{key} is {value!r}, but {reason}")
 
 
 def refuse_other_split(config: Config, fed: Federation) -> None:

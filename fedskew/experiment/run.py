@@ -70,7 +70,7 @@ def run(
         )
     if config is not None and not isinstance(config, Config):
         raise UserError(f"config is {config!r}; expected a fedskew.Config")
-    refuse_data_settings(settings)
+    refuse_data_settings(settings, federation)
     check_callbacks(callbacks)
     if method_params is not None and not isinstance(method_params, Mapping):
         raise UserError(f"method_params is {method_params!r}; expected a mapping such as {{'mu': 0.1}}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from fedskew.data import Federation, Partition, federation
@@ -103,10 +104,10 @@ def _base_federation(
         section = key.partition(".")[0]
         if section in ("seed", "method"):
             raise UserError(f"{key} is {value!r}; expected {section}s= in a comparison")
+    refuse_data_settings(settings, data, partition)
     if isinstance(data, Federation):
         if partition is not None:
             raise UserError("partition is given, but the federation is already split; pass its dataset instead")
-        refuse_data_settings(settings)
         base = with_values(replace(config, partition=PartitionConfig()), {**settings, "data": data.dataset.described})
         refuse_other_split(base, data)
         return base, data
@@ -125,8 +126,10 @@ def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
 
 
 def _list_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
-    listed = list(range(first, first + seeds)) if isinstance(seeds, int) else list(seeds)
-    if isinstance(seeds, bool) or not listed or len(set(listed)) < len(listed):
+    listed = list(range(first, first + int(seeds))) if isinstance(seeds, int | np.integer) else []
+    if isinstance(seeds, Iterable):
+        listed = list(seeds)
+    if isinstance(seeds, bool | str) or not listed or len(set(listed)) < len(listed):
         raise UserError(f"seeds is {seeds!r}; expected a number of seeds, at least 1, or a list of different seeds")
     return listed
 

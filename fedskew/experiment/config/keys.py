@@ -485,4 +485,8 @@ def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[st
 def _unknown_key(key: str) -> UserError:
     if key in _PARTITION_KEYS or key in SKEW_KEYS:
         return UserError(f"unknown key {key!r}; did you mean 'partition.{key}'?")
+    from fedskew.methods import matching_entries  # imports torch, which `--help` does not need
+
+    if any(key == spec.name for entry in matching_entries() for part in entry.parts for spec in fields(part)):
+        return UserError(f"unknown key {key!r}; did you mean 'method.{key}'?")
     return unknown("key", key, KEYS)
