@@ -6,7 +6,8 @@
     stopped: …   a person must act, for example because a setting is wrong
     failed: …    an error that may be temporary
 
-If the ServerApp or the SuperLink is killed, none of these lines appears. This counts as a failure.
+If the ServerApp or the SuperLink is killed, or if `flwr run` cannot start the run, none of these lines appears. This
+counts as a failure.
 """
 
 from __future__ import annotations
@@ -178,13 +179,17 @@ def _wait(seconds: float, watch: Callable[[], None]) -> None:
 
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
     """Pass on what the ServerApp logs until `flwr run` ends. Return how the run ended."""
-    outcome = Outcome(finished=False, needs_user=False, reason=f"it ended without a reason; see {run.log}")
+    outcome: Outcome | None = None
     for line in _logged_lines(run):
         if line:
             log(line)
             outcome = _outcome(line) or outcome
         watch()
-    return outcome
+    if outcome is not None:
+        return outcome
+    # `flwr run` itself fails if, for example, it does not reach the SuperLink.
+    reason = run.last_message() if (run.wait() or 0) > 0 else "it ended without a reason"
+    return Outcome(finished=False, needs_user=False, reason=f"{reason.rstrip('.')}; see {run.log}")
 
 
 def _outcome(line: str) -> Outcome | None:

@@ -12,7 +12,15 @@ from fedskew.cli import main
 from fedskew.errors import UserError
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.processes import Process
-from fedskew.flower.supervised_run import WAIT_SECONDS, FlowerRun, Progress, only_command, read_progress, run_to_end
+from fedskew.flower.supervised_run import (
+    WAIT_SECONDS,
+    FlowerRun,
+    Progress,
+    follow,
+    only_command,
+    read_progress,
+    run_to_end,
+)
 
 NO_WAITS = (0.0, 0.0, 0.0)
 
@@ -51,6 +59,16 @@ def test_a_run_that_fails_is_resumed(tmp_path: Path) -> None:
         f"warning: the run failed ({silent}); restart 2 of 3 resumes after round 2",
         "finished with accuracy 90 %",
     ]
+
+
+def test_the_reason_why_flower_did_not_start_the_run_is_named(tmp_path: Path) -> None:
+    frame = "╭─ Error ────╮\n│ Connection to the SuperLink │\n│ is unavailable. │\n╰────────────╯\n"
+    program = [sys.executable, "-c", f"import sys; print({frame!r}); sys.exit(1)"]
+    outcome = follow(Process("run", program, tmp_path / "run.log", {"PYTHONUTF8": "1"}), str, lambda: None)
+    assert outcome.reason == f"Connection to the SuperLink is unavailable; see {tmp_path / 'run.log'}"
+    killed = [sys.executable, "-c", "print('INFO : fedskew: round 1 of 2')"]
+    outcome = follow(Process("run", killed, tmp_path / "run.log", {}), str, lambda: None)
+    assert outcome.reason == f"it ended without a reason; see {tmp_path / 'run.log'}"
 
 
 def test_a_mistake_of_the_user_ends_the_run_at_once(tmp_path: Path) -> None:
@@ -153,7 +171,9 @@ def test_the_run_lies_where_the_command_says_even_if_the_server_app_runs_in_anot
     assert main(["federate", "run", "app"]) == 0
     assert f"the run's folder is {tmp_path / 'runs' / 'first'}" in capsys.readouterr().err
     (tmp_path / "runs" / "first-survey").mkdir()
-    (tmp_path / "runs" / "first-survey" / "survey.json").write_text('{"classes": [], "sites": {}, "declined": {}, "absent": []}')
+    (tmp_path / "runs" / "first-survey" / "survey.json").write_text(
+        '{"classes": [], "sites": {}, "declined": {}, "absent": []}'
+    )
     assert main(["federate", "survey", "app"]) == 0
     place = f'federation.folder="{tmp_path / "runs" / "first"}"'
     assert options == ["--run-config", place, "--run-config", f'federation.purpose="survey" {place}']
