@@ -84,6 +84,8 @@ class Contract:
             raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per channel")
         if self.kind == "table" and not len(self.mean) == len(self.std) in (0, self.shape[0]):
             raise UserError(f"{self._lengths()}; expected {self.shape[0]}, one per input")
+        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std, default=1.0) <= 0:
+            raise UserError("contract.mean or contract.std is unusable; expected finite numbers, and each std above 0")
         if self.columns and not len(set(self.columns)) == len(self.columns) == self.shape[0]:
             raise UserError(f"contract.columns is {list(self.columns)!r}; expected {self.shape[0]} different names")
         if self.encoding is not None and self.encoding.features != self.columns:

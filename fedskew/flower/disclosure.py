@@ -21,6 +21,7 @@ from fedskew.flower.secure.terms import SecureTerms
 from fedskew.flower.settings import FederationSettings
 from fedskew.methods import make_method
 from fedskew.methods.class_weights import entries_name, entries_with_weights, revealed_labels, sent_by_clients
+from fedskew.methods.personal import personal_names
 from fedskew.methods.robust import TrimmedMean
 from fedskew.models import has_features, make_model
 
@@ -134,7 +135,9 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     model = make_model(config.model, data_shape(contract.blank()), head=config.head)
     if config.train != "all" and has_features(model):
         model = trained_model(config, model)
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    personal = make_method(config.method, config.method_params).personal
+    stays = frozenset[str]() if personal is None else personal_names(personal, model)
+    parameters = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in stays)
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None

@@ -69,6 +69,8 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
         ({"rouns": 3}, "did you mean 'rounds'"),
         ({"federation.sites": "a/b,c,d"}, "federation.sites is 'a/b'; expected a name without /"),
         ({"contract.shape": "[1, 2"}, "contract.shape"),
+        ({"contract.std": "[0.0]"}, "expected finite numbers, and each std above 0"),
+        ({"contract.mean": "[.nan]"}, "expected finite numbers, and each std above 0"),
         ({"contract.classes": "ill,wel"}, "contract.classes is 'ill,wel'; expected a list"),
     ],
 )

@@ -84,6 +84,9 @@ def test_noise_larger_than_any_change_is_warned_of() -> None:
     assert expected in str(noise_warning(loud, contract, config))
     assert noise_warning(FederationSettings(sites=many, privacy="central"), contract, config) is None
     assert noise_warning(FederationSettings(sites=few), contract, config) is None
+    head = sum(p.numel() for p in make_model("dnn", DataShape((1, 8, 8), 2, 0)).head.parameters())
+    kept = noise_warning(loud, contract, with_values(config, {"method": "fedper"}))
+    assert f" and {parameters - head:,} parameters;" in str(kept), "no noise is added to the head, which stays"
 
 
 def test_more_releases_and_less_noise_cost_more() -> None:
