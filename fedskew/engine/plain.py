@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -118,8 +120,7 @@ class _ClientTraining:
     def train(self) -> _ClientTraining:
         device = self._loss.device
         self._client = replace(self._client, opening=self._pass("opening"))
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            _seed(device, self._plan.client_key)  # for users' layers that draw from torch's global generator
+        with _seeded(device, self._plan.client_key):
             for key, (x, y) in zip(self._keys, self._batches(), strict=True):
                 self._descend(x, y, key)
         return self
@@ -267,13 +268,24 @@ def contiguous(features: Tensor | None) -> Tensor | None:
     return None if features is None else features.contiguous()
 
 
-def _seed(device: torch.device, seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
+@contextlib.contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python, from which users' code may draw, and restore them."""
+    python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            random.seed(seed)
+            np.random.seed(seed)  # noqa: NPY002
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+            elif device.type == "mps":
+                torch.mps.manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy_)  # noqa: NPY002
 
 
 def _stack(clients: Sequence[Tensors]) -> Tensors:

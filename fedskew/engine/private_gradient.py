@@ -117,7 +117,7 @@ class PrivateGradient:
         def loss(params: Tensors, x: Tensor, y: Tensor, key: Tensor) -> tuple[Tensor, tuple[Tensor, Tensors]]:
             batch, target = x.unsqueeze(0), y.unsqueeze(0)
             between = perturbation(objective, target, self._client, key)
-            out = self._network.forward(params, self._buffers, batch, "train", key, between)
+            out = self._network.forward(params, dict(self._buffers), batch, "train", key, between)
             frozen = frozen_outputs(self._network, self._companions, batch, key)
             out = Outputs(out.logits, contiguous(out.features), frozen)
             whole = objective.loss(out, target, self._client)
@@ -164,7 +164,11 @@ def require_sample_gradients(model: nn.Module, sample: Tensor) -> None:
     state = network.state()
 
     def loss(params: Tensors, x: Tensor, key: Tensor) -> Tensor:
-        return network.forward(params, state.buffers, x.unsqueeze(0), "train", key).logits.sum()
+        buffers = dict(state.buffers)
+        logits = network.forward(params, buffers, x.unsqueeze(0), "train", key).logits
+        if any(buffers[name] is not buffer for name, buffer in state.buffers.items()):
+            raise RuntimeError("the model writes into its buffers")
+        return logits.sum()
 
     inputs = torch.cat([sample, sample]).to(torch.float32 if sample.is_floating_point() else sample.dtype)
     keys = torch.arange(2, device=sample.device)

@@ -103,7 +103,10 @@ def _trial_outputs(adapter: ModelAdapter, name: str, data: DataShape) -> list[An
     integers = bool(data.vocabulary) and all(field.is_integer for field in data.fields)
     dtype = torch.int64 if integers else torch.get_default_dtype()
     samples = torch.full((2, *data.shape), 1 if data.fields else 0, dtype=dtype)
-    trial = copy.deepcopy(adapter).to("cpu", torch.get_default_dtype())
+    try:
+        trial = copy.deepcopy(adapter).to("cpu", torch.get_default_dtype())
+    except Exception as error:
+        raise UserError(f"model {name!r} cannot be copied: {describe(error)}") from error
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             outputs = [trial.eval()._call(samples)]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedskew.errors import UserError, unknown
 from fedskew.models.adapter import adapt, own_module
@@ -23,7 +24,7 @@ def custom_factory(name: str) -> Factory:
             model = _call_factory(user_factory, name, data)
             if not isinstance(model, nn.Module):
                 raise UserError(f"model {name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
-            _check_trainable(model, name)
+            _check_tensors(model, name)
             return adapt(model, name, data)
 
     return factory
@@ -34,7 +35,7 @@ def adapted_model(model: object, data: DataShape) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise UserError(f"model is {model!r}; expected a model's name or a torch.nn.Module")
     name = type(own_module(model)).__name__
-    _check_trainable(model, name)
+    _check_tensors(model, name)
     return adapt(model, name, data)
 
 
@@ -79,7 +80,22 @@ def _takes_data_shape(factory: Callable[..., object]) -> bool:
     return bool(positional) and (positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs")
 
 
-def _check_trainable(model: nn.Module, name: str) -> None:
+def _check_tensors(model: nn.Module, name: str) -> None:
+    for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise UserError(
+                f"model {name!r} does not know the shape of {tensor_name!r} yet; call it with one batch of data first"
+            )
+        if tensor.is_complex():
+            raise UserError(
+                f"{tensor_name!r} of model {name!r} is complex; expected real tensors, which the model may combine "
+                "with torch.view_as_complex"
+            )
+        if tensor._backward_hooks:
+            raise UserError(
+                f"{tensor_name!r} of model {name!r} has a hook for its gradient, which would not be called; "
+                "expected no such hook"
+            )
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError(f"model {name!r} has no trainable parameter; expected at least one with requires_grad")
 

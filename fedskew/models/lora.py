@@ -40,13 +40,23 @@ class LowRank(nn.Module):
         out: Tensor = self.base(x) + self.scale * self.up(self.down(x))
         return out
 
+    @property
+    def weight(self) -> Tensor:
+        """The layer's weight with the correction. PyTorch's attention layers read the weights of layers inside them."""
+        base, down, up = (getattr(part, "weight") for part in (self.base, self.down, self.up))  # noqa: B009
+        corrected: Tensor = base + self.scale * torch.einsum("or,r...->o...", up.flatten(1), down)
+        return corrected
+
+    @property
+    def bias(self) -> Tensor | None:
+        own: Tensor | None = getattr(self.base, "bias")  # noqa: B009
+        return own
+
     def merged(self) -> nn.Module:
         """Return a trainable copy of the frozen layer, with the correction added to its weight."""
         layer = copy.deepcopy(self.base).requires_grad_(True)
-        down, up = (getattr(part, "weight").detach() for part in (self.down, self.up))  # noqa: B009
-        product = torch.einsum("or,r...->o...", up.flatten(1), down)
         with torch.no_grad():
-            getattr(layer, "weight").add_(self.scale * product)  # noqa: B009
+            getattr(layer, "weight").copy_(self.weight)  # noqa: B009
         return layer
 
 

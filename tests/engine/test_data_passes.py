@@ -198,7 +198,7 @@ class CountsPadding(Witness):
     [
         (Branching("opening"), "cannot be stacked"),
         (Branching("closing"), "cannot be stacked"),
-        (CountsPadding(), "counts rows of padding"),
+        (CountsPadding(), "depends on rows of padding"),
     ],
 )
 def test_a_hook_that_cannot_be_stacked_still_gives_the_right_sums(solver: Witness, words: str) -> None:

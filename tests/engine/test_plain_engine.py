@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from toy_runs import config, finished, image_federation, linear, moved, norm_and_dropout, same_bits, server, trained
+from toy_runs import (
+    config,
+    finished,
+    image_federation,
+    linear,
+    moved,
+    norm_and_dropout,
+    same_bits,
+    server,
+    text_federation,
+    trained,
+)
 
 from fedskew.data.federation import Federation
 from fedskew.engine.data.batches import RoundKey, plan_batches
+from fedskew.engine.model.lifting import host_random_streams
 from fedskew.errors import UserError
 
 BOTH = pytest.mark.parametrize("engine", ["plain", "stacked"])
@@ -165,6 +178,121 @@ def test_functional_dropout_is_reproducible_and_leaves_the_global_stream_alone(e
     assert same_bits(runs[0], trained(image_federation(), "fedavg", model, clients_per_round=3)[0])
     other = trained(image_federation(), "fedavg", model, clients_per_round=3, seed=1)[0]
     assert not torch.equal(other.model.params["out.weight"], runs[0].model.params["out.weight"])
+
+
+class OwnStatistics(nn.Module):
+    """Assigns its running mean to a buffer, as many users' layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(64))
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(dim=0)
+        return self.out(x - self.mean)
+
+
+@BOTH
+def test_a_buffer_that_the_model_assigns_is_kept(engine: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = OwnStatistics()
+    expected = by_hand(image_federation(), model, rounds=2)
+    state = trained(image_federation(), "fedavg", model, engine=engine)[0]
+    assert float(expected.get_buffer("mean").abs().max()) > 0.1
+    torch.testing.assert_close(state.model.buffers["mean"], expected.get_buffer("mean"), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        state.model.params["out.weight"], expected.get_parameter("out.weight"), rtol=1e-9, atol=1e-12
+    )
+
+
+class RandomDepth(nn.Module):
+    """Skips a layer at random, by the generators of Python and numpy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(64, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training and random.random() < 0.5:
+            x = x + torch.tanh(self.layer(x))
+        return self.out(x) * (float(np.random.rand()) if self.training else 1.0)  # noqa: NPY002
+
+
+def test_random_numbers_of_python_and_numpy_are_reproducible() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = RandomDepth()
+    runs = []
+    for seed, engine in ((1, "plain"), (2, "plain"), (3, "stacked"), (4, "pool")):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        this = server(image_federation(), "fedavg", model, engine=engine)
+        before = host_random_streams()
+        runs.append(finished(this)[0])
+        this.engine.close()
+        if engine == "plain":
+            assert host_random_streams() == before
+    assert all(same_bits(runs[0], other) for other in runs[1:])
+
+
+class ChangesInputs(nn.Module):
+    """Normalises its inputs in place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.in_place, self.out = in_place, nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.sub_(0.5).div_(2) if self.in_place else (x - 0.5) / 2
+        return self.out(x.flatten(1))
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["fedvls", "fedsam"])
+def test_every_forward_pass_of_a_step_gets_the_same_inputs(method: str, engine: str) -> None:
+    """A teacher, or a second gradient, sees the batch as it was."""
+    with torch.random.fork_rng():
+        runs = [trained(image_federation(), method, ChangesInputs(way), engine=engine)[0] for way in (True, False)]
+    assert same_bits(*runs)
+
+
+class SpatialDropout(nn.Dropout2d):
+    """Drops whole features of a sequence: torch's layer, with a forward pass around it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.permute(0, 2, 1).unsqueeze(-1)).squeeze(-1).permute(0, 2, 1)
+
+
+@BOTH
+def test_a_dropout_layer_with_a_forward_pass_of_its_own_keeps_it(engine: str) -> None:
+    masks = []
+
+    class Seen(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            dropped = self[0](torch.ones_like(x[:, 0]))
+            if self.training and not torch._C._functorch.is_batchedtensor(dropped):
+                masks.append(dropped.detach())
+            return self[1](dropped.flatten(1) * x.flatten(1))
+
+    trained(image_federation(), "fedavg", Seen(SpatialDropout(0.5), nn.Linear(64, 4)), engine=engine, rounds=1)
+    assert any((mask == 0).any() for mask in masks)
+    assert all(bool((mask == mask[:, :1]).all()) for mask in masks), "a feature is dropped at every position"
+
+
+def test_embeddings_with_sparse_gradients() -> None:
+    def run(sparse: bool) -> Any:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(30, 5, sparse=sparse), nn.Flatten(), nn.Linear(30, 4))
+        return trained(text_federation(), "fedavg", model)[0]
+
+    assert same_bits(run(sparse=True), run(sparse=False))
 
 
 def test_layers_in_eval_mode_when_the_model_is_given_train_like_others() -> None:

@@ -124,9 +124,25 @@ def test_mistakes_are_one_line(name: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def with_tensor(name: str) -> nn.Module:
+    """A model with a tensor that fedskew cannot train or keep."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    if name == "computed":
+        model.squared = model[1].weight ** 2  # torch.nn.utils.weight_norm also keeps such a tensor
+    elif name == "complex":
+        model.register_buffer("turn", torch.ones(2, dtype=torch.complex64))
+    else:
+        model[1].weight.register_hook(lambda gradient: 0 * gradient)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
+        (nn.Sequential(nn.Flatten(), nn.LazyLinear(10)), "does not know the shape of '1.weight' yet"),
+        (with_tensor("complex"), "'turn' of model 'Sequential' is complex; expected real tensors"),
+        (with_tensor("hook"), "'1.weight' of model 'Sequential' has a hook for its gradient"),
+        (with_tensor("computed"), "model 'Sequential' cannot be copied: RuntimeError: Only Tensors created explicitly"),
         (nn.Sequential(nn.Flatten(), nn.Linear(63, 10)), "does not accept inputs of shape"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 7)), r"returns \(2, 7\) for a batch of 2; expected \(2, 10\)"),
         (nn.Flatten(), "has no trainable parameter"),

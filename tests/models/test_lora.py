@@ -53,6 +53,34 @@ def test_merging_gives_the_same_function(name: str) -> None:
     assert joined.state_dict().keys() == plain.state_dict().keys()
 
 
+class Transformer(nn.Module):
+    """PyTorch's attention layers read the weights of the layers inside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.layers(x[:, 0]).mean(dim=1)
+        return hidden
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_adapters_in_a_transformer(train: bool) -> None:
+    plain = Classifier(Transformer(), nn.Linear(8, 10)).double()
+    adapted = with_adapters(plain, rank=2, alpha=4.0)
+    assert isinstance(adapted.get_submodule("encoder.layers.layers.0.self_attn.out_proj"), LowRank)
+    disturb(adapted)
+    joined = merged(adapted).train(train)
+    x = torch.rand(4, 1, 8, 8, dtype=torch.float64)
+    with torch.set_grad_enabled(train):
+        torch.testing.assert_close(joined(x), adapted.train(train)(x), rtol=0, atol=1e-9)
+    if train:
+        adapted(x).sum().backward()
+        assert all(p.grad is not None for p in adapted.parameters() if p.requires_grad)
+
+
 def test_a_linear_adapter_follows_the_formula() -> None:
     adapted = with_adapters(classifier("dnn"), rank=2, alpha=5.0)
     disturb(adapted)

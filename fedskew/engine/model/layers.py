@@ -28,6 +28,8 @@ class LayerContext:
     """The key of the dropout masks."""
     dropouts: int = 0
     """Number of dropout masks drawn so far. A layer may be called more than once."""
+    mask_shapes: list[torch.Size] = field(default_factory=list)
+    """The shapes of these masks."""
     valid: Tensor | None = None
     """[B]: False for rows of padding. None if there is no padding."""
     buffers: Tensors = field(default_factory=dict)
@@ -54,6 +56,7 @@ class KeyedDropout(nn.Module):
             return torch.zeros_like(x)
         self._context.dropouts += 1
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
+        self._context.mask_shapes.append(shape)
         positions = torch.arange(shape.numel(), device=x.device)
         kept = uniform(fold(self._context.key, self._context.dropouts), positions).reshape(shape) >= self.p
         return x * kept.to(x.dtype) / (1 - self.p)

@@ -6,15 +6,19 @@ one operation on all clients. Most other operations are lifted by `vmap`, one by
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from fedskew.engine.kernels import Activation
@@ -29,16 +33,53 @@ from fedskew.engine.model.stacked_layers import (
     Values,
     attribute,
     batch_norm,
+    embedding,
     is_stacked,
     pooling,
 )
 
 
 class _Tracer(fx.Tracer):
-    """Does not trace into layers that have a rule."""
+    """Does not trace into layers that have a rule. Refuses what the recorded operations would not repeat."""
+
+    proxy_buffer_attributes = True  # what is computed from a buffer must follow the buffer's value
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return type(m) in RULES or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if not torch.is_grad_enabled():
+            raise ValueError("the model turns gradients off in a part of its forward pass")
+        return super().create_node(*args, **kwargs)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+
+_CHANGES_SOURCE = "changes source"
+"""The key of a node's metadata that marks an augmented assignment."""
+
+
+class _Proxy(fx.Proxy):
+    """Marks augmented assignments, such as `x += y`, which torch.fx records as ordinary operations."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in ("tracer", "node"):
+            raise ValueError("the model sets an attribute of a tensor")
+        super().__setattr__(name, value)
+
+    def _assign(self, function: Callable[..., Any], other: Any) -> fx.Proxy:
+        changed = self.tracer.create_proxy("call_function", function, (self, other), {})
+        changed.node.meta[_CHANGES_SOURCE] = True
+        return changed
+
+
+def _augmented(function: Callable[..., Any]) -> Callable[[_Proxy, Any], fx.Proxy]:
+    return lambda proxy, other: proxy._assign(function, other)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift"):
+    setattr(_Proxy, f"__i{_name}__", _augmented(getattr(operator, f"__{_name}__")))
 
 
 def _is_in_place(node: fx.Node) -> bool:
@@ -59,16 +100,17 @@ def lifted_model(module: nn.Module) -> StackedModel | None:
     """Return the program of a module in its current mode, or None if the module cannot be lifted in this way."""
     try:
         return _lift(module)
-    except (TypeError, ValueError, RuntimeError, AttributeError, NameError, fx.proxy.TraceError):
+    except Exception:  # a user's code may fail in any way when it is traced
         return None
 
 
 def _lift(module: nn.Module) -> StackedModel:
-    before = _random_streams()
-    graph = _Tracer().trace(module)
-    if before != _random_streams():
+    before = host_random_streams(), torch.get_rng_state().tolist()
+    with torch.enable_grad(), _without_own_gradients(), _with_attributes_restored(module):
+        graph = _Tracer().trace(module)
+    if before != (host_random_streams(), torch.get_rng_state().tolist()):
         raise ValueError("the model draws random numbers, which would be the same in each call of the program")
-    if any(_is_in_place(node) for node in graph.nodes):
+    if any(_is_in_place(node) or _changes_shared_tensor(node, module) for node in graph.nodes):
         raise ValueError("the model changes tensors in place")
     *nodes, output = graph.nodes
     if output.op != "output":
@@ -81,19 +123,86 @@ def _lift(module: nn.Module) -> StackedModel:
     return StackedModel(module, operations, output.args[0], _canonical_names(module))
 
 
-def _random_streams() -> tuple[object, ...]:
-    """Return the states of the random streams of Python and torch."""
-    return random.getstate(), torch.get_rng_state().tolist()
+def host_random_streams() -> tuple[object, ...]:
+    """Return the states of the global random streams of Python and numpy."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - users' code may draw from it
+    return random.getstate(), state["state"]["key"].tobytes(), state["state"]["pos"]
+
+
+@contextlib.contextmanager
+def _with_attributes_restored(module: nn.Module) -> Iterator[None]:
+    """Restore what the model's code assigns to its attributes while torch.fx traces it. Refuse new buffers."""
+    attributes = [(layer, dict(vars(layer)), dict(layer._buffers)) for layer in module.modules()]
+    new_buffers = False
+    try:
+        yield
+    finally:
+        for layer, values, buffers in attributes:
+            new_buffers |= any(buffer is not buffers.get(name) for name, buffer in layer._buffers.items())
+            vars(layer).update(values)
+            layer._buffers.update(buffers)
+    if new_buffers:
+        raise ValueError("the model assigns to its buffers")
+
+
+@contextlib.contextmanager
+def _without_own_gradients() -> Iterator[None]:
+    """Refuse functions with a gradient of their own. torch.fx would record their forward pass only."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("the model has a function with a gradient of its own")
+
+    original = torch.autograd.Function.__dict__["apply"]
+    torch.autograd.Function.apply = refuse  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
+    """Return whether an augmented assignment may change a tensor that is used elsewhere. The program would not."""
+    source = node.args[0] if _CHANGES_SOURCE in node.meta else None
+    return isinstance(source, fx.Node) and not _belongs_to(source, node, module)
+
+
+def _belongs_to(source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
+    """Return whether no other node uses the memory of the value of `source`."""
+    if set(source.users) != {user} or source.op == "get_attr":
+        return False
+    if source.target in _ELEMENTWISE or source.target is torch.cat or _makes_tensor(source, module):
+        return True
+    return all(_belongs_to(argument, source, module) for argument in source.all_input_nodes)
+
+
+_MAKES_TENSOR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+"""Layers whose result never shares memory with their input."""
+
+
+def _makes_tensor(node: fx.Node, module: nn.Module) -> bool:
+    return any(_is_layer(node, module, kind) for kind in _MAKES_TENSOR)
 
 
 def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Operation:
     operation = _AnyOperation(node, module)
-    if node.op != "call_module" or node.kwargs or len(node.args) != 1 or not isinstance(node.args[0], fx.Node):
+    if node.op != "call_module":
         return operation
     name = str(node.target)
     layer = module.get_submodule(name)
-    rule = RULES.get(type(layer))
-    return StackedLayer(rule, name, layer, node.args[0], activation, operation) if rule else operation
+    if not node.kwargs and len(node.args) == 1 and isinstance(node.args[0], fx.Node) and (rule := _rule_for(layer)):
+        return StackedLayer(rule, name, layer, node.args[0], activation, operation)
+    if isinstance(layer, _BatchNorm):
+        raise ValueError("BatchNorm without its rule would count rows of padding")
+    return operation
+
+
+def _rule_for(layer: nn.Module) -> Rule | None:
+    """Return the layer's rule. A layer with hooks has none, because a rule would not call them."""
+    return None if _has_hooks(layer) else RULES.get(type(layer))
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 @dataclass(frozen=True)
@@ -121,12 +230,14 @@ class _AnyOperation:
             return attribute(self.module, target) if found is None else Stacked(found)
         if self.node.op == "call_module":
             return self._layer(forward, target, args, kwargs)
-        return _call_lifted(getattr(Tensor, target) if self.node.op == "call_method" else target, args, kwargs)
+        function = getattr(Tensor, target) if self.node.op == "call_method" else target
+        return _call_lifted(_LIFTABLE.get(function, function), args, kwargs)
 
     def _layer(self, forward: StackedForward, name: str, args: Any, kwargs: Any) -> Any:
         layer = self.module.get_submodule(name)
         own = {n: Stacked(t) for n in _tensor_names(layer) if (t := forward.tensor(name, n)) is not None}
-        return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
+        with vmap_of_a_model(own[n].tensor for n, _ in layer.named_buffers() if n in own):
+            return _by_vmap(lambda t, *a, **k: torch.func.functional_call(layer, t, a, k), (own, *args), kwargs)
 
 
 _ACTIVATIONS: dict[Any, Activation] = {nn.ReLU: "relu", nn.ReLU6: "relu6", F.relu: "relu", torch.relu: "relu"}
@@ -145,8 +256,9 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
     is_changed_in_place = any(_works_in_place(node, module) for node in graph.nodes)
     for node in graph.nodes:
         source = node.args[0] if node.args else None
-        kind = type(module.get_submodule(node.target)) if node.op == "call_module" else node.target
-        if kind not in _ACTIVATIONS or not isinstance(source, fx.Node):
+        layer = module.get_submodule(node.target) if node.op == "call_module" else None
+        kind = node.target if layer is None else type(layer)
+        if kind not in _ACTIVATIONS or not isinstance(source, fx.Node) or (layer is not None and _has_hooks(layer)):
             continue
         user = next(iter(node.users), node)
         if len(source.users) > 1:
@@ -175,7 +287,7 @@ def _works_in_place(node: fx.Node, module: nn.Module) -> bool:
 
 
 def _has_rule(node: fx.Node, module: nn.Module, rule: Rule) -> bool:
-    return node.op == "call_module" and RULES.get(type(module.get_submodule(str(node.target)))) is rule
+    return node.op == "call_module" and _rule_for(module.get_submodule(str(node.target))) is rule
 
 
 def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
@@ -185,6 +297,33 @@ def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
 # -- operations without a rule -----------------------------------------------------------------------------
 
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
+
+
+_LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: embedding}
+"""Functions that `vmap` would lift wrongly, and what replaces them."""
+
+
+class _LiftableFunctions(TorchFunctionMode):
+    """Replaces functions that `vmap` would lift wrongly, within a `with` block."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _LIFTABLE.get(function, function)(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def vmap_of_a_model(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Make `vmap` lift the code of a model or layer rightly within a `with` block, or raise an error after it.
+
+    The code must not write into its buffers, nor draw random numbers from Python or numpy: `vmap` calls it only once
+    for all clients.
+    """
+    versions, streams = [(buffer, buffer._version) for buffer in buffers], host_random_streams()
+    with _LiftableFunctions():
+        yield
+    if any(buffer._version != version for buffer, version in versions):
+        raise RuntimeError("the model writes into its buffers")
+    if streams != host_random_streams():
+        raise RuntimeError("the model draws random numbers from Python or numpy")
 
 
 def _call_lifted(function: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
-from fedskew.engine.model.lifting import lifted_model
+from fedskew.engine.model.lifting import lifted_model, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, rule
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features
@@ -47,8 +47,14 @@ class Network:
             if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
                 layer.forward = ValidBatchNorm(layer, self._context, name).forward  # type: ignore[assignment, method-assign]
 
+        for layer in (*self._plain.modules(), *self._stackable.modules()):
+            if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+                layer.sparse = False  # the local optimisers take dense gradients
         self._plain.train()
         self._has_tied_tensors = _has_tied_tensors(self._model)
+        self._changes_inputs = False
+        """Whether the model writes into its inputs. `smallest_batch` finds out."""
+        self._hooks_gradients = any(m._backward_hooks or m._backward_pre_hooks for m in self._model.modules())
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
@@ -83,15 +89,17 @@ class Network:
         key: Tensor | None = None,
         between: Between | None = None,
     ) -> Outputs:
-        """Return logits and features of a batch. In train mode, BatchNorm writes its statistics into `buffers`.
+        """Return logits and features of a batch. What the model writes into its buffers is written into `buffers`.
 
         `between` changes the features before the head.
         """
         self._context.between = between
         try:
-            return self._call(self._plain, params, buffers, x, mode, key, None)
+            outputs, new = self._call(self._plain, params, buffers, self._own_inputs(x), mode, key, None)
         finally:
             self._context.between = None
+        buffers.update(new)
+        return outputs
 
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
@@ -100,7 +108,9 @@ class Network:
 
         `valid` marks the rows that are not padding.
         """
-        outputs = self._call(self._stackable, params, buffers, x, mode, key, valid)
+        outputs, new = self._call(self._stackable, params, buffers, x, mode, key, valid)
+        if new:
+            raise RuntimeError("the model writes into its buffers")
         return outputs, {**buffers, **self._context.buffers}
 
     def forward_stacked(
@@ -117,7 +127,9 @@ class Network:
 
         `valid` is None if there is no padding.
         """
-        lifted = self._lifted_in(mode)
+        if self._hooks_gradients:
+            raise RuntimeError("the model has backward hooks")
+        lifted, x = self._lifted_in(mode), self._own_inputs(x)
         if lifted is None:
             if between is not None:
                 raise RuntimeError("the method changes features, which needs a model that torch.fx can trace")
@@ -143,7 +155,7 @@ class Network:
     def _lifted_in(self, mode: Mode) -> StackedModel | None:
         self._stackable.train(mode == "train")
         if mode not in self._lifted:
-            self._lifted[mode] = lifted_model(self._stackable)
+            self._lifted[mode] = None if self._hooks_gradients else lifted_model(self._stackable)
         return self._lifted[mode]
 
     def _stacked_by_vmap(
@@ -155,10 +167,8 @@ class Network:
             out, new = self.forward_padded(params, buffers, x, valid, mode, key)
             return out.tensors(), new
 
-        versions = [b._version for b in buffers.values()]
-        tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
-        if versions != [b._version for b in buffers.values()]:
-            raise RuntimeError("the model writes into its buffers")
+        with vmap_of_a_model(buffers.values()):
+            tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
         return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
 
     def _call(
@@ -170,17 +180,22 @@ class Network:
         mode: Mode,
         key: Tensor | None,
         valid: Tensor | None,
-    ) -> Outputs:
+    ) -> tuple[Outputs, Tensors]:
+        """Return the outputs, and the buffers to which the model assigned new tensors."""
         training = mode == "train"
         if module.training != training:  # setting it anyway would visit every layer, which is slow for a small model
             module.train(training)
-        self._context.key, self._context.dropouts = key, 0
+        self._context.key, self._context.dropouts, self._context.mask_shapes = key, 0, []
         self._context.valid, self._context.buffers = valid, {}
+        tensors = _prefixed({**params, **buffers})
         with self._precision(x.device):
-            logits, features = torch.func.functional_call(
-                module, _prefixed({**params, **buffers}), (x,), tie_weights=self._has_tied_tensors
-            )
-        return self._outputs(logits, features)
+            logits, features = torch.func.functional_call(module, tensors, (x,), tie_weights=self._has_tied_tensors)
+        new = {n: t.detach() for n, b in buffers.items() if (t := tensors[_PREFIX + n]) is not b}
+        return self._outputs(logits, features), new
+
+    def _own_inputs(self, x: Tensor) -> Tensor:
+        """Copy the inputs of a model that writes into them. Frozen models and later gradients use the same batch."""
+        return x.clone() if self._changes_inputs else x
 
     def _outputs(self, logits: Tensor, features: Tensor | None) -> Outputs:
         if self._autocast is not None:
@@ -217,25 +232,48 @@ class Network:
         # wrongly True. This only costs time: frozen models run on one batch per client instead of one large batch.
         return not torch.allclose(together, apart, rtol=0, atol=1e-2 * float(apart.abs().max()))
 
+    def rows_keep_masks(self, samples: Tensor) -> bool:
+        """Return whether a sample's dropout masks are the same in a longer batch, with other samples after it.
+
+        A mask's numbers depend on their positions in the mask, so the batch must be its first axis.
+        """
+        if not any(isinstance(layer, KeyedDropout) for layer in self._plain.modules()):
+            return True
+        shapes, longer = (self._mask_shapes(x) for x in (samples, torch.cat([samples, samples])))
+        return all(one[1:] == other[1:] for one, other in zip(shapes, longer, strict=True))
+
+    @torch.no_grad()
+    def _mask_shapes(self, x: Tensor) -> list[torch.Size]:
+        state = self.state()
+        self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64, device=x.device))
+        return self._context.mask_shapes
+
     def smallest_batch(self, sample: Tensor) -> int:
         """Return the smallest batch size for training: 2 if a normalisation cannot train on one sample, else 1."""
-        state = self.state()
+        state, x = self.state(), sample[:1].clone()
         devices = [sample.device] if sample.device.type == "cuda" else []
+        version = x._version
         try:
             with torch.random.fork_rng(devices):
-                self.forward(state.params, state.buffers, sample[:1], "train", torch.zeros((), dtype=torch.int64))
+                self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64))
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
                 raise
             return 2
+        finally:
+            self._changes_inputs = self._changes_inputs or x._version != version
         return 1
 
     def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
-            if name and isinstance(layer, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            if name and type(layer).forward in _DROPOUTS:
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._context))
         return model
+
+
+_DROPOUTS = [kind.forward for kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)]
+"""The forward passes that keyed dropout replaces. A subclass may have one of its own."""
 
 
 def _has_tied_tensors(model: nn.Module) -> bool:

@@ -258,20 +258,48 @@ def _retrained_head(forward: StackedForward, name: str, layer: RetrainedHead, x:
 def _embedding(forward: StackedForward, name: str, layer: nn.Embedding, tokens: Tensor) -> Tensor:
     weight = forward.tensor(name, "weight")
     assert weight is not None
-    if layer.padding_idx is not None or layer.max_norm is not None:
-        lifted: Tensor = torch.func.vmap(lambda t, x: torch.func.functional_call(layer, {"weight": t}, (x,)))(
-            weight, tokens
-        )
-        return lifted
+    _require_liftable(layer.max_norm, layer.scale_grad_by_freq)
     size = layer.num_embeddings
     start = (torch.arange(forward.clients, device=tokens.device) * size).view(-1, *(1,) * (tokens.dim() - 1))
     known = (tokens >= 0) & (tokens < size)
     # An unknown token must raise an error, as with a single table, instead of reading another client's row.
     outside = forward.clients * size
-    return F.embedding(torch.where(known, tokens + start, outside), weight.flatten(0, 1))
+    vectors = F.embedding(torch.where(known, tokens + start, outside), weight.flatten(0, 1))
+    return _without_gradient_of_padding(vectors, tokens, layer.padding_idx)
 
 
-@rule(nn.BatchNorm1d, nn.BatchNorm2d)
+def embedding(
+    tokens: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,  # noqa: ARG001 - the arguments of F.embedding
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,  # noqa: ARG001
+) -> Tensor:
+    """Do the same as `F.embedding` for one client, under `vmap`.
+
+    Under `vmap`, `F.embedding` respects `padding_idx` for the first client only, and not the other options.
+    """
+    _require_liftable(max_norm, scale_grad_by_freq)
+    padding = padding_idx if padding_idx is None or padding_idx >= 0 else len(weight) + padding_idx
+    return _without_gradient_of_padding(F.embedding(tokens, weight), tokens, padding)
+
+
+def _require_liftable(max_norm: float | None, scale_grad_by_freq: bool) -> None:
+    if max_norm is not None:
+        raise RuntimeError("an embedding with max_norm changes its weights")
+    if scale_grad_by_freq:
+        raise RuntimeError("an embedding with scale_grad_by_freq counts the tokens of the whole batch")
+
+
+def _without_gradient_of_padding(vectors: Tensor, tokens: Tensor, padding: int | None) -> Tensor:
+    if padding is None:
+        return vectors
+    return torch.where((tokens == padding).unsqueeze(-1), vectors.detach(), vectors)
+
+
+@rule(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 def batch_norm(forward: StackedForward, name: str, layer: nn.BatchNorm2d, x: Tensor) -> Tensor:
     running = [t for s in ("running_mean", "running_var") if (t := forward.tensor(name, s)) is not None]
     if running and not layer.training:

@@ -327,7 +327,7 @@ class StackedEngine(Engine):
             self._abilities[kind] = work.parts, ability
         if ability.stackable and not ability.paddable and _have_short_batches(plans):
             self._notice(
-                "this model or method counts rows of padding, "
+                "this model or method depends on rows of padding, "
                 "so clients run one after another in rounds with short batches"
             )
         if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):

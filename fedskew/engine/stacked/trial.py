@@ -18,12 +18,14 @@ from fedskew.engine.data.batches import padded_targets, plan_batches
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import ClientStack, DataPass, stacked_sums
 from fedskew.engine.kernels.launches import compile_ahead
-from fedskew.engine.model.network import Network
+from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.stacked.local_step import Batches, StepResult, compute_step, finish_clients
 from fedskew.methods.hook_results import wrong_number, wrong_tally, wrong_tensors
 from fedskew.methods.parts import Outputs, Seen, Tensors, same_form
 from fedskew.randomness import fold
 
+_CANDIDATES = 64
+"""How many samples, spread over the data, are tried as other contents of the rows of padding."""
 _PASSES: tuple[PassKind, ...] = ("opening", "closing")
 
 
@@ -31,7 +33,8 @@ class Trial:
     """Takes steps on a few samples, without side effects."""
 
     def __init__(self, network: Network, data: DeviceSamples, work: RoundWork) -> None:
-        self._network, self._data, self._work = network, data, work
+        self._network, self._data = network, data
+        self._work = replace(work, sent=_copied(work.sent))  # a user's model may write into its tensors
         largest = max(work.assignments, key=lambda a: len(a.samples))
         self._client = replace(largest, samples=largest.samples[:3])
         """The round's largest client, with only a few of its samples."""
@@ -91,18 +94,26 @@ class Trial:
     def ignores_padding(self) -> bool:
         """Return whether rows of padding have no effect.
 
-        There are two tests. First, a whole step must have the same direction with other samples in the rows of padding.
-        Then the loss, its gradient and the sums of data passes must be the same with and without these rows. The second
-        test computes the network's outputs only once. A network rounds differently for another batch shape, and a deep
-        network amplifies the difference.
+        There are three tests. Rows of padding must not move the dropout masks of the samples before them. A whole step
+        must have the same direction with other samples in the rows of padding. And the loss, its gradient and the sums
+        of data passes must be the same with and without these rows. The last test computes the network's outputs only
+        once. A network rounds differently for another batch shape, and a deep network amplifies the difference.
         """
         samples = self._client.samples
+        if not self._network.rows_keep_masks(self._data.some_inputs()):
+            return False
         padded, otherwise_padded = (
             self._compute_step(1, np.concatenate([samples, [row] * 3]), len(samples)).direction
-            for row in (0, len(self._data) - 1)
+            for row in (0, self._other_row())
         )
         are_same = _are_close(padded, otherwise_padded, 10 * self._network.resolution)
         return are_same and self._ignores_padding_length()
+
+    def _other_row(self) -> int:
+        """Return the index of a sample whose input differs from the first one's: the last sample, if it does."""
+        rows = torch.linspace(len(self._data) - 1, 0, _CANDIDATES, device=self._data.y.device).long()
+        differs = (self._data.x[rows] != self._data.x[0]).flatten(1).any(dim=1)
+        return int(rows[differs.int().argmax()])
 
     def _compute_step(self, clients: int, rows: npt.NDArray[np.int64], valid_rows: int) -> StepResult:
         """Take a step on these rows of the data. Rows after the first `valid_rows` are padding."""
@@ -168,6 +179,11 @@ class Trial:
             return {"loss": loss.detach(), **gradients, **passes}
 
         return _are_close(results(samples), results(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+
+
+def _copied(model: ModelState) -> ModelState:
+    params, buffers = ({name: t.clone() for name, t in part.items()} for part in (model.params, model.buffers))
+    return ModelState(params, buffers)
 
 
 def _copies(tensor: Tensor, clients: int) -> Tensor:

@@ -53,7 +53,8 @@ class RuntimeFactory:
     def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
         """Make a runtime for this architecture, with this engine."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
-        smallest = max(n.smallest_batch(samples.some_inputs()) for n, samples in zip(networks, self._train, strict=True))
+        trials = [data.some_inputs() for data in self._train]
+        smallest = max(network.smallest_batch(x) for network, x in zip(networks, trials, strict=True))
         if self._config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fedskew.engine.model.lifting import lifted_model
 from fedskew.engine.model.network import Network
@@ -114,6 +118,48 @@ def frozen() -> nn.Module:
     return model
 
 
+def doubled(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return 2 * output
+
+
+def halved(layer: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    return inputs[0] / 2
+
+
+def hooked() -> nn.Module:
+    """Forward hooks on layers that have a rule or are joined with the layer beside them."""
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    )
+    model[0].register_forward_pre_hook(halved)
+    model[1].register_forward_hook(doubled)
+    model[4].register_forward_hook(doubled)
+    model[6].register_forward_hook(doubled)
+    return model
+
+
+class Residual(nn.Module):
+    """Adds with `+=` to a tensor that nothing else uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.convolution(x))
+        out += x
+        return out.flatten(1)
+
+
+class FunctionalEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.rand(9, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.embedding(x, self.table, padding_idx=-9).flatten(1)
+
+
 IMAGE, ROW = (2, 8, 8), (6,)
 MODELS = {
     "functions": (Odd, IMAGE),
@@ -154,6 +200,12 @@ MODELS = {
     "transposed convolution": (lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.Flatten()), IMAGE),
     "dropout": (lambda: nn.Sequential(nn.Dropout2d(0.4), nn.Conv2d(2, 3, 3), nn.Dropout(0.3), nn.Flatten()), IMAGE),
     "sequence": (lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Flatten()), IMAGE),
+    "volumes": (
+        lambda: nn.Sequential(nn.Unflatten(1, (2, 1)), nn.Conv3d(2, 3, (1, 3, 3)), nn.BatchNorm3d(3), nn.Flatten()),
+        IMAGE,
+    ),
+    "hooks": (hooked, IMAGE),
+    "augmented assignment": (Residual, IMAGE),
     "bilinear": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Softmax(dim=1)), ROW),
 }
 
@@ -166,11 +218,21 @@ def test_a_stack_is_its_clients(name: str, mode: str) -> None:
     check(make(), torch.randn(CLIENTS, ROWS, *shape, dtype=torch.float64), mode)
 
 
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 0}])
-def test_embeddings(options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Embedding(9, 4),
+        lambda: nn.Embedding(9, 4, padding_idx=0),
+        lambda: nn.Embedding(9, 4, sparse=True),
+        FunctionalEmbedding,
+    ],
+)
+def test_embeddings(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(9, 4, **options), nn.Flatten(), nn.Linear(12, 3))
-    check(model, torch.randint(0, 9, (CLIENTS, ROWS, 3)), "train")
+    model = nn.Sequential(make(), nn.Flatten(), nn.Linear(12, 3))
+    tokens = torch.randint(0, 9, (CLIENTS, ROWS, 3))
+    tokens[:, 0] = 0  # every client has padding
+    check(model, tokens, "train")
 
 
 @pytest.mark.parametrize("token", [-1, 9])
@@ -237,9 +299,122 @@ class Skipping(nn.Module):
         return x if random.random() < 0.5 else 2 * x
 
 
-@pytest.mark.parametrize("model", [Branching(), Writing(), Noisy(), Skipping()])
-def test_what_cannot_be_taken_apart_is_left_to_others(model: nn.Module) -> None:
+class SkippingByNumpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if np.random.rand() < 0.5 else 2 * x  # noqa: NPY002
+
+
+class WithoutGradients(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return 2 * x
+
+
+class Reversed(torch.autograd.Function):
+    """Reverses the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class OwnGradient(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Reversed.apply(x)
+
+
+class ChangesAnAlias(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out = 2 * x
+        other = out[:, 1:]
+        other += 1
+        return out
+
+
+class ChangesWhatItReturns(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out = 2 * x
+        kept = [out]
+        out *= 3
+        return torch.cat([*kept, out], dim=1)
+
+
+class Counting(nn.Module):
+    """Counts calls in a buffer, which has nothing to do with the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x
+
+
+class Assigning(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return x
+
+
+class Asserting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return x
+
+
+class LookingUp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * {6: 1.0}[x.shape[1]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Branching,
+        Writing,
+        Noisy,
+        Skipping,
+        SkippingByNumpy,
+        WithoutGradients,
+        OwnGradient,
+        ChangesAnAlias,
+        ChangesWhatItReturns,
+        Counting,
+        Assigning,
+        Asserting,
+        LookingUp,
+    ],
+)
+def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> None:
+    model = kind()
+    before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     assert lifted_model(model) is None
+    for name, (buffer, value) in before.items():
+        assert model.get_buffer(name) is buffer
+        assert torch.equal(buffer, value)
+
+
+def test_what_is_computed_from_a_buffer_follows_the_buffer() -> None:
+    class OwnNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("variance", torch.ones(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x / (self.variance + 1).sqrt()
+
+    network = Network(OwnNorm(), torch.float64)
+    x, valid, keys = torch.ones(2, 3, 6).double(), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    for value in (3.0, 8.0):
+        buffers = {"variance": torch.full((2, 6), value, dtype=torch.float64)}
+        out = network.forward_stacked({}, buffers, x, valid, "eval", keys)[0].logits
+        assert torch.equal(out, x / (value + 1) ** 0.5)
+    assert network._lifted["eval"] is not None
 
 
 def test_attributes_that_are_tensors_are_each_client_s_own() -> None:

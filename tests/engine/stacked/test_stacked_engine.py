@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from toy_runs import distance, finished, image_federation, linear, moved, norm_and_dropout, server
+from toy_runs import (
+    distance,
+    finished,
+    image_federation,
+    linear,
+    moved,
+    norm_and_dropout,
+    server,
+    text_federation,
+)
 
 from fedskew.engine import Network
 from fedskew.experiment.round.state import RunState
@@ -120,12 +132,186 @@ def test_a_model_that_mixes_rows_sees_no_padding() -> None:
     assert len(notices("fedavg", model)) == 1
 
 
-@pytest.mark.parametrize("layer", [OwnNorm(1), Counter()])
-def test_a_model_that_writes_into_its_buffers_runs_one_client_after_another(layer: nn.Module) -> None:
-    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4))
-    told = notices("fedavg", model)
+def test_a_model_that_mixes_rows_is_noticed_although_the_data_begin_and_end_alike() -> None:
+    """The contents of rows of padding are tried. They must differ."""
+    federation = image_federation()
+    federation.dataset.train.x[-1] = federation.dataset.train.x[0]
+    this = server(federation, "fedavg", nn.Sequential(nn.Flatten(), BatchCentred(), nn.Linear(64, 4)), engine="stacked")
+    finished(this)
+    assert "rows of padding" in this.engine.notices[0]
+
+
+class SequenceFirst(nn.Module):
+    """Drops entries of a tensor whose second axis is the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop, self.out = nn.Dropout(0.5), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.drop(x[:, 0].transpose(0, 1)).mean(dim=0))
+
+
+def test_dropout_masks_that_rows_of_padding_would_move() -> None:
+    told = notices("fedavg", SequenceFirst())
     assert len(told) == 1
-    assert "one after another" in told[0]
+    assert "rows of padding" in told[0]
+
+
+class AssignedCounter(Counter):
+    """Assigns to its buffer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return x + 0.1 * self.seen
+
+
+class CallCounter(Counter):
+    """Counts calls, whatever the inputs are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 1
+        return x + 0.1 * self.seen
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvls"])
+@pytest.mark.parametrize(
+    "layer",
+    [OwnNorm(1), Counter(), AssignedCounter(), CallCounter(), nn.InstanceNorm2d(1, track_running_stats=True)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_model_that_writes_into_its_buffers_runs_one_client_after_another(layer: nn.Module, method: str) -> None:
+    model = nn.Sequential(layer, nn.Flatten(), nn.Linear(64, 4))
+    told = notices(method, model)
+    assert len(told) == 1
+    assert "writes into its buffers" in told[0]
+
+
+def halve(layer: nn.Module, gradients: Any, output_gradients: Any) -> Any:
+    return tuple(g if g is None else g / 2 for g in gradients)
+
+
+class FrozenBody(nn.Module):
+    """Freezes its body in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(64, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            features = self.body(x.flatten(1))
+        return self.out(features)
+
+
+class Reversed(torch.autograd.Function):
+    """Reverses the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return -gradient
+
+
+class ReversedBody(FrozenBody):
+    """Reverses the gradient between body and head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(Reversed.apply(self.body(x.flatten(1))))
+
+
+class Dropping(nn.Module):
+    """Drops the batch's scale at random, by a generator of Python or numpy."""
+
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw, self.out = draw, nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1)) * (2 if self.training and self.draw() < 0.5 else 1)
+
+
+class AddsToAnAlias(FrozenBody):
+    """`+=` changes the features that the head uses, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.body(x.flatten(1))
+        more = features
+        more += 1
+        return self.out(features) + self.out(more)
+
+
+class ChangesInputs(nn.Module):
+    """Writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        return self.out(x.div_(2).flatten(1))
+
+
+def with_backward_hook() -> nn.Module:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
+    model[3].register_full_backward_hook(halve)
+    return model
+
+
+def with_hooked_norm() -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+    model[1].register_forward_hook(lambda layer, inputs, output: output + 1)
+    return model
+
+
+ODD_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "no gradient in a part": FrozenBody,
+    "a gradient of its own": ReversedBody,
+    "hook of a BatchNorm layer": with_hooked_norm,
+    "backward hook": with_backward_hook,
+    "Python's random numbers": lambda: Dropping(lambda: random.random()),
+    "numpy's random numbers": lambda: Dropping(lambda: np.random.rand()),  # noqa: NPY002
+    "augmented assignment to an alias": AddsToAnAlias,
+    "changed inputs": ChangesInputs,
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedvls", "fedsam"])
+@pytest.mark.parametrize("name", ODD_MODELS)
+def test_models_that_do_more_than_compute_an_output(name: str, method: str) -> None:
+    assert len(notices(method, ODD_MODELS[name]())) <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"), [({"max_norm": 0.5}, 1), ({"scale_grad_by_freq": True}, 1), ({"padding_idx": 0}, 0)]
+)
+def test_options_of_embeddings(options: dict[str, Any], told: int) -> None:
+    states, lines = [], []
+    for engine in ("plain", "stacked"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(30, 5, **options), nn.Flatten(), nn.Linear(30, 4))
+        this = server(text_federation(), "fedavg", model, engine=engine)
+        states.append(finished(this)[0])
+        lines += this.engine.notices
+    assert distance(*states) < 1e-9
+    assert len(lines) == told
+
+
+def test_padding_of_an_embedding_in_a_model_that_torch_fx_cannot_trace() -> None:
+    class Truncating(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            vectors = self[0](x).clone()
+            vectors[:, 0] = 0
+            return self[1](vectors.flatten(1))
+
+    model = Truncating(nn.Embedding(30, 5, padding_idx=0), nn.Linear(30, 4))
+    plain, stacked = (finished(server(text_federation(), "fedavg", model, engine=e))[0] for e in ("plain", "stacked"))
+    assert distance(plain, stacked) < 1e-9
 
 
 def test_one_notice_however_many_stages() -> None:
