@@ -201,7 +201,8 @@ def read_chain(path: Path) -> Chain:
             return Chain(tuple(entries), repairs, problem)
         repairs, torn = repairs + len(torn), []
         entries.append(entry)
-    return Chain(tuple(entries), repairs + len(torn), _missing_end(path, entries))
+    repairs += len(torn)
+    return Chain(tuple(entries), repairs, _missing_end(path, entries, repairs))
 
 
 class NewEntries:
@@ -246,11 +247,11 @@ def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequ
     return None
 
 
-def _missing_end(path: Path, entries: Sequence[Entry]) -> str | None:
+def _missing_end(path: Path, entries: Sequence[Entry], repairs: int) -> str | None:
     """Say how the end of a log and its head disagree. None if they agree."""
     head = read_head(path)
     if head is None:
-        return f"{head_path(path).name} is missing" if len(entries) > _LINES_PER_APPEND else None
+        return f"{head_path(path).name} is missing" if len(entries) + repairs > _LINES_PER_APPEND else None
     number, count = head["number"], len(entries)
     if number > count:
         return f"the log ends with entry {count}, but {head_path(path).name} names entry {number}: the rest is missing"

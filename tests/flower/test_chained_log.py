@@ -89,6 +89,13 @@ def test_a_chain_that_was_made_anew_is_found_by_its_head(tmp_path: Path) -> None
     assert "audit.head is missing" in str(read_chain(path).problem)
 
 
+def test_a_copy_in_which_no_line_is_an_entry_is_not_intact(tmp_path: Path) -> None:
+    """An editor that changes the line ends changes every line, and a copy has no head that shows it."""
+    path, copy = make_log(tmp_path), tmp_path / "copy.jsonl"
+    copy.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_chain(copy).problem == "copy.head is missing"
+
+
 @pytest.mark.parametrize("change", [lambda lines: lines.pop(), lambda lines: lines.__setitem__(-1, "spoiled")])
 def test_nothing_is_added_to_a_log_whose_end_was_changed(change: Callable[[list[str]], object], tmp_path: Path) -> None:
     """Otherwise the next entry would hide the change."""
