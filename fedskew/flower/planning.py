@@ -60,7 +60,7 @@ def contract_from_text(classes: str, shape: str) -> Contract:
         sizes = tuple(int(size) for size in shape.replace("x", ",").split(","))
     except ValueError as error:
         raise UserError(f"shape is {shape!r}; expected sizes such as 3,32,32, or a number of columns") from error
-    names = tuple(name.strip() for name in classes.split(","))
+    names = _class_names(classes)
     if len(sizes) not in (1, 3):
         raise UserError(f"shape is {shape!r}; expected channels, height and width of images, or a number of columns")
     mean = std = (0.5,) * sizes[0] if len(sizes) == 3 else ()  # maps images from [0, 1] to [-1, 1]
@@ -69,7 +69,14 @@ def contract_from_text(classes: str, shape: str) -> Contract:
 
 def contract_from_file(classes: str, encoding: str) -> Contract:
     """Make a contract without data, from class names and a file that says how a table's columns become inputs."""
-    return Contract.from_encoding(tuple(name.strip() for name in classes.split(",")), read_encoding(encoding))
+    return Contract.from_encoding(_class_names(classes), read_encoding(encoding))
+
+
+def _class_names(classes: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in classes.split(","))
+    if not all(names):
+        raise UserError(f"classes is {classes!r}; expected names such as benign,malignant, none of them empty")
+    return names
 
 
 def read_app(path: str | Path) -> tuple[FederationSettings, Contract, Config]:

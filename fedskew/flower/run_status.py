@@ -151,11 +151,11 @@ class RunHistory:
     def _add_time(self, entry: Entry) -> None:
         """Add the time of a site's reply, or that it missed the time-out, as the running server does.
 
-        A refusal or a failure says nothing about the time.
+        A refusal or a failure says nothing about the time. A reply to a greeting does not count either.
         """
         name, event = entry["site"], entry["event"]
         number, since = self._names.index(name), self._sites[name].waiting_since
-        if event == "reply" and since is not None:
+        if event == "reply" and since is not None and entry.get("kind") != "hello":
             self._times.add(number, self._works[name], _seconds(since, datetime.fromisoformat(entry["time"])))
         elif entry.get("timed_out") and name in self._works:
             self._times.add_missed(number, self._works[name])

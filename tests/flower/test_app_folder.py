@@ -94,6 +94,8 @@ def test_a_contract_can_be_described_where_there_are_no_data() -> None:
     assert contract_from_text("yes,no", "12").kind == "table"
     with pytest.raises(UserError, match="expected channels, height and width"):
         contract_from_text("yes,no", "3,4")
+    with pytest.raises(UserError, match="classes is 'yes,no,'; expected names such as benign,malignant, none of them"):
+        contract_from_text("yes,no,", "12")
 
 
 def test_methods_and_models_that_do_not_fit_are_refused_before_anything_is_written(

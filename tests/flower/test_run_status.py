@@ -144,6 +144,23 @@ def test_only_a_missed_time_out_limits_the_next_wait_after_a_restart(tmp_path: P
         assert times.limit(1, "train") == limit
 
 
+def test_a_reply_to_a_greeting_does_not_end_a_site_s_silence(tmp_path: Path) -> None:
+    """As in the running server: a site that connects again may still hang when it works."""
+    times = ReplyTimes(grace=3.0, at_least=60.0)
+    history = RunHistory(("a", "b"), times)
+    for seconds, entry in (
+        (0, {"event": "request", "kind": "train", "work": "train", "sites": ["a", "b"]}),
+        (2, {"event": "reply", "kind": "train", "round": 1, "site": "a"}),
+        (900, {"event": "late", "kind": "train", "site": "b", "reason": "", "timed_out": True}),
+        (1000, {"event": "request", "kind": "hello", "sites": ["b"]}),
+        (1001, {"event": "reply", "kind": "hello", "site": "b"}),
+        (1010, {"event": "request", "kind": "evaluate", "work": "evaluate", "sites": ["a", "b"]}),
+        (1012, {"event": "reply", "kind": "evaluate", "site": "a"}),
+    ):
+        history.add({**entry, "time": after(seconds)})
+    assert times.limit(1, "evaluate") == 60.0
+
+
 def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
