@@ -37,8 +37,10 @@ from fedskew.workers import default_workers
 RUN_FILE, FEDERATION_FILE = "chosen.yaml", "federation.yaml"
 DEFAULT_BUDGET = "5m"
 _FEDERATED = (
-    "data", "data_dir", "model", "rounds", "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer",
-    "momentum", "weight_decay", "clip_norm", "class_weights", "batches", "average", "augment", "seed",
+    "data", "data_dir", "task", "model", "head", "init", "train", "lora_rank", "lora_alpha", "lora_targets", "rounds",
+    "clients_per_round", "local_epochs", "batch_size", "lr_decay", "optimizer", "momentum", "weight_decay", "clip_norm",
+    "example_clip", "example_noise", "class_weights", "batches", "average", "augment", "seed", "positive",
+    "specificity", "mean_last",
 )  # fmt: skip
 """Keys of the chosen configuration that `federation.yaml` also has, besides the method and its learning rate."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
@@ -389,6 +390,17 @@ def test_the_files_run_as_they_say(finished: fs.Choice, tmp_path: Path) -> None:
     assert (config.method, config.lr) == (winner.method, winner.lr)
     assert main(["run", "-c", str(finished.run_file), "--out", str(tmp_path / "run"), "-q"]) == 0
     assert fs.load_run(tmp_path / "run").method == finished.method
+
+
+def test_the_file_for_a_federation_has_all_settings_that_a_federation_uses(finished: fs.Choice) -> None:
+    """A federation sets the others itself, or they concern the machine of a run."""
+    others = {
+        "partition", "engine", "device", "precision", "compile", "eval_every", "eval_local", "client_test",
+        "server_data", "save_predictions", "checkpoint_every", "init_sha256",
+    }  # fmt: skip
+    written = yaml.safe_load(finished.federation_file.read_text())
+    chosen = finished.config.to_mapping()
+    assert written == {key: value for key, value in chosen.items() if key not in others}
 
 
 def test_the_file_for_a_federation_makes_its_app(finished: fs.Choice, tmp_path: Path) -> None:
