@@ -146,7 +146,8 @@ class SecureSite:
         name = str(facts.get("session"))
         if name not in self._sessions:
             raise UserError(
-                "this site does not know the session; its worker has been started again, or the request came late"
+                "this site does not know the session: its worker has been started again, its data or its site.yaml "
+                "have changed, or the request came late"
             )
         if self._sessions[name].terms != terms:
             raise UserError("the server continues a session with other terms of secure aggregation")

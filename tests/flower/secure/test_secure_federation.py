@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -449,6 +450,23 @@ def test_a_worker_with_an_open_session_does_not_end(here: Case, tmp_path: Path) 
     here.grid.meddle = meddle
     run_federation(here.grid, here.context)
     assert patience == {kind: 5 if kind in ("hello", "secure_unmask") else 3600 for kind in ("hello", *STEPS)}
+
+
+def test_a_site_whose_configuration_changes_during_a_session_says_so(here: Case) -> None:
+    answer_as_workers(here, Path(here.settings.test_data or ""))
+    for name in NAMES:
+        file = here.folder / name / "site.yaml"
+        file.write_text(file.read_text() + f"keys: {credentials(tuple(NAMES)).node(name).folder}\n")
+
+    def meddle(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        if (site, asked["kind"]) == ("site-1", "secure_shares"):
+            os.utime(here.folder / "site-1" / "site.yaml", ns=(0, 0))
+        return facts, answer
+
+    here.grid.meddle = meddle
+    run_federation(here.grid, here.context)
+    (reason,) = (message.facts["refused"] for message in here.grid.sent if "refused" in message.facts)
+    assert "does not know the session: its worker has been started again, its data or its site.yaml have" in reason
 
 
 def test_a_worker_waits_for_no_further_step_of_a_session_in_which_it_failed(here: Case) -> None:
