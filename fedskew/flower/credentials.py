@@ -27,6 +27,8 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 """Names in every server certificate, for processes on the server itself."""
 SECRET, PUBLIC = 0o600, 0o644
 """Permissions of files."""
+_MOST_DAYS = 36500
+"""The longest time for which a certificate may be valid. Dates end with the year 9999."""
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
@@ -89,8 +91,8 @@ def make_credentials(
     A site's ca.pem is always replaced by a copy of the authority's.
     """
     _check_sites(sites)
-    if days < 1:
-        raise UserError(f"days is {days}; expected at least 1")
+    if not 1 <= days <= _MOST_DAYS:
+        raise UserError(f"days is {days}; expected 1 to {_MOST_DAYS}")
     names = [_checked_host(host) for host in (*LOCAL, *hosts)]
     credentials = Credentials(Path(folder))
     _make_folder(credentials.folder)

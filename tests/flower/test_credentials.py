@@ -241,6 +241,7 @@ def test_a_server_certificate_without_host_names_is_named_and_may_be_deleted(mad
         (["a"], ["-x"], 365, "'-x'"),
         (["a"], [""], 365, "''"),
         (["a"], [], 0, "days is 0"),
+        (["a"], [], 3_000_000, "days is 3000000; expected 1 to 36500"),
     ],
 )
 def test_mistakes_are_named_and_leave_nothing(
