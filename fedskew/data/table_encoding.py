@@ -260,10 +260,13 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
         raise UserError(
             f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite numbers, and std above 0"
         )
+    marks_gaps = entry.get("marks_gaps", False)
+    if not isinstance(marks_gaps, bool):
+        raise UserError(f"{where}: marks_gaps of {name!r} is {marks_gaps!r}; expected true or false")
     values = None if categories is None else tuple(str(value) for value in categories)
     if values is not None and len(set(values)) < len(values):
         raise UserError(f"{where}: a category of {name!r} is listed twice; expected each category once")
-    return ColumnEncoding(name, mean, std, values, bool(entry.get("marks_gaps", False)))
+    return ColumnEncoding(name, mean, std, values, marks_gaps)
 
 
 def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:

@@ -146,10 +146,12 @@ def _encoding_notes(
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
     if found := [f"{column} ({count})" for column, count in gaps.items() if count]:
         marked = sum(column.marks_gaps for column in encoding.columns)
-        how = "the mean replaces missing numbers"
+        how = ["the mean replaces missing numbers"] if any(gaps[column] for column in train.number_names) else []
+        if any(gaps[column] for column in train.strings):
+            how.append("a missing category is 0 in all inputs of its column")
         if marked:
-            how += f", and {plural(marked, 'more input')} mark{'s' * (marked == 1)} the gaps"
-        notes.append(f"{name}: gaps in {_shortened(found)}; {how}")
+            how.append(f"and {plural(marked, 'more input')} mark{'s' * (marked == 1)} the gaps")
+        notes.append(f"{name}: gaps in {_shortened(found)}; {', '.join(how)}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]
     if constant and is_fitted:

@@ -149,7 +149,12 @@ FILES = [
         columns=("age", "x", "x missing"),
         note="gaps in x (23); the mean replaces missing numbers, and 1 more input marks the gaps",
     ),
-    Case("gaps among categories", csv(x=cells("a", "", "b")), columns=("age", "x=a", "x=b", "x missing")),
+    Case(
+        "gaps among categories",
+        csv(x=cells("a", "", "b")),
+        columns=("age", "x=a", "x=b", "x missing"),
+        note="gaps in x (10); a missing category is 0 in all inputs of its column, and 1 more input marks the gaps",
+    ),
     Case(
         "a marker of gaps",
         csv(x=cells("1", "-999", "2")),
