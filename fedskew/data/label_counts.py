@@ -67,6 +67,11 @@ class LabelCounts:
 def federation_counts(federation: Federation) -> LabelCounts:
     """Return the label counts of a federation."""
     names, notes = federation.client_labels, federation.notes
+    if federation.dataset.task.name == "multi-label":
+        notes = (*notes, "Samples have several labels or none. A sample counts once for each of its labels.")
+        for name, row in zip(names, federation.label_counts, strict=True):
+            if row.sum() == 0:
+                raise UserError(f"no sample of client {name!r} has a label; expected at least 1 label per client")
     return LabelCounts(
         names, federation.dataset.classes, federation.label_counts, bool(federation.client_names), True, notes
     )

@@ -33,13 +33,16 @@ def federation(comparison: Comparison) -> Section:
             "set FEDSKEW_DATA, or repeat the runs"])  # fmt: skip
     run = next(run for run in comparison.runs if run.label_counts is not None)
     groups = class_groups(counts)
+    unit = "label" if comparison.is_multi_label else "sample"
     paragraphs = [
-        f"{plural(len(counts), 'client')}, {counts.shape[1]} classes, {plural(int(counts.sum()), 'sample')}; split of "
+        f"{plural(len(counts), 'client')}, {counts.shape[1]} classes, {plural(int(counts.sum()), unit)}; split of "
         f"seed {run.seed}. A class is vacant on a client that has no samples of it. Otherwise it is a majority class "
-        "if it has more than an even share of the client's samples, and a minority class if not.",
+        f"if it has more than an even share of the client's {unit}s, and a minority class if not.",
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]
+    if comparison.is_multi_label:
+        paragraphs.append("A sample may have several labels, or none.")
     if len(counts) > MAX_CLIENTS:
         paragraphs.append(f"The figures and the table show the first {MAX_CLIENTS} clients.")
     clients = comparison.client_labels[:MAX_CLIENTS]
@@ -60,7 +63,7 @@ def federation(comparison: Comparison) -> Section:
     table = Table(
         "clients",
         "The clients",
-        ["client", "samples", "vacant", "minority", "majority", "largest class %"],
+        ["client", f"{unit}s", "vacant", "minority", "majority", "largest class %"],
         [
             [clients[k], int(row.sum()), *(int(groups[g][k]) for g in ("vacant", "minority", "majority")),
              number(100 * row.max() / max(1, row.sum()), 1)]

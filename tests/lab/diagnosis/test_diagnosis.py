@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fedskew as fs
 from fedskew.cli import main
 from fedskew.data import make_partition
-from fedskew.data.label_counts import LabelCounts
+from fedskew.data.label_counts import LabelCounts, federation_counts
+from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.round.record import RoundRow
 from fedskew.lab.diagnosis.advice import MARGIN, candidates, printed_gains, recommend
@@ -364,3 +366,18 @@ def test_notes_on_the_counts_are_said(
     assert "sites.csv: column 3 of the counts is the sum of the others and was left out" in shown
     assert "2 clients, 2 classes, 16 samples" in shown
     assert "fedskew choose --data synthetic --set data.classes=2 --partition counts" in shown
+
+
+def test_samples_with_several_labels_are_noted() -> None:
+    labels = np.random.default_rng(0).integers(0, 2, (60, 3))
+    fed = fs.federation((np.random.default_rng(1).normal(size=(60, 4)), labels), fs.IID(clients=2), seed=0)
+    sentences = list(Diagnosis.from_counts(federation_counts(fed)).sentences())
+    assert "A sample counts once for each of its labels." in sentences[0]
+
+
+def test_a_client_whose_samples_have_no_label_is_named() -> None:
+    labels = np.array([[0, 0, 0]] * 30 + [[1, 1, 0]] * 30 + [[0, 1, 1]] * 30 + [[0, 0, 1]] * 30)
+    values = np.random.default_rng(1).normal(size=(120, 4))
+    fed = fs.federation((values, labels), fs.Shards(clients=4, shards=1), seed=0)
+    with pytest.raises(UserError, match=r"no sample of client '\d' has a label"):
+        federation_counts(fed)

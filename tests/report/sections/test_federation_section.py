@@ -24,3 +24,12 @@ def test_a_federation_of_sites_without_label_counts_is_described(sites: list[str
     run = made_up("fedavg", 0, [0.5, 0.5])
     at_sites = replace(run, config=replace(run.config, partition=split))
     assert federation(compare_runs([at_sites])).paragraphs == [note]
+
+
+def test_labels_are_not_called_samples_if_a_sample_may_have_several() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    several = replace(run, config=replace(run.config, task="multi-label"))
+    section = federation(compare_runs([several]))
+    assert "2 clients, 2 classes, 27 labels;" in section.paragraphs[0]
+    assert section.tables[0].columns[:2] == ["client", "labels"]
+    assert federation(compare_runs([run])).tables[0].columns[:2] == ["client", "samples"]
