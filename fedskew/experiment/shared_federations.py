@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -37,14 +38,37 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 
     The fraction is held out before the rest is split over the clients. The real test set is then not used at all.
     """
-    data = json.dumps({"name": config.data, **data_options(config)}, sort_keys=True)
-    dataset = _dataset(data, config.data_dir, validation)
-    return _federation(_key(config, validation), dataset, config)
+    source = {"name": config.data, **data_options(config)}
+    dataset = _dataset(json.dumps(source, sort_keys=True), config.data_dir, validation, _file_stamps(source.values()))
+    stamps = _file_stamps([*source.values(), *config.partition.params.values()])
+    return _federation(_key(config, validation), dataset, config, stamps)
+
+
+Stamps = tuple[tuple[str, int, int], ...]
+
+
+def _file_stamps(options: Iterable[object]) -> Stamps:
+    """Return the paths, times and sizes of the files that these options name. They tell if a file has changed.
+
+    Of a folder, its entries are listed, but not what is in its sub-folders.
+    """
+    found = []
+    for option in options:
+        if isinstance(option, str) and option:
+            with contextlib.suppress(OSError, ValueError, RuntimeError):  # no path, or no home folder
+                path = Path(option).expanduser().absolute()
+                for file in (path, *(path.iterdir() if path.is_dir() else ())):
+                    status = file.stat()
+                    found.append((str(file), status.st_mtime_ns, status.st_size))
+    return tuple(sorted(found))
 
 
 @lru_cache(maxsize=4)
-def _dataset(data: str, data_dir: str | None, validation: float | None) -> Dataset:
-    """Load a dataset. `data` has its name and parameters as JSON, because a cache needs hashable arguments."""
+def _dataset(data: str, data_dir: str | None, validation: float | None, stamps: Stamps) -> Dataset:  # noqa: ARG001
+    """Load a dataset. `data` has its name and parameters as JSON, because a cache needs hashable arguments.
+
+    `stamps` only makes the cache load a file again if it has changed.
+    """
     options = json.loads(data)
     dataset = load(options.pop("name"), data_dir, **options)
     return dataset if validation is None else hold_out_validation(dataset, validation)
@@ -57,12 +81,12 @@ def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
 
 
 _recent: dict[str, Federation] = {}
-"""The federations that this process made last, by key and data folder."""
+"""The federations that this process made last, by key, data folder and file stamps."""
 _MAX_RECENT = 8
 
 
-def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
-    recent_key = f"{key} {config.data_dir}"
+def _federation(key: str, dataset: Dataset, config: Config, stamps: Stamps) -> Federation:
+    recent_key = f"{key} {config.data_dir} {stamps}"
     if recent_key not in _recent:
         while len(_recent) >= _MAX_RECENT:
             del _recent[next(iter(_recent))]
@@ -72,6 +96,8 @@ def _federation(key: str, dataset: Dataset, config: Config) -> Federation:
 
 def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
     """Read the split from the user's cache, or draw it. While one process does this, others with the same key wait."""
+    if _file_stamps(config.partition.params.values()):  # the split is in a file, or depends on one that may change
+        return build_federation(config, dataset)
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"
     with exclusive(folder / f".{key}.lock"):

@@ -29,3 +29,14 @@ def test_runs_with_other_data_folders_get_other_data(tmp_path: Path) -> None:
     _write_cinic10(tmp_path / "large", images=5)
     assert samples(tmp_path / "small") == 6
     assert samples(tmp_path / "large") == 10
+
+
+def test_changed_files_of_data_and_counts_are_read_again(tmp_path: Path) -> None:
+    table, counts = tmp_path / "table.csv", tmp_path / "counts.csv"
+    values = {"data": str(table), "partition": {"rule": "counts", "path": str(counts)}}
+    for rows, each in ((20, 3), (30, 3), (30, 4)):
+        table.write_text("age,label\n" + "".join(f"{row % 7}.5,{'ab'[row % 2]}\n" for row in range(rows)))
+        counts.write_text(f"client,a,b\nx,{each},1\ny,1,{each}\n")
+        fed = shared_federation(with_values(Config(), values))
+        assert (len(fed.dataset.train), fed.sizes.tolist()) == (rows * 4 // 5, [each + 1, each + 1])
+        assert shared_federation(with_values(Config(), values)) is fed
