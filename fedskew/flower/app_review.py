@@ -54,7 +54,10 @@ def build_archive(app: Path) -> bytes:
         raise UserError(f"{app} is not a folder; expected the folder of a federation's app")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower calls deprecated functions
-        return build_fab_from_disk(app)
+        try:
+            return build_fab_from_disk(app)
+        except (ValueError, OSError) as error:  # for example a setting that Flower lacks, or an app that is too large
+            raise UserError(f"Flower cannot pack {app}: {' '.join(str(error).split())}") from error
 
 
 def require_approval(app: Path, site_folder: Path) -> bool:

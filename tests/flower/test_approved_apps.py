@@ -104,6 +104,15 @@ def test_an_app_is_approved_only_with_a_yes(
     assert len(read_approvals(site) or []) == 1
 
 
+def test_an_app_that_flower_cannot_pack_is_refused_in_one_line(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    project = site / "app" / "pyproject.toml"
+    project.write_text(project.read_text().replace('publisher = "fedskew"', ""))
+    assert approve(site, "--yes") == 2
+    assert f'error: Flower cannot pack {site / "app"}: Invalid Flower App configuration: - Property "publisher"' in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_user_without_a_name_and_a_folder_that_cannot_be_written_are_named(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
