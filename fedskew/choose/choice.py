@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from fedskew.choose.budget import Budget, Costs, choose_plan, rung_ends
-from fedskew.choose.field import field_methods
+from fedskew.choose.field import are_known_everywhere, field_methods
 from fedskew.choose.progress import showing_race
 from fedskew.choose.race import Race
 from fedskew.choose.trial import RACE_METRICS, MakeFederation
@@ -130,7 +130,8 @@ def choose(
         federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
     workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
-        a configuration gives the same federation, as it can for datasets in the catalogue.
+        a configuration gives the same federation, as it can for datasets in the catalogue. So are methods that only
+        your program registers.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
@@ -185,9 +186,8 @@ def _race(
         if record.finished:
             watcher.on_notice(f"{folder} is already finished; nothing was run")
         else:
-            processes = (
-                1 if make_federation is not shared_federation else workers or default_workers(base.device, len(field))
-            )
+            in_workers = make_federation is shared_federation and are_known_everywhere(field)
+            processes = (workers or default_workers(base.device, len(field))) if in_workers else 1
             trials = Trials(_trial_config(base), fraction, folder, processes, watcher, make_federation)
             with contextlib.closing(trials):
                 record = Race(base, record, Budget.parse(budget), folder, trials, processes, watcher).run()

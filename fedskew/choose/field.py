@@ -10,7 +10,7 @@ from typing import Any
 
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.methods import Method, Schedule, canonical_name, make_method
+from fedskew.methods import Method, Schedule, canonical_name, find, make_method
 
 BASELINE = "fedavg"
 
@@ -114,6 +114,12 @@ def _check_method(method: Method) -> None:
             "samples of all clients; expected methods with a global model, or `fedskew compare --client-test 0.2` for "
             "this one"
         )
+
+
+def are_known_everywhere(methods: Iterable[str]) -> bool:
+    """Whether every process finds these methods. A method that the user's program registers is known only there."""
+    entries = [find(single) for name in methods for single in name.split("+") if ":" not in single]
+    return all(part.__module__.partition(".")[0] == "fedskew" for entry in entries for part in entry.parts)
 
 
 def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:

@@ -59,6 +59,13 @@ def test_a_budget_that_is_too_small_names_what_is_needed() -> None:
         choose_plan(Budget(needed - 1, "rounds"), costs, METHODS, 0.1, 40, 1)
 
 
+def test_a_plan_leaves_a_reserve_of_the_time() -> None:
+    costs = Costs(dict.fromkeys(METHODS, 0.1), 0.5)
+    needed = costs.race_cost(PLANS[-1], METHODS, 0.1, 40)
+    with pytest.raises(UserError, match="increase --budget"):
+        choose_plan(Budget(1.01 * needed, "seconds"), costs, METHODS, 0.1, 40, 1)
+
+
 def test_more_workers_do_more_in_the_same_time() -> None:
     costs = Costs(dict.fromkeys(METHODS, 0.1), 0.5)
     budget = Budget(costs.race_cost(PLANS[-1], METHODS, 0.1, 40) / PLANNED_SHARE, "seconds")

@@ -88,6 +88,12 @@ def test_a_lead_above_one_standard_error_is_taken_although_it_is_not_significant
     assert "not significant" in answer
 
 
+def test_the_lead_is_compared_with_the_error_of_its_mean() -> None:
+    """The mean lead of 2 points is less than its deviation of 3 points, but more than the standard error of 1.7."""
+    assert chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.55, 0.49, 0.52]))[0] == "fedvls"
+    assert chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.55, 0.47, 0.51]))[0] == "fedavg"
+
+
 def test_cheaper_and_more_private_alternatives_are_named() -> None:
     _, answer = chosen(
         finalist("fedavg", [0.5, 0.52, 0.51]),

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,15 @@ from fedskew.choose.budget import MAX_PER_METHOD
 from fedskew.choose.choice import _base_and_federation, choose
 from fedskew.choose.field import Candidate, make_field
 from fedskew.choose.progress import NotebookRace, RaceProgress
-from fedskew.choose.race import keep_best
+from fedskew.choose.race import keep_best, scored_rounds
 from fedskew.choose.trial import Trial, TrialResult, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.methods import METHODS as CATALOGUE
+from fedskew.methods import Entry
+from fedskew.methods.fedavg import CrossEntropy
 from fedskew.report.race import standings_table
 from fedskew.report.sections.race import race_section
 from fedskew.results.race import RACE, SEEDS, SPLITS, RaceRecord, Repeats, load_race, repeats
@@ -271,6 +274,18 @@ def test_a_trial_that_continues_has_the_numbers_of_one_that_does_not(tmp_path: P
     assert answer(4, "steps")["rounds"] == 6, "a finished run is only read"
 
 
+def test_a_score_is_the_mean_of_a_third_of_the_rounds_but_at_most_mean_last() -> None:
+    config = with_values(Config(), {"mean_last": 4})
+    assert [scored_rounds(config, rounds) for rounds in (1, 2, 6, 11, 12, 90)] == [1, 1, 2, 3, 4, 4]
+
+
+def test_a_score_ignores_rounds_after_the_rung() -> None:
+    """A trial that is read again may have more rounds than its rung."""
+    curve = [(1, 0.1), (2, 0.2), (3, 0.4), (4, 0.9)]
+    found = TrialResult(4, {"accuracy": curve}, 1.0, 0.1, 1.0, 100.0, 0)
+    assert found.score("accuracy", 3, 2) == pytest.approx(0.3)
+
+
 def test_a_rung_keeps_the_best_but_few_per_method_and_always_fedavg() -> None:
     ranking = [(Candidate("fedvls", lr), None) for lr in (1.0, 2.0, 3.0)]
     ranking += [(Candidate("fedprox", 1.0), None), (Candidate("fedrs", 1.0), None)]
@@ -343,6 +358,20 @@ def test_a_method_that_fails_in_the_final_is_recorded(tmp_path: Path, monkeypatc
     choice = choose(config=config, methods=methods, budget="60r", out=tmp_path / "r", workers=1, watcher=InTheFinal())
     assert {one.standing.method for one in choice.race.final} == {"fedavg", "fedprox"}
     assert choice.race.failures == {"own_part:Fails": "not today"}
+
+
+def test_a_method_that_only_this_program_knows_is_raced_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Own(CrossEntropy):
+        """The cross entropy."""
+
+    Own.__module__ = "my_program"
+    monkeypatch.setitem(CATALOGUE, "own", Entry("own", (Own,), "", ""))
+    config = with_values(Config(), {**TINY, "rounds": 1})
+    choice = choose(config=config, methods=["own+fedprox"], budget="30r", out=tmp_path, workers=2)
+    assert {one.standing.method for one in choice.race.final} == {"fedavg", "own+fedprox"}
 
 
 def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:

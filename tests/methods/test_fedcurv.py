@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from linear_clients import (
     Array,
     Recording,
@@ -24,7 +25,9 @@ from linear_clients import (
 from toy_runs import use_engine
 
 from fedskew.errors import UserError
-from fedskew.methods import make_method
+from fedskew.losses import IGNORE
+from fedskew.methods import Client, Outputs, Seen, make_method
+from fedskew.methods.fedcurv import FedCurv
 
 
 def slope(at: Array, site: Site) -> Array:
@@ -109,3 +112,12 @@ def test_a_pass_with_gradients_counts_as_an_epoch() -> None:
 def test_a_negative_weight_is_refused() -> None:
     with pytest.raises(UserError, match="curvature_weight"):
         make_method("fedcurv", {"curvature_weight": -1})
+
+
+def test_a_batch_of_padding_alone_does_not_count() -> None:
+    """The stacked engine pads a client that has fewer batches than others."""
+    real, padding = torch.tensor([0, IGNORE]), torch.tensor([IGNORE, IGNORE])
+    client = Client(torch.ones(2), {})
+    for y, batches in ((real, 1), (padding, 0)):
+        seen = Seen(Outputs(torch.zeros(2, 2)), y, torch.zeros(2), {"head.weight": torch.zeros(2, 3)})
+        assert FedCurv().closing(seen, client)["batches"] == batches

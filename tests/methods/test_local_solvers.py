@@ -31,7 +31,8 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import IGNORE
-from fedskew.methods import Client, Tensors, make_method
+from fedskew.methods import Client, Tensors, Updates, make_method
+from fedskew.methods.fedgf import PerturbedMean
 from fedskew.methods.fedsam import ascend
 from fedskew.methods.parts import LossPart
 from fedskew.methods.perfedavg import PerFedAvg
@@ -274,6 +275,15 @@ def test_fedgfs_threshold_is_scaled_to_how_long_clients_train(decay: float, drif
     flag = float(states[1].models["global"].server_state["drifted"][-1])
     assert flag == float(drift > 0.3 * path / (8 * 0.01))
     assert flag == drifted
+
+
+def test_fedgfs_threshold_is_that_of_the_mean_number_of_steps() -> None:
+    """Two clients with 1 and 9 steps: the threshold is 3.75 · 0.1 · 5 = 1.875. Both drifted by 2."""
+    rule, sent = PerturbedMean(), {"w": torch.zeros(1)}
+    steps = {"local_steps": torch.tensor([1.0, 9.0])}
+    updates = Updates({"w": torch.full((2, 1), 2.0)}, torch.tensor([0.5, 0.5]), steps, lr=0.1, participation=1.0)
+    _, state = rule.aggregate(sent, updates, rule.server_state(sent))
+    assert state["drifted"].sum() == 1
 
 
 def test_fedgf_weighs_the_servers_point_by_how_often_clients_drifted() -> None:

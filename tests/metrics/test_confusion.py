@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from fedskew.metrics.confusion import Confusion, Evaluation
+from fedskew.metrics.multi_label import MultiLabelEvaluation
 
 
 def confusion_matrix(true: list[int], predicted: list[int], classes: int) -> Confusion:
@@ -95,6 +96,11 @@ def test_totals_give_an_accuracy_and_no_metric_by_class() -> None:
 def test_totals_that_cannot_be_are_refused(totals: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="expected numbers of correct and of all predictions"):
         Evaluation(np.zeros((2, 2)), totals)
+
+
+def test_totals_of_several_labels_count_every_sample_once() -> None:
+    found = MultiLabelEvaluation(np.zeros((3, 2, 2), int), totals=(18, 30))
+    assert (found.samples, found.accuracy) == (10, 0.6)
 
 
 def test_added_matrices_give_the_mean_accuracy_and_the_macro_f1_of_the_sum() -> None:

@@ -62,7 +62,7 @@ def test_sites_add_up_to_the_whole() -> None:
     assert whole.brier == pytest.approx(total.brier)
 
 
-@pytest.mark.parametrize("change", ["own", "others", "reliability", "negative", "brier"])
+@pytest.mark.parametrize("change", ["own", "others", "reliability", "hits", "negative", "brier"])
 def test_impossible_counts_are_recognised(change: str) -> None:
     shares, true = probabilities(2, 3, 40, 2.0, 12)
     good = ScoreHistograms.from_probabilities(shares, true)
@@ -74,6 +74,8 @@ def test_impossible_counts_are_recognised(change: str) -> None:
         others = np.zeros((3, SCORE_BINS - 1), np.int64)
     elif change == "reliability":
         reliability[0, 0] += 1
+    elif change == "hits":  # more correct predictions than samples in the highest bin
+        reliability[2, -1] = reliability[0, -1] + 1
     elif change == "negative":
         own[0, :2] += (-1, 1)
         own[0, 0] = -1
@@ -89,6 +91,16 @@ def test_specificity_0_is_reached_by_the_threshold_0() -> None:
     shares, true = np.stack([first, 1 - first], axis=1), np.array([0, 0, 1, 1])
     found = ScoreHistograms.from_probabilities(shares, true).scores(specificity=0).classes[0]
     assert (found.threshold, found.sensitivity_at_specificity) == (0, 1)
+
+
+def test_a_specificity_that_is_reached_exactly_counts_as_reached() -> None:
+    """In floats, 0.55 · 100 is more than 55."""
+    others = np.linspace(0.01, 0.99, 100)
+    first = np.concatenate([[0.2, 0.9], others])
+    shares, true = np.stack([first, 1 - first], axis=1), np.array([0] * 2 + [1] * 100)
+    found = ScoreHistograms.from_probabilities(shares, true).scores(specificity=0.55).classes[0]
+    assert found.threshold is not None
+    assert (others < found.threshold).sum() == 55
 
 
 def test_samples_at_the_threshold_count_even_if_it_is_a_half() -> None:

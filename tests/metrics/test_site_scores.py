@@ -137,6 +137,14 @@ def test_fairness_is_over_sites() -> None:
     assert fairness({"empty": None}) is None
 
 
+def test_the_worst_tenth_of_19_sites_is_one_site_and_that_of_20_are_two() -> None:
+    values = {str(site): site / 100 for site in range(20)}
+    two, one = fairness(values), fairness({site: value for site, value in values.items() if site != "0"})
+    assert two is not None
+    assert one is not None
+    assert (two.worst_decile, one.worst_decile) == (pytest.approx(0.005), pytest.approx(0.01))
+
+
 def test_a_score_survives_json() -> None:
     score = score_site(*binary(0, 30))
     assert SiteScore.from_json(score.to_json() | {"of a later version": 1}) == score

@@ -114,6 +114,14 @@ def test_a_lower_loss_leads() -> None:
     assert repr(found).endswith("Brier score: fedvls 0.100, fedavg 0.300>")
 
 
+def test_of_two_runs_with_one_seed_the_finished_one_counts() -> None:
+    """One run was stopped early, and another one with the same configuration did not get to its end."""
+    short, longer = made_up("fedavg", 0, [0.5, 0.5]), made_up("fedavg", 0, [0.9, 0.9], finished=False)
+    longer.history.append(replace(longer.history[-1], round=2, model_round=2))
+    for runs in ([short, longer], [longer, short]):
+        assert compare_runs(runs).methods[0].accuracy.mean == 0.5
+
+
 def test_a_misspelt_metric_gets_the_nearest_one() -> None:
     with pytest.raises(UserError, match="unknown ranking metric 'macrof1'; did you mean 'macro-f1'"):
         find_metric("macrof1")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
+from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
 ONE = {0: 0.71, 1: 0.69, 2: 0.74, 3: 0.70}
@@ -102,3 +103,24 @@ def test_more_comparisons_need_more_seeds_and_what_is_settled_needs_none() -> No
     assert replace(alone, p=0.01).seeds_to_settle is None
     assert replace(alone, mean=0.0).seeds_to_settle is None
     assert replace(alone, mean=0.2).seeds_to_settle == 4, "one more than there are"
+
+
+def test_after_the_first_insignificant_comparison_no_interval_excludes_0() -> None:
+    """Alone, each of the two is significant at 5 %. Together, the smaller p is not, so neither is."""
+    found = [paired({0: 0.5 + a, 1: 0.5 + b, 2: 0.5 + c}, dict.fromkeys(range(3), 0.5))
+             for a, b, c in ((0.1, 0.12, 0.19), (0.1, 0.12, 0.18))]  # fmt: skip
+    alone = [d for d in found if d is not None]
+    assert all(d.significant and d.low is not None and d.low > 0 for d in alone)
+    for corrected in holm(alone):
+        assert not corrected.significant
+        assert corrected.divisor == 2
+        assert corrected.low is not None
+        assert corrected.low < 0
+
+
+def test_a_difference_of_kappa_may_exceed_1() -> None:
+    """κ is from −1 to 1."""
+    found = paired({0: 0.9, 1: 0.8, 2: 1.0}, {0: -0.6, 1: -0.5, 2: -0.9}, find_metric("kappa").limit)
+    assert found is not None
+    assert found.high is not None
+    assert found.mean < found.high <= 2
