@@ -119,7 +119,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
-    from fedskew.flower.planning import read_app, require_app_code
+    from fedskew.flower.planning import read_app, require_app_code, resolve_config_at_site
     from fedskew.flower.policy import LOCAL_TESTS, SECURE_AGGREGATION
     from fedskew.flower.releases import planned_release
     from fedskew.flower.request_checks import DETAILS, require_known_code, require_shared_scaling
@@ -132,6 +132,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     require_known_code(config, site)
     require_app_code(app, config)
+    resolve_config_at_site(config, contract, settings.sites)  # refuses what no federation can run
     site.policy.require_run(config)
     site.policy.require_secure_aggregation(settings.secure_aggregation)
     site.policy.require_local_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)

@@ -12,7 +12,7 @@ from fedskew.errors import UserError, plural
 from fedskew.flower.approved_apps import Approval, app_hash, file_hashes, read_approvals
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
-from fedskew.flower.planning import read_app, resolve_config
+from fedskew.flower.planning import read_app, resolve_config_at_site
 from fedskew.flower.request_checks import approved_settings
 
 _MAX_NAMES = 20
@@ -34,7 +34,7 @@ def make_approval(app: Path, site: str, approved_by: str | None = None) -> Appro
         approved_by=approved_by or _user(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         files=files,
-        settings=approved_settings(settings, contract, resolve_config(config, contract, settings.sites)),
+        settings=approved_settings(settings, contract, resolve_config_at_site(config, contract, settings.sites)),
     )
 
 

@@ -45,6 +45,12 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
     return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
 
 
+def resolve_config_at_site(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
+    """Resolve the configuration of an app at a site. Only the server has the file of `init`, so its hash stays."""
+    resolved = resolve_config(replace(config, init=None), contract, sites)
+    return replace(resolved, init_sha256=config.init_sha256)
+
+
 def make_settings(sites: Sequence[str], values: Mapping[str, Any]) -> FederationSettings:
     """Make a federation's settings. `values` has the settings other than `sites`, by name."""
     known = {spec.name for spec in fields(FederationSettings)} - {"sites"}

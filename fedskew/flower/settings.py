@@ -42,7 +42,7 @@ def _option(default: Any, check: Check, help: str) -> Any:
 
 
 def _names(key: str, value: Any) -> tuple[str, ...]:
-    names = value if isinstance(value, list | tuple) else str(value).split(",")
+    names = value if isinstance(value, list | tuple) else str("" if value is None else value).split(",")
     sites = tuple(" ".join(str(name).split()) for name in names)  # as a server reads a site's name in a message
     if not all(sites) or len(set(sites)) < len(sites):
         raise invalid_value(key, value, "different names, separated by commas")

@@ -88,7 +88,7 @@ def test_the_check_refuses_what_the_site_would_refuse_in_the_run(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (site / "hospital_models").mkdir()
-    code = "from torch import nn\ndef make(inputs): return nn.Sequential(nn.Flatten(), nn.LazyLinear(inputs.classes))\n"
+    code = "from torch import nn\ndef make(inputs): return nn.Sequential(nn.Flatten(), nn.Linear(64, inputs.classes))\n"
     (site / "hospital_models" / "small.py").write_text(code)
     monkeypatch.syspath_prepend(str(site))
     app = _app(site, "--data", str(site / "digits.npz"), "--model", "hospital_models.small:make")
@@ -98,6 +98,10 @@ def test_the_check_refuses_what_the_site_would_refuse_in_the_run(
     with (site / "site.yaml").open("a") as file:
         file.write("packages: [hospital_models]\n")
     assert main(check) == 0
+    settings = Path(app, "pyproject.toml").read_text().replace('name = "fedvls"', 'name = "centralised"')
+    Path(app, "pyproject.toml").write_text(settings)
+    assert main(check) == 2
+    assert "error: method 'centralised' " in capsys.readouterr().err
 
 
 def test_the_check_refuses_columns_that_the_site_scales_itself_if_samples_are_private(

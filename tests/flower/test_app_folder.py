@@ -63,6 +63,7 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
         ({"federation.minimun": 2}, "did you mean 'federation.minimum'"),
         ({"federation.minimum": 4}, "at most 3, the number of sites"),
         ({"federation.sites": "a,a"}, "different names"),
+        ({"federation.sites": ""}, "federation.sites is None; expected different names"),
         ({"federation.evaluation": "server"}, "without federation.test_data"),
         ({"federation.site_metrics": "none"}, "the sites' tests are the only"),
         ({"federation.round_timeout": -1}, "federation.round_timeout"),

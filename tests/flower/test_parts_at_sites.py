@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from fedskew.experiment import head_training
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
+from fedskew.flower.app_folder import write_app
+from fedskew.flower.app_review import make_approval
+from fedskew.flower.approved_apps import add_approval
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import noise_warning
 from fedskew.flower.server_app import run_federation
@@ -102,6 +106,23 @@ def test_a_site_keeps_the_weights_that_a_run_began_with(
     assert site.answer(question, to_bytes(state))[0]["samples"] == split.sizes[0]
     with pytest.raises(UserError, match="other weights than those that this run began with"):
         site.answer(question, to_bytes(state | {"head.bias": state["head.bias"] + 1}))
+
+
+def test_a_site_approves_an_app_without_the_file_of_weights(
+    data: Path, split: Federation, weights: str, tmp_path: Path
+) -> None:
+    """Only the server has the file. The approval names its digest, which every request has."""
+    file = tmp_path / "start.safetensors"
+    shutil.copyfile(weights, file)
+    config = settings("fedavg", model="resnet8", train="head", init=str(file))
+    here = case(tmp_path, split, data, config)
+    app = write_app(tmp_path / "app", here.settings, Contract.from_dataset(split.dataset), here.config)
+    file.rename(tmp_path / "at-the-server")
+    for name in here.names:
+        (tmp_path / name).mkdir(exist_ok=True)
+        add_approval(tmp_path / name, make_approval(app, name))
+    file.symlink_to(tmp_path / "at-the-server")
+    assert run_federation(here.grid, here.context).site_rounds == dict.fromkeys(here.names, 2)
 
 
 def test_the_noise_is_compared_with_the_trained_part(split: Federation) -> None:
