@@ -37,9 +37,10 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     table = Table(title=Text(result.title), title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     if metric is not None and metric.name != DEFAULT_METRIC:
         value = metric.value(result)
-        best_round, best = max(metric.curve(result), key=lambda point: metric.sign * point[1])
         table.add_row(metric.label, Text(metric.text(value), style="bold"), f"after round {curve.last.round}")
-        table.add_row("  best", metric.text(best), f"after round {best_round}")
+        if known := [point for point in metric.curve(result) if not np.isnan(point[1])]:
+            best_round, best = max(known, key=lambda point: metric.sign * point[1])
+            table.add_row("  best", metric.text(best), f"after round {best_round}")
     own_models = result.evaluated[-1].client_accuracy is not None
     whose = ", mean of all clients' own models" if own_models else ""
     table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}{whose}")

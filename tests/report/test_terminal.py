@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from made_up_runs import made_up
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -16,6 +18,7 @@ from fedskew.metrics.confusion import lost_classes
 from fedskew.report.comparison_figure import draw_curves, save_comparison
 from fedskew.report.terminal import class_accuracy_table, comparison_table, run_summary
 from fedskew.results import Comparison, MethodRuns, compare_runs
+from fedskew.results.ranking import METRICS
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +126,11 @@ def test_class_names_are_not_mathematics(comparison, tmp_path):
     assert odd.classes[0] == "$0_{"
     save_comparison(odd, tmp_path / "odd.png")
     assert (tmp_path / "odd.png").stat().st_size > 0
+
+
+def test_the_best_log_loss_is_that_of_a_finite_round() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    first, last = run.history
+    known = replace(last, evaluation=replace(last.required_evaluation, log_loss=0.7))
+    text = printed(run_summary(replace(run, history=[first, known]), METRICS["log-loss"]))
+    assert re.search(r"best +0.700 +after round 1", text)

@@ -137,7 +137,8 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
     """Compare the order of all pairs of methods in the paper and in the rerun.
 
-    Only methods with the most common number of rounds count. A tie in the paper agrees with any order.
+    Only methods with the most common number of rounds count. A tie in the paper agrees with any order. Each of the best
+    in a tie is the best, in the paper and in the rerun.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None
@@ -151,8 +152,11 @@ def compare_order(column: Sequence[CellRerun]) -> Order | None:
         return None
     agreeing = sum((a[1] - b[1]) * (a[2] - b[2]) > 0 or a[1] == b[1] for a, b in combinations(known, 2))
     sign = 1 if measure(column[0].cell.metric).higher_is_better else -1
-    best = [max(known, key=lambda entry, i=i: sign * entry[i])[0] for i in (1, 2)]  # type: ignore[misc]
-    return Order(agreeing, len(known) * (len(known) - 1) // 2, *best)
+    best_printed = max(known, key=lambda entry: sign * entry[1])
+    best_rerun = max(known, key=lambda entry: sign * entry[2])
+    if best_rerun[1] == best_printed[1] or best_rerun[2] == best_printed[2]:
+        best_printed = best_rerun
+    return Order(agreeing, len(known) * (len(known) - 1) // 2, best_printed[0], best_rerun[0])
 
 
 HEADINGS = ("method", "paper", "rerun", "difference", "seeds")

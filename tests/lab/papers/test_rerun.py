@@ -126,3 +126,9 @@ def test_a_table_says_which_deviation_it_shows() -> None:
         rich_table([again("FedAvg", 33.02, 44.0, 46.0)]).caption
     )
     assert rich_table([again("FedAvg", 33.02, 44.0)]).caption is None
+
+
+@pytest.mark.parametrize("values", [((50, 40), (50, 60), (30, 20)), ((50, 60), (40, 60), (30, 20))])
+def test_each_of_the_best_in_a_tie_is_the_best(values: list[tuple[float, float]]) -> None:
+    told = compare_order([again(name, printed, rerun) for name, (printed, rerun) in zip("abc", values, strict=True)])
+    assert "the same best" in str(told)
