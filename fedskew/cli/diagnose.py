@@ -47,7 +47,9 @@ def _command(
                CONFIGURATION),
     ] = None,
     save: Annotated[
-        str | None, option("--save", "FILE", "write a .yaml configuration to start from", CONFIGURATION)
+        str | None,
+        option("--save", "FILE", "write a .yaml configuration to start from, and COUNTS beside it as .csv",
+               CONFIGURATION),
     ] = None,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE", help="write an .html page",
@@ -77,7 +79,7 @@ def _command(
         from fedskew.lab.diagnosis.start import save_start
 
         start = save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config,
-                           has_split=counts is None)  # fmt: skip
+                           None if counts is None else Path(counts))  # fmt: skip
         stand_in = "; synthetic data stand in for yours" if config is None else ""
         written = f"configuration written to {save} (data: {start.data}{stand_in})"
         notice(f"{written}; to run it: fedskew run -c {quote(save)}")

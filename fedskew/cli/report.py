@@ -10,6 +10,7 @@ import typer
 from fedskew.cli.commands import RankBy, add_command, option
 from fedskew.errors import UserError
 
+PAGE = "report.html"
 _FOLDERS = "run folders, or folders of run folders"
 
 
@@ -26,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 def _report(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help=_FOLDERS, show_default=False)],
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write")] = "report.html",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write")] = PAGE,
     figures: Annotated[
         str | None, option("--figures", "FOLDER", "also save every figure in this folder, for use in papers")
     ] = None,
@@ -54,6 +55,8 @@ def _report(
 
     metric = find_metric(rank_by or DEFAULT_METRIC)
     if format in TABLE_FORMATS:
+        if figures is not None or out != PAGE:
+            raise UserError(f"--format {format} prints a table only; expected no --out and no --figures")
         found = load_runs(runs)
         settings = comparisons(found.runs, metric.name)
         print(table_text(settings, format), end="")

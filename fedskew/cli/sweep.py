@@ -24,7 +24,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
-from fedskew.errors import unknown
+from fedskew.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from fedskew.experiment.config import Config
@@ -91,6 +91,8 @@ def _command(
     metric = find_metric(rank_by or DEFAULT_METRIC)
     if search not in (None, "optuna"):
         raise unknown("search", str(search), ("optuna",))
+    if trials is not None and search is None:
+        raise UserError("--trials is for --search; expected --search optuna, too")
     values = job_values(settings)
     requested = read_search(grid, values, seeds, metric) if search else read_grid(grid, values, seeds).points()
     folder = Path(out) if out else Path("runs") / Path(grid).stem

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 from fedskew.data.catalogue import DATASETS
@@ -186,11 +187,15 @@ def _training(run: Result) -> str:
     split = ("split", ", ".join(f"{key} {value}" for key, value in partition.items()))
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
     held = [("training samples at the server", f"{config.server_data:.2%}")] if config.server_data else []
+    start = [("initial weights", f"{Path(config.init).name}, SHA-256 {config.init_sha256}")] if config.init else []
+    part = [("trained part", config.train)] if config.train != "all" else []
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", _data(run)),
         ("sites", f"{sum(n > 0 for n in run.site_rounds.values())} of {len(run.sites)}") if run.sites else split,
         *held,
+        *start,
+        *part,
         ("rounds", run.rounds),
         ("clients per round", config.clients_per_round or "all"),
         ("local epochs, batch size", f"{config.local_epochs}, {config.batch_size}"),

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+_SPECIAL = re.compile(r"[\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_])")
+"""The characters that Markdown may read as markup. An underscore between letters or digits is none of them."""
 
 
 def percent(value: float | None) -> str:
@@ -19,5 +23,5 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a name for Markdown: one line, with escaped bars."""
-    return " ".join(text.replace("|", "\\|").split())
+    """Escape a name for Markdown: one line without markup. Otherwise, `<unknown>` would be an HTML tag."""
+    return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split()))

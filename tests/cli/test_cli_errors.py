@@ -62,6 +62,8 @@ MISTAKES = {
     "diagnose counts.csv --beta 3": "expected no setting of partition.beta",
     "methods fedavg --combinations": "expected it without 'fedavg'",
     "pretrain --set rounds=7": "pretrain sets rounds itself; expected --epochs",
+    "report here --format latex --figures there": "expected no --out and no --figures",
+    "sweep grid.yaml --trials 5": "--trials is for --search",
     "run --out corrupt.yaml --rounds 1": "is a file",
     "run --out . --rounds 1": "is not empty and not a run folder",
     "partition --save x.gif": ".json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.util
 import json
 import shutil
@@ -26,6 +27,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.storage.files import read_tensors
 from fedskew.export import export_run
 from fedskew.export.card import model_card
+from fedskew.export.markdown import escape
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.export.words import Words
 
@@ -315,3 +317,31 @@ def test_an_unknown_format_has_its_nearest(run: Result, tmp_path: Path) -> None:
     assert run.folder is not None
     with pytest.raises(UserError, match="did you mean 'onnx'"):
         export_run(run.folder, tmp_path, ["onx"])
+
+
+@pytest.mark.parametrize(
+    ("name", "escaped"),
+    [
+        ("<unknown>", r"\<unknown>"),
+        ("a*b*c", r"a\*b\*c"),
+        ("_x_", r"\_x\_"),
+        ("lab_value", "lab_value"),
+        ("a\n|b\\", r"a \|b\\"),
+        ("`x` [y](z)", r"\`x\` \[y\](z)"),
+    ],
+)
+def test_a_name_is_no_markup(name: str, escaped: str) -> None:
+    assert escape(name) == escaped
+
+
+def test_the_card_names_the_initial_weights_and_the_trained_part(run: Result, tmp_path: Path) -> None:
+    assert run.folder is not None
+    export_run(run.folder, tmp_path / "start")
+    start = tmp_path / "start" / "model.safetensors"
+    federation = fs.federation("digits", fs.Dirichlet(clients=5, beta=0.2), seed=1)
+    settings = {"rounds": 1, "local_epochs": 1, "init": str(start), "train": "head"}
+    head = fs.run(federation, "fedavg", "dnn", out=tmp_path / "head", **settings)
+    card = model_card(head, None, with_words=False)
+    assert f"| initial weights | model.safetensors, SHA-256 {hashlib.sha256(start.read_bytes()).hexdigest()} |" in card
+    assert "| trained part | head |" in card
+    assert "initial weights" not in model_card(run, None, with_words=False)

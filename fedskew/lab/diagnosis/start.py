@@ -50,21 +50,26 @@ def stand_in(counts: LabelCounts) -> Config:
 
 
 def save_start(
-    target: Path, method: str, per_round: int | None, counts: LabelCounts, given: Config | None, has_split: bool
+    target: Path,
+    method: str,
+    per_round: int | None,
+    counts: LabelCounts,
+    given: Config | None,
+    counts_path: Path | None,
 ) -> Config:
     """Write the configuration to start from.
 
-    `has_split` says whether `given` describes the split. If not, the counts are written to a file next to the
-    configuration.
+    `counts_path` is the user's file of counts. It is None if `given` describes the split. Otherwise, the counts are
+    written to a file next to the configuration, unless that is the user's file.
     """
     if target.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
-    path = None if has_split else target.with_suffix(".csv")
+    path = None if counts_path is None else target.with_suffix(".csv")
     start = starting_config(method, per_round, stand_in(counts) if given is None else given, path)
     text = to_yaml(start)
     with reporting_os_errors("write", target):
         target.parent.mkdir(parents=True, exist_ok=True)
-    if path is not None:
+    if path is not None and counts_path is not None and path.resolve() != counts_path.resolve():
         rows = [[name, *row] for name, row in zip(counts.clients, counts.counts.tolist(), strict=True)]
         replace_file(path, lambda draft: _write_counts(draft, [["client", *counts.classes], *rows]))
     replace_file(target, lambda draft: _write(draft, f"# fedskew run -c {target.name}\n{text}"))

@@ -1,0 +1,27 @@
+"""`fedskew diagnose`: what it writes, and the command that it advises."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import yaml
+
+COUNTS = "hospital;pneumonia;fracture\nRome;82;3\nOslo;0;61\n"
+
+
+def test_the_users_counts_are_not_overwritten(cli):
+    Path("hospitals.csv").write_text(COUNTS)
+    for target in ("hospitals.yaml", f"../{Path.cwd().name}/hospitals.yaml"):
+        assert cli("diagnose", "hospitals.csv", "--save", target).status == 0
+        assert Path("hospitals.csv").read_text() == COUNTS
+        assert yaml.safe_load(Path(target).read_text())["partition"]["path"] == str(Path(target).with_suffix(".csv"))
+
+
+def test_the_advised_command_repeats_the_settings(cli):
+    Path("hospitals.csv").write_text(COUNTS)
+    settings = ("--set", "clients_per_round=null", "--set", "data.classes=[x, y z]", "--data", "synthetic")
+    advice = cli("diagnose", "hospitals.csv", *settings).out.splitlines()[-1]
+    words = shlex.split(advice.partition("best here: ")[2])
+    assert "clients_per_round=null" in words
+    assert 'data.classes=["x", "y z"]' in words
