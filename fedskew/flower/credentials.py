@@ -102,6 +102,12 @@ def make_credentials(
     return credentials
 
 
+def require_private(key: Path) -> None:
+    """Refuse a private key that other users can read."""
+    if os.name == "posix" and key.stat().st_mode & 0o077:
+        raise UserError(f"{key} can be read by others, who could pose as this site; chmod 600 {key}")
+
+
 def is_site_name(name: str) -> bool:
     """Whether a site may have this name, which is also the name of a folder."""
     return _SITE.fullmatch(name) is not None

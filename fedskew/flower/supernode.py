@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from fedskew.errors import UserError, plural
 from fedskew.flower.certificates import read_node_key
-from fedskew.flower.credentials import NodeKeys
+from fedskew.flower.credentials import NodeKeys, require_private
 from fedskew.flower.processes import environment, last_message
 from fedskew.platforms import kill_group
 
@@ -61,8 +60,7 @@ def supernode_command(site: Path, superlink: str, keys: NodeKeys, port: int, con
 def require_keys(keys: NodeKeys) -> None:
     if not keys.private.is_file():
         raise UserError(f"{keys.folder} has no node.key; expected a site's folder as `fedskew federate certs` makes it")
-    if os.name == "posix" and keys.private.stat().st_mode & 0o077:
-        raise UserError(f"{keys.private} can be read by others, who could pose as this site; chmod 600 {keys.private}")
+    require_private(keys.private)
     read_node_key(keys.private)
 
 

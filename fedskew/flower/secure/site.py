@@ -18,7 +18,7 @@ import torch
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.flower.approved_apps import read_approvals
-from fedskew.flower.credentials import NodeKeys
+from fedskew.flower.credentials import NodeKeys, require_private
 from fedskew.flower.policy import SECURE_AGGREGATION
 from fedskew.flower.secure.fixed_point import Contribution, OutOfRange
 from fedskew.flower.secure.identity import NodeIdentity
@@ -157,8 +157,10 @@ class SecureSite:
         """Load the site's node key. Refuse terms whose roster has another public key for this site."""
         if self._config.keys is None:
             raise UserError("secure aggregation needs this site's node key; expected keys: FOLDER in its site.yaml")
+        key = NodeKeys(self._config.folder / self._config.keys).private
         try:
-            identity = NodeIdentity(NodeKeys(self._config.folder / self._config.keys).private)
+            identity = NodeIdentity(key)
+            require_private(key)
         except UserError as error:  # the text names the site's file
             raise StateUnusable(str(error)) from error
         if terms.roster.get(self._config.name) != identity.public:

@@ -304,6 +304,19 @@ def test_where_a_damaged_node_key_is_stays_at_the_site(here: Case, tmp_path: Pat
         ask(here, "hello")
 
 
+def test_a_signing_key_that_others_can_read_is_refused(here: Case, tmp_path: Path) -> None:
+    _, site = here.grid._sites[1000]
+    key = tmp_path / "keys" / "node.key"
+    key.parent.mkdir()
+    key.write_bytes(credentials(tuple(NAMES)).node("site-0").private.read_bytes())
+    site.config = replace(site.config, keys=str(key.parent))
+    key.chmod(0o640)
+    with pytest.raises(StateUnusable, match=r"node\.key can be read by others, who could pose as this site; chmod 600"):
+        ask(here, "hello")
+    key.chmod(0o600)
+    assert ask(here, "hello")["site"] == "site-0"
+
+
 def test_a_site_can_require_secure_aggregation(here: Case, data: Path, split: Federation, tmp_path: Path) -> None:
     policy = Policy(require=("secure-aggregation",))
     plain = case(tmp_path / "plain", split, data, settings(), site={"policy": policy})
