@@ -194,20 +194,26 @@ def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
 
 
 def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -> None:
-    """Show what the site will answer in a survey."""
+    """Show what the site will answer in a survey. An answer that it has given is repeated."""
     from dataclasses import replace
 
     from fedskew.cli.federate_inquiries import describe_column
-    from fedskew.cli.terminal import stdout
-    from fedskew.flower.site import read_raw_table
+    from fedskew.cli.terminal import notice, stdout
+    from fedskew.flower.site import read_raw_table, survey_question
+    from fedskew.flower.site_answers import SiteAnswers
     from fedskew.flower.site_survey import describe_site
 
     assert site.policy.survey is not None
-    if site.policy.survey.epsilon is not None:
+    recorded = SiteAnswers(site.state_folder).recorded(survey_question(contract), {})
+    if recorded is not None:
+        found = recorded[0]
+        notice("this site has answered the survey, and will repeat that answer")
+    elif site.policy.survey.epsilon is not None:
         stdout().print(f"survey: label counts with noise of ε = {site.policy.survey.epsilon:g}", markup=False)
         return
-    held = replace(federation, dataset=contract.admit(federation.dataset))
-    found = describe_site(held, read_raw_table(site, contract), site.policy.survey)
+    else:
+        held = replace(federation, dataset=contract.admit(federation.dataset))
+        found = describe_site(held, read_raw_table(site, contract), site.policy.survey)
     counts = zip(contract.classes, found["label_counts"], strict=True)
     lines = [f"label counts {', '.join(f'{name} {count}' for name, count in counts)}"]
     for line in (*lines, *map(describe_column, found["columns"])):

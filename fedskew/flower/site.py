@@ -57,7 +57,7 @@ from fedskew.flower.request_form import require_survey_form, require_training_fo
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger
-from fedskew.flower.site_run import SiteRun
+from fedskew.flower.site_run import SiteRun, hash_contract
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.site_survey import describe_site
 from fedskew.flower.site_tests import run_local_tests, run_test, run_test_or_refuse, score_histograms
@@ -224,8 +224,7 @@ class Site:
         def compute() -> Answer:
             return describe_site(run.held(None), read_raw_table(self.config, contract), rules), b""
 
-        question = f"a survey of contract {run.unencoded_contract_hash}"
-        return SiteAnswers(self.config.state_folder).answer_once(question, {}, compute)
+        return SiteAnswers(self.config.state_folder).answer_once(survey_question(contract), {}, compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
         """Test a finished model. The policy limits the number of models for the same classes and columns."""
@@ -383,6 +382,11 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
     trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
     private = private_change(trained, before, clip, multiplier * clip)
     return reply_tensors | pack("trained:params", private)
+
+
+def survey_question(contract: Contract) -> str:
+    """Name the question of a survey, which a site answers once for the same classes and columns."""
+    return f"a survey of contract {hash_contract(contract.without_encoding())}"
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:

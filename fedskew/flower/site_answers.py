@@ -42,6 +42,13 @@ class SiteAnswers:
         answers = _read(self._path(question))
         return len(answers) < most or any(known["request"] == _key(request) for known in answers)
 
+    def recorded(self, question: str, request: Facts) -> Answer | None:
+        """Return the recorded answer to a request. None if there is none."""
+        for known in _read(self._path(question)):
+            if known["request"] == _key(request):
+                return known["facts"], base64.b64decode(known["tensors"])
+        return None
+
     def answer_once(self, question: str, request: Facts, compute: Callable[[], Answer], most: int = 1) -> Answer:
         """Return the recorded answer to a request, or compute and record it.
 
@@ -53,10 +60,9 @@ class SiteAnswers:
         with _raising_state_unusable(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(self._folder / ".lock"):
+            if (known := self.recorded(question, request)) is not None:
+                return known
             answers = _read(path)
-            for known in answers:
-                if known["request"] == asked:
-                    return known["facts"], base64.b64decode(known["tensors"])
             if len(answers) >= most:
                 times = "once" if most == 1 else f"{most} times"
                 raise AlreadyAnswered(

@@ -46,8 +46,8 @@ class SiteRun:
         self.name = config_hash(config)
         """The run's name, which the server also uses."""
         contract = Contract.from_json(terms["contract"])
-        self.contract_hash = _hash(contract)
-        self.unencoded_contract_hash = _hash(contract.without_encoding())
+        self.contract_hash = hash_contract(contract)
+        self.unencoded_contract_hash = hash_contract(contract.without_encoding())
         """Hash of the contract without the encoding of a table's columns. `contract_hash` if there is no encoding."""
         self.config = replace(config, device=site.device, engine="plain")
         require_known_code(self.config, site)
@@ -194,7 +194,7 @@ class SiteRun:
         return replace(work, assignments=[replace(work.assignments[0], state=state)])
 
 
-def _hash(contract: Contract) -> str:
+def hash_contract(contract: Contract) -> str:
     """Hash a contract in its normal form, because the server may write the same contract in different ways."""
     return digest(json.dumps(contract.to_json(), sort_keys=True).encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,14 @@ def test_ranges_of_a_table_hide_extremes_and_the_check_shows_them(
     assert "survey: label counts no " in shown.out
     assert "survey: age: 30 to 80, median " in shown.out
     assert "does not allow `fedskew federate evaluate`" in shown.err
+    file.write_text(file.read_text().replace("{}", "{hide_below: 60}"))
+    repeated = "this site has answered the survey, and will repeat that answer"
+    for is_recorded, bounds in ((True, "30 to 80"), (False, "too few values")):
+        assert main(["federate", "site", str(file), "--check", str(app)]) == 0
+        shown = capsys.readouterr()
+        assert (repeated in shown.err) == is_recorded
+        assert f"survey: age: {bounds}" in shown.out
+        shutil.rmtree(tmp_path / "state" / "answers", ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
