@@ -80,15 +80,20 @@ class Order:
     pairs: int
     best_printed: str
     best_rerun: str
+    is_tie: bool = False
+    """Whether the best of the paper and the best of the rerun are equally good in the rerun."""
 
     @property
     def holds(self) -> bool:
         return self.agreeing == self.pairs
 
     def __str__(self) -> str:
-        best = "the same best" if self.best_printed == self.best_rerun else (
-            f"best is {self.best_rerun}, not {self.best_printed}"
-        )  # fmt: skip
+        if self.best_printed == self.best_rerun:
+            best = "the same best"
+        elif self.is_tie:
+            best = f"{self.best_rerun} ties with the paper's best, {self.best_printed}"
+        else:
+            best = f"best is {self.best_rerun}, not {self.best_printed}"
         pairs = f"{self.pairs} pair{'' if self.pairs == 1 else 's'}"
         return f"{self.agreeing} of {pairs} in the paper's order, {best}"
 
@@ -137,8 +142,8 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
     """Compare the order of all pairs of methods in the paper and in the rerun.
 
-    Only methods with the most common number of rounds count. A tie in the paper agrees with any order. Each of the best
-    in a tie is the best, in the paper and in the rerun.
+    Only methods with the most common number of rounds count. A tie in the paper agrees with any order, and each of the
+    best in it is the best.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None
@@ -154,9 +159,10 @@ def compare_order(column: Sequence[CellRerun]) -> Order | None:
     sign = 1 if measure(column[0].cell.metric).higher_is_better else -1
     best_printed = max(known, key=lambda entry: sign * entry[1])
     best_rerun = max(known, key=lambda entry: sign * entry[2])
-    if best_rerun[1] == best_printed[1] or best_rerun[2] == best_printed[2]:
+    if best_rerun[1] == best_printed[1]:
         best_printed = best_rerun
-    return Order(agreeing, len(known) * (len(known) - 1) // 2, best_printed[0], best_rerun[0])
+    is_tie = best_rerun[2] == best_printed[2]
+    return Order(agreeing, len(known) * (len(known) - 1) // 2, best_printed[0], best_rerun[0], is_tie)
 
 
 HEADINGS = ("method", "paper", "rerun", "difference", "seeds")
