@@ -24,7 +24,7 @@ def import_user_module(kind: str, name: str, attribute_kind: str) -> tuple[Modul
     try:
         with importing_from_current_folder():
             return importlib.import_module(module_name), attribute
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         raise UserError(f"{kind} {name!r}: cannot import {module_name!r}: {describe(error)}") from error
 
 
@@ -40,6 +40,6 @@ def importing_from_current_folder() -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Return the error's type and message."""
     return f"{type(error).__name__}: {error}"

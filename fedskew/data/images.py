@@ -81,7 +81,17 @@ def decode_all(
                 if len(image) > out.shape[1]:
                     out = out.repeat(len(image), axis=1)
                 out[index] = image  # a grey image among coloured ones gets three equal channels
+    refuse_black(out, name(0))
     return out
+
+
+def refuse_black(images: Sequence[Pixels] | Pixels, first: str) -> None:
+    """Refuse images that are all black, as 8-bit pixels become if they are stored in 16 bits. `first` names one."""
+    if not any(image.any() for image in images):
+        raise UserError(
+            f"{first}: all pixels of this and the other images are 0 in 8 bits; expected pixels up to 255 in 8 bits, "
+            "or up to 65535 in 16 bits"
+        )
 
 
 def same_channels(parts: Sequence[Pixels]) -> list[Pixels]:

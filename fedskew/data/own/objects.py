@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.dataset import Dataset, check_options
-from fedskew.data.images import Size, image_pixels, is_image, parse_size
+from fedskew.data.images import Size, image_pixels, is_image, parse_size, refuse_black
 from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_label_array, refuse_unused_options
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
@@ -238,7 +238,9 @@ def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
 
 
 def _pixels(images: Sequence[Any], where: str, size: Size | None) -> list[Any]:
-    return [image_pixels(image, f"{where}: item {index}", size) for index, image in enumerate(images)]
+    pixels = [image_pixels(image, f"{where}: item {index}", size) for index, image in enumerate(images)]
+    refuse_black(pixels, f"{where}: item 0")
+    return pixels
 
 
 def _stack(inputs: Sequence[Any], where: str) -> Array:

@@ -167,11 +167,16 @@ class Partition(ABC):
     def _join(self, drawn: Sequence[IntArray]) -> ClientIndices:
         """Join the arrays that `draw` returned. Report anything else, because a user may have written the rule."""
         try:
-            return ClientIndices.join(drawn)
+            joined = ClientIndices.join(drawn)
         except (TypeError, ValueError) as error:
             found = "None" if drawn is None else f"a {type(drawn).__name__} ({error})"
             reason = f"draw returned {found}; expected a list with one array of sample indices per client"
             raise self.error(reason) from error
+        for part, indices in zip(drawn, joined, strict=True) if joined is not drawn else ():
+            found = np.asarray(part)
+            if found.dtype.kind == "b" or (found != indices).any():
+                raise self.error(f"draw returned an array of {found.dtype}; expected sample indices: whole numbers")
+        return joined
 
     def _check(self, indices: ClientIndices, samples: int) -> None:
         given, sizes = indices.samples, indices.sizes

@@ -71,6 +71,16 @@ def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
     assert np.unique(np.concatenate([data.train.x, data.test.x])).tolist() == [7, 9]
 
 
+def test_dark_images_in_16_bits_are_not_silently_black(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / name / "1.png", mode="I;16", value=255)
+    with pytest.raises(UserError, match=r"a/1\.png: all pixels of this and the other images are 0 in 8 bits"):
+        load(tmp_path)
+    dark = Image.fromarray(np.full((6, 5), 200, np.int32))
+    with pytest.raises(UserError, match="list: item 0: all pixels of this and the other images are 0 in 8 bits"):
+        load([(dark, 0), (dark, 1)] * 5)
+
+
 def test_an_image_of_floats_is_refused_because_its_range_is_not_known(tmp_path: Path) -> None:
     save(tmp_path / "a" / "1.png", mode="L")
     (tmp_path / "b").mkdir()

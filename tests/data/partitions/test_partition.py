@@ -323,7 +323,12 @@ def test_a_rule_of_ones_own_is_checked_too(parts: list[list[int]], reason: str) 
 
 @pytest.mark.parametrize(
     ("drawn", "reason"),
-    [(None, "draw returned None; expected a list with one array of"), ([0, 1], "draw returned a list .*; expected a")],
+    [
+        (None, "draw returned None; expected a list with one array of"),
+        ([0, 1], "draw returned a list .*; expected a"),
+        ([np.array([True, False])], "draw returned an array of bool; expected sample indices: whole numbers"),
+        ([[], np.array([0.0, 1.5])], "draw returned an array of float64; expected sample indices"),
+    ],
 )
 def test_a_rule_that_draws_no_indices_is_refused(drawn: object, reason: str) -> None:
     class Own(Partition):
@@ -334,6 +339,13 @@ def test_a_rule_that_draws_no_indices_is_refused(drawn: object, reason: str) -> 
 
     with pytest.raises(UserError, match=reason):
         Own().split(np.array([0, 0, 1, 1]), 2, 0)
+
+
+def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "script_that_exits.py").write_text("import sys\n\nsys.exit(0)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="cannot import 'script_that_exits': SystemExit: 0"):
+        make_partition("script_that_exits:Rule")
 
 
 def test_a_description_builds_the_rule_again() -> None:
