@@ -62,13 +62,18 @@ def _command(
 
 
 def _write_settings(folder: Path) -> Path:
-    """Write the demo's settings to a file that the user can read, change and run again."""
-    target = folder / SETTINGS
-    try:
+    """Write the demo's settings to a file that the user can read, change and run again. Keep a changed file."""
+    from fedskew.experiment.storage.files import reporting_os_errors
+
+    target, settings = folder / SETTINGS, (files("fedskew.cli") / SETTINGS).read_text(encoding="utf-8")
+    with reporting_os_errors("write", target):
         folder.mkdir(parents=True, exist_ok=True)
-        target.write_text((files("fedskew.cli") / SETTINGS).read_text(encoding="utf-8"), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+        if target.exists() and target.read_text(encoding="utf-8", errors="replace") != settings:
+            raise UserError(
+                f"{target} was changed, or is of another version of fedskew; to run it: "
+                f"fedskew compare -c {shlex.quote(str(target))}; for the demo, choose another --out"
+            )
+        target.write_text(settings, encoding="utf-8")
     return target
 
 

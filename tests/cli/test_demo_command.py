@@ -45,3 +45,13 @@ def test_the_demos_settings_are_those_of_compare(cli):
     again = cli("compare", "-c", "runs/demo/demo.yaml", "--seeds", "1", "--rounds", "1", "--json", "--out", "runs/demo")
     assert again.err.count("already finished") == 5
     assert again.json == told
+
+
+def test_changed_settings_are_kept(cli):
+    settings = Path("runs/demo/demo.yaml")
+    settings.parent.mkdir(parents=True)
+    settings.write_text("lr: 0.07\n")
+    outcome = cli(*DEMO)
+    assert outcome.status == 2
+    assert "to run it: fedskew compare -c runs/demo/demo.yaml" in outcome.err
+    assert settings.read_text() == "lr: 0.07\n"
