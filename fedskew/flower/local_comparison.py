@@ -6,9 +6,10 @@ linear head. It trains for as many epochs as a site that takes part in every rou
 federation's model started from a file of weights. The local model starts from the same weights only if the site gives
 this file, too (`--init`). Otherwise, it starts from random weights.
 
-Both models are tested on the same samples, which neither has seen. So the interval of the difference is for paired
-results. With one label per sample, a sample counts +1 if only the federation's model is right, −1 if only the local
-model is right, and 0 otherwise.
+Both models are tested on the same samples, so the interval of the difference is for paired results. Neither model has
+seen these samples, unless the site's data have changed since the federation's training: if the data have no test part
+of their own, another row can move samples from the training part to the test part. With one label per sample, a sample
+counts +1 if only the federation's model is right, −1 if only the local model is right, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -204,7 +205,8 @@ def write_page(comparison: LocalComparison) -> str:
                 else []
             ),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
-            f"neither has seen. The local model was trained on this site's {comparison.train_samples} training samples "
+            "neither has seen, unless this site's data have changed since the federation's training. "
+            f"The local model was trained on this site's {comparison.train_samples} training samples "
             f"only, from {start}, with the federation's architecture and settings{head}, for "
             f"{plural(comparison.epochs, 'epoch')}. The interval of the difference is for paired results on these "
             "samples, and is unreliable for fewer than about 30 of them.",

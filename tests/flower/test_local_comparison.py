@@ -73,6 +73,7 @@ def test_a_model_of_all_digits_is_better_than_one_that_has_seen_half_of_them(
     text = page.read_text()
     assert found["verdict"] in text
     assert "Nothing left the site for this page." in text
+    assert "which neither has seen, unless this site's data have changed since the federation's training." in text
     assert not (tmp_path / "state").exists()
     assert main(private_app(tmp_path)) == 0
     capsys.readouterr()
