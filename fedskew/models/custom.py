@@ -71,13 +71,18 @@ def _call_factory(factory: Callable[..., object], name: str, data: DataShape) ->
 
 
 def _takes_data_shape(factory: Callable[..., object]) -> bool:
-    """Return whether the factory takes the `DataShape`: its first argument has no default, or is called `inputs`."""
+    """Return whether the factory takes the `DataShape` as its first argument.
+
+    That argument is called `inputs`, or has no default and another name than `num_classes`.
+    """
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:  # builtins without a signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return bool(positional) and (positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs")
+    if not positional or positional[0].name == "num_classes":
+        return False
+    return positional[0].default is inspect.Parameter.empty or positional[0].name == "inputs"
 
 
 def _check_tensors(model: nn.Module, name: str) -> None:

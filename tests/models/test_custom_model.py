@@ -36,6 +36,9 @@ def optional(inputs=None):
 def width(hidden=16):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))
 
+def by_classes(num_classes, bias=True):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes, bias))
+
 def frozen(inputs):
     return Net().eval()
 
@@ -78,7 +81,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         sys.modules.pop(name, None)
 
 
-@pytest.mark.parametrize("factory", ["Net", "build", "optional", "width"])
+@pytest.mark.parametrize("factory", ["Net", "build", "optional", "width", "by_classes"])
 def test_a_factory_with_or_without_inputs(factory: str) -> None:
     path = list(sys.path)
     model = make_model(f"my_nets:{factory}", DIGITS, seed=1)

@@ -163,7 +163,16 @@ def _without_own_gradients() -> Iterator[None]:
 def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
     """Return whether an augmented assignment may change a tensor that is used elsewhere. The program would not."""
     source = node.args[0] if _CHANGES_SOURCE in node.meta else None
-    return isinstance(source, fx.Node) and not _belongs_to(source, node, module)
+    return isinstance(source, fx.Node) and not _is_size(source) and not _belongs_to(source, node, module)
+
+
+def _is_size(node: fx.Node) -> bool:
+    """Return whether the value is a number that comes from a tensor's shape."""
+    source = node.args[0] if node.args else None
+    if node.target == "size" or (node.target is getattr and node.args[1] == "shape"):
+        return True
+    is_computed = node.target is operator.getitem or _CHANGES_SOURCE in node.meta
+    return is_computed and isinstance(source, fx.Node) and _is_size(source)
 
 
 def _belongs_to(source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
@@ -312,18 +321,15 @@ class _LiftableFunctions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def vmap_of_a_model(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Make `vmap` lift the code of a model or layer rightly within a `with` block, or raise an error after it.
+    """Let `vmap` lift a model's or layer's code rightly within a `with` block, or raise an error after it.
 
-    The code must not write into its buffers, nor draw random numbers from Python or numpy: `vmap` calls it only once
-    for all clients.
+    The code must not write into these buffers.
     """
-    versions, streams = [(buffer, buffer._version) for buffer in buffers], host_random_streams()
+    versions = [(buffer, buffer._version) for buffer in buffers]
     with _LiftableFunctions():
         yield
     if any(buffer._version != version for buffer, version in versions):
         raise RuntimeError("the model writes into its buffers")
-    if streams != host_random_streams():
-        raise RuntimeError("the model draws random numbers from Python or numpy")
 
 
 def _call_lifted(function: Any, args: Any, kwargs: Any) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
-from fedskew.engine.model.lifting import lifted_model, vmap_of_a_model
+from fedskew.engine.model.lifting import host_random_streams, lifted_model, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, rule
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features
@@ -167,8 +167,11 @@ class Network:
             out, new = self.forward_padded(params, buffers, x, valid, mode, key)
             return out.tensors(), new
 
+        streams = host_random_streams()
         with vmap_of_a_model(buffers.values()):
             tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
+        if streams != host_random_streams():
+            raise RuntimeError("the model draws random numbers from Python or numpy, once for all clients")
         return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
 
     def _call(

@@ -151,6 +151,15 @@ class Residual(nn.Module):
         return out.flatten(1)
 
 
+class Halves(nn.Module):
+    """Changes a number that comes from a shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        width = x.shape[1]
+        width //= 2
+        return x[:, :width] * x.shape[1]
+
+
 class FunctionalEmbedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -206,6 +215,7 @@ MODELS = {
     ),
     "hooks": (hooked, IMAGE),
     "augmented assignment": (Residual, IMAGE),
+    "augmented assignment to a size": (lambda: nn.Sequential(nn.Linear(6, 4), Halves()), ROW),
     "bilinear": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Softmax(dim=1)), ROW),
 }
 
