@@ -60,6 +60,11 @@ class _Attempt:
     moves: int = 0
     """How often the job was started before this attempt."""
 
+    @property
+    def key(self) -> AttemptKey:
+        """Jobs of one experiment may differ in the number of rounds (`merge_jobs`)."""
+        return f"{self.job.identity}, {self.job.config.rounds} rounds", self.moves
+
 
 class _RayJobs:
     """The jobs of a sweep on a cluster.
@@ -91,7 +96,7 @@ class _RayJobs:
     def _start(self, attempt: _Attempt) -> None:
         terms = self._terms if not attempt.moves else replace(self._terms, lock_timeout=_LOCK_TIMEOUT)
         content = json.dumps(attempt.job.to_json()), json.dumps(terms.to_json())
-        self._running[self._task.remote(*content, self._board, (attempt.job.identity, attempt.moves))] = attempt
+        self._running[self._task.remote(*content, self._board, attempt.key)] = attempt
 
     def _receive(self, reference: Any) -> None:
         attempt = self._running.pop(reference)
@@ -112,7 +117,7 @@ class _RayJobs:
             return
         dead = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if not node["Alive"]}
         for reference, attempt in list(self._running.items()):
-            node, progress = reports.get((attempt.job.identity, attempt.moves), (None, None))
+            node, progress = reports.get(attempt.key, (None, None))
             if node in dead:
                 del self._running[reference]
                 self._move(attempt, f"node {dead[node]} died")
@@ -176,7 +181,7 @@ class _RayJobs:
 Progress = tuple[int, int, float | None]
 """Finished rounds, total rounds and last accuracy."""
 AttemptKey = tuple[str, int]
-"""Identity of the job, and how often it was started before."""
+"""The job, and how often it was started before."""
 
 
 class _StatusBoard:
