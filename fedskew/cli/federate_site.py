@@ -116,7 +116,10 @@ def _show_data(name: str, federation: Federation) -> None:
 
 
 def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> None:
+    from dataclasses import replace
+
     from fedskew.cli.terminal import notice, stdout
+    from fedskew.experiment.config import config_hash
     from fedskew.flower.app_review import require_approval
     from fedskew.flower.disclosure import disclosures, settings_warnings
     from fedskew.flower.planning import read_app, require_app_code, resolve_config_at_site
@@ -132,7 +135,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
     require_known_code(config, site)
     require_app_code(app, config)
-    resolve_config_at_site(config, contract, settings.sites)  # refuses what no federation can run
+    run = config_hash(resolve_config_at_site(config, contract, settings.sites))
     site.policy.require_run(config)
     site.policy.require_secure_aggregation(settings.secure_aggregation)
     site.policy.require_local_noise([settings.clip, settings.noise] if settings.privacy == "local" else None)
@@ -144,7 +147,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         notice(f"warning: {line}")
     for line in disclosures(settings, contract, config):
         stdout().print(line, soft_wrap=True, markup=False)
-    release = planned_release(settings, config)
+    release = replace(planned_release(settings, config), run=run)
     for line in SiteLedger(site.state_folder, site.policy).describe_plan(release, config.rounds):
         stdout().print(line, soft_wrap=True, markup=False)
     if contract.column_sums:

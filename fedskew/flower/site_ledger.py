@@ -90,7 +90,10 @@ class SiteLedger:
             raise StateUnusable(str(error)) from error
 
     def describe_plan(self, release: Release, rounds: int) -> list[str]:
-        """Describe how much of each budget a planned run would spend, one line per budget."""
+        """Describe how much of each budget a planned run would spend, one line per budget.
+
+        `release` is one update of the run. If the site has trained rounds of this run, only its other rounds count.
+        """
         lines = []
         for account in ACCOUNTS:
             budget = self._budget(account)
@@ -103,15 +106,20 @@ class SiteLedger:
         if math.isinf(release.mu_squared(account)):
             lacks = "the app adds no noise" if release.noise is None else "the app's noise is on single samples"
             return f"{name}: ε = {budget:g}, but {lacks}, so this site will refuse to train"
-        before, planned = self._entries(_UPDATE), [release] * rounds
-        line = (
-            f"{name}: ε = {self._epsilon(account, before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent; "
-            f"{plural(rounds, 'round')} would bring it to {self._epsilon(account, before, *planned):.3g}"
-        )
-        affordable = self.affordable_rounds(account, release, rounds)
-        if affordable == rounds:
+        before = self._entries(_UPDATE)
+        done = max((entry["round"] for entry in before if entry["run"] == release.run), default=0)
+        left = max(0, rounds - done)
+        line = f"{name}: ε = {self._epsilon(account, before):.3g} of {budget:g} at δ = {self._policy.delta:g} is spent"
+        if not left:
+            return f"{line}; the run has no more rounds"
+        coming = plural(left, "more round" if done else "round")
+        after = self._spent_after(account, before, release, left)
+        line += f"; {coming} would bring it to {after:.3g}"
+        affordable = self.affordable_rounds(account, release, left)
+        if affordable == left:
             return line
-        return f"{line}, so this site will " + (f"stop after round {affordable}" if affordable else "refuse to train")
+        last = f"stop after round {done + affordable}" if affordable else "refuse to train"
+        return f"{line}, so this site will {last}"
 
     def affordable_rounds(self, account: Account, release: Release, rounds: int) -> int:
         """How many of a planned run's `rounds` the budget of this account allows."""

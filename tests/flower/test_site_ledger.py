@@ -99,6 +99,19 @@ def test_each_budget_names_its_own_last_round(tmp_path: Path) -> None:
     assert of_sample.endswith(", so this site will stop after round 3")
 
 
+def test_rounds_that_the_site_has_trained_are_not_planned_again(tmp_path: Path) -> None:
+    """A site that starts again during a run says how much the rest of the run would spend."""
+    six = epsilon(6, 4.0, 1e-5, sensitivity=2.0) * (1 + 1e-9)
+    ledger = SiteLedger(tmp_path, Policy(epsilon=six))
+    for round in (1, 2, 3, 3):  # round 3 was repeated
+        ledger.charge(local(round))
+    (line,) = ledger.describe_plan(local(), 10)
+    whole = f"{epsilon(11, 4.0, 1e-5, sensitivity=2.0):.3g}"
+    assert line.endswith(f"; 7 more rounds would bring it to {whole}, so this site will stop after round 5")
+    assert ledger.describe_plan(local(), 3)[0].endswith(" is spent; the run has no more rounds")
+    assert "; 2 rounds would bring it to " in ledger.describe_plan(Release("other", 0, "local", 4.0), 2)[0]
+
+
 def test_a_budget_that_covers_no_round_stops_the_site_before_the_first(tmp_path: Path) -> None:
     (line,) = SiteLedger(tmp_path, Policy(epsilon=0.1)).describe_plan(local(), 1)
     spent = f"{epsilon(1, 4.0, 1e-5, sensitivity=2.0):.3g}"
