@@ -24,7 +24,7 @@ from fedskew.choose.validation import hold_out, validation_fraction
 from fedskew.data import Federation, Partition, federation
 from fedskew.data.catalogue import DATASETS
 from fedskew.display import html_table
-from fedskew.errors import UserError
+from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
 from fedskew.experiment.config.documentation import documents_settings
 from fedskew.experiment.preparation import partition_rule, prepare, refuse_data_settings, refuse_other_split
@@ -142,6 +142,10 @@ def choose(
     race tries 1/3, 1 and 3 times the learning rate.
     """
     refuse_data_settings(settings, data, partition)
+    if "method" in settings:
+        raise UserError(f"method is {settings['method']!r}; expected methods= in a race")
+    valid = workers is None or (isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1)
+    expect(valid, "workers", workers, "a whole number ≥ 1")
     first = {"seed": data.seed} if isinstance(data, Federation) else {}
     given = with_values(config or Config(), {**first, **settings})
     base, make_federation = _base_and_federation(data, partition, given)

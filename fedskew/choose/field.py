@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedskew.errors import UserError
+from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, with_values
 from fedskew.methods import Method, Schedule, canonical_name, find, make_method
 
@@ -40,8 +40,8 @@ RESULTS.md.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)
-"""Every method, including FedAvg, is tried with the configured learning rate times each of these, rounded to two
-significant digits."""
+"""Every method, including FedAvg, is tried with the configured learning rate times each of these. The products are
+rounded to two significant digits."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,25 @@ class Candidate:
 
 def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     """Check the names and return the methods of a race. FedAvg is always among them, as the baseline."""
+    names = _names(names)
     chosen = [BASELINE, *(DEFAULT_FIELD if names is None else map(canonical_name, names))]
     if set(chosen) == {BASELINE}:
         raise UserError(f"methods has only {BASELINE}, which always takes part; expected at least one other method")
     for name in chosen:
         _check_method(make_method(name))
     return tuple(dict.fromkeys(chosen))
+
+
+def _names(names: Iterable[str] | None) -> list[str] | None:
+    """Return the names as a list. Refuse anything else than names without settings."""
+    if names is None:
+        return None
+    listed = names if isinstance(names, str) else list(names)
+    are_names = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
+    expect(are_names, "methods", listed, "a list of names, for example ['fedprox', 'fedvls']")
+    if (given := next((name for name in listed if ":" in name and "=" in name), None)) is not None:
+        raise UserError(f"methods has {given!r}; expected names without settings, because a race tries settings itself")
+    return list(listed)
 
 
 def _check_method(method: Method) -> None:
@@ -128,7 +141,7 @@ def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candida
     If `settings` is 1, the settings in `DEFAULT_FIELD` are tried too, with the configured learning rate. If it is 2,
     they are tried with every learning rate.
     """
-    rates = [_rounded(lr * factor) for factor in LR_FACTORS]
+    rates = [lr if factor == 1 else _rounded(lr * factor) for factor in LR_FACTORS]
     found = [Candidate(method, rate) for method in methods for rate in rates]
     for method in methods if settings else ():
         tried_rates = rates if settings > 1 else rates[:1]

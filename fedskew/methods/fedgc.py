@@ -12,7 +12,7 @@ other clients' rows of other labels. FedGR uses the same R (`losses.gravitation`
 label, so every row has one owner. If clients share labels, the mean over a row's owners gives one common model.
 
 Sent to the server: the model and which labels the client has.
-Extra compute: one gradient step on the participants' heads, on the server.
+Extra compute: none on the client; on the server, one gradient step on the participants' heads.
 """
 
 from __future__ import annotations

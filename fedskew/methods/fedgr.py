@@ -8,8 +8,8 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
 U^k are the rows of client k's head, and Y_k are its labels. A attracts rows of the same label, and R repels rows of
 different labels (see `gravitation`). The head's bias, if any, counts as one more column.
 
-Sent to the server: the model and which labels the client has.
-Extra compute: one gradient step on the participants' heads, on the server.
+Sent to the server: the model. For the server's half, also which labels the client has.
+Extra compute: none on the client; on the server, one gradient step on the participants' heads.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from fedskew.choose.field import BASELINE, DEFAULT_FIELD, LR_FACTORS, Candidate,
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.methods import make_method
+from fedskew.methods.fedvls import FedVLS
 
 
 def test_the_default_field_has_at_least_twelve_methods_with_valid_settings() -> None:
@@ -55,6 +56,19 @@ def test_methods_whose_rounds_do_not_show_how_good_the_final_model_is_are_refuse
 def test_an_unknown_method_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'fedprox'"):
         field_methods(["fedproxx"])
+
+
+def test_anything_but_names_is_refused() -> None:
+    for wrong in ("fedvls", [FedVLS(distill_weight=5.0)], [None]):
+        with pytest.raises(UserError, match=r"expected a list of names, for example \['fedprox', 'fedvls'\]"):
+            field_methods(wrong)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"methods has 'fedprox:mu=0\.1'; expected names without settings"):
+        field_methods(["fedprox:mu=0.1"])
+    assert field_methods(name for name in ["fedvls"]) == (BASELINE, "fedvls")
+
+
+def test_the_configured_learning_rate_is_tried_as_it_is() -> None:
+    assert [candidate.lr for candidate in make_field(["fedavg"], 0.0125, 0)] == [0.0125, 0.0042, 0.038]
 
 
 def test_a_candidate_is_its_configuration() -> None:

@@ -380,6 +380,14 @@ def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:
         choose(config=config, methods=METHODS, budget=BUDGET, out=finished.folder)
 
 
+def test_settings_that_a_race_cannot_use_are_refused() -> None:
+    with pytest.raises(UserError, match="method is 'fedvls'; expected methods= in a race"):
+        choose("digits", ["fedprox"], BUDGET, method="fedvls")
+    for workers in (0, -1, "2", True):
+        with pytest.raises(UserError, match=f"workers is {workers!r}; expected a whole number ≥ 1"):
+            choose("digits", ["fedprox"], BUDGET, workers=workers)  # type: ignore[arg-type]
+
+
 def test_an_unknown_metric_is_refused() -> None:
     with pytest.raises(UserError, match="did you mean 'macro-f1'"):
         choose(rank_by="macro-f2", budget=BUDGET)

@@ -160,12 +160,12 @@ def test_fedexp_extrapolates(average: str) -> None:
         steps.append(max(1.0, float(weights @ lengths) / (2 * (float((change**2).sum()) + 1e-4))))
         return sent + steps[-1] * change
 
-    fed = federation(np.array([[5, 0, 0, 0], [0, 5, 0, 0], [0, 0, 5, 0], [0, 0, 0, 5]]))
+    fed = federation(np.diag([8, 5, 4, 3]))
     states, _ = played(serve("fedexp", {"epsilon": 1e-4}, federation=fed, average=average, rounds=3))
     expected, at = theta(states[0]), sites(fed)
     for t in range(3):
         models = np.stack([trained(expected, site, t) for site in at])
-        expected = rule(expected, models, np.full(4, 0.25))
+        expected = rule(expected, models, np.array([8, 5, 4, 3]) / 20)
         np.testing.assert_allclose(theta(states[t + 1]), expected, rtol=1e-11, atol=1e-13)
     assert max(steps) > 1
 
