@@ -243,5 +243,5 @@ def stratified_holdout(y: Index, fraction: float, where: str) -> tuple[Index, In
 
 
 def check_fraction(fraction: object) -> None:
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise UserError(f"test_fraction is {fraction!r}; expected a number between 0 and 1, such as 0.2")

@@ -84,7 +84,7 @@ def _whole(name: str, value: object, at_least: int) -> int:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _image_shape(image: object) -> tuple[int, int, int] | None:

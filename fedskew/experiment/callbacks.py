@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
@@ -54,9 +56,10 @@ class EarlyStopping(Callback):
 
     def __init__(self, patience: int = 10, metric: str = "accuracy", min_delta: float = 0.0) -> None:
         """Stop after `patience` evaluations in a row without a gain of more than `min_delta` over the best one."""
-        if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
+        if isinstance(patience, bool) or not isinstance(patience, int | np.integer) or patience < 1:
             raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
-        if isinstance(min_delta, bool) or not isinstance(min_delta, int | float) or not 0 <= min_delta < math.inf:
+        is_number = isinstance(min_delta, int | float | np.number) and not isinstance(min_delta, bool)
+        if not is_number or not 0 <= min_delta < math.inf:
             raise UserError(f"min_delta is {min_delta!r}; expected a number, 0 or more")
         if metric not in self.METRICS:
             raise unknown("metric", str(metric), self.METRICS)

@@ -48,6 +48,11 @@ def test_rounds_without_an_evaluation_of_the_global_model_do_not_count() -> None
     assert stopping.on_round(row(4, 0.1), 5)
 
 
+def test_numpy_numbers_are_numbers() -> None:
+    stopping = fs.EarlyStopping(patience=np.int64(2), min_delta=np.float32(0.25))
+    assert stopped_after(stopping, [0.1, 0.3, 0.2]) == 3
+
+
 def test_another_metric() -> None:
     stopping = fs.EarlyStopping(patience=1, metric="worst_class")
     assert not stopping.on_round(row(1, 0.2), 5)

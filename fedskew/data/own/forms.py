@@ -65,7 +65,7 @@ def load_image_folder(
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
-    # A single folder is not a list of classes: if the classes of other sites are known, they are used instead.
+    # One class folder alone does not tell the classes. Then those of other sites are used, if they are known.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
         raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")

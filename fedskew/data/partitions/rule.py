@@ -173,9 +173,9 @@ class Partition(ABC):
             reason = f"draw returned {found}; expected a list with one array of sample indices per client"
             raise self.error(reason) from error
         for part, indices in zip(drawn, joined, strict=True) if joined is not drawn else ():
-            found = np.asarray(part)
-            if found.dtype.kind == "b" or (found != indices).any():
-                raise self.error(f"draw returned an array of {found.dtype}; expected sample indices: whole numbers")
+            array = np.asarray(part)
+            if array.dtype.kind == "b" or bool(np.any(array != indices)):
+                raise self.error(f"draw returned an array of {array.dtype}; expected sample indices: whole numbers")
         return joined
 
     def _check(self, indices: ClientIndices, samples: int) -> None:

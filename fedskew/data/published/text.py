@@ -165,5 +165,5 @@ def _newsgroups_folder(folder: Path) -> LabelledTexts:
 
 
 def _check_whole_number(option: str, value: object, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < at_least:
         raise UserError(f"{option} is {value!r}; expected a whole number ≥ {at_least}")

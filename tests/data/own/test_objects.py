@@ -293,6 +293,12 @@ def test_decimals_of_a_data_frame_are_numbers() -> None:
     np.testing.assert_array_equal(found.train.x, expected.train.x)
 
 
+def test_numpy_numbers_are_options() -> None:
+    assert len(fs.load((TABLE, Y), test_fraction=np.float32(0.5)).test) == 30
+    texts = pd.DataFrame({"text": ["good day", "bad day"] * 10, "label": [1, 0] * 10})
+    assert fs.load(texts, length=np.int64(2), vocabulary=np.int64(4)).input_shape == (2,)
+
+
 # Mistakes
 
 
