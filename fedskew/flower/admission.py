@@ -96,10 +96,10 @@ class Admission:
     def _send_greetings(self) -> None:
         now = time.monotonic()
         for number, node in self._nodes.items():
-            is_new = not node.greetings and node.client is None and node.refusal is None
-            seconds = now - node.greeted_at
-            is_due_again = node.refusal is not None and seconds > _GREET_AGAIN_SECONDS
-            is_lost = bool(node.greetings) and seconds > _LOST_SECONDS
+            is_waiting, seconds = bool(node.greetings), now - node.greeted_at
+            is_new = not is_waiting and node.client is None and node.refusal is None
+            is_due_again = not is_waiting and node.refusal is not None and seconds > _GREET_AGAIN_SECONDS
+            is_lost = is_waiting and seconds > _LOST_SECONDS
             if is_new or is_due_again or is_lost:
                 self._greet(number, node)
                 node.greeted_at = now

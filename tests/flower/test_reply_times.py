@@ -21,6 +21,7 @@ from fedskew.flower import admission, chained_log, server_app, sites, superlink_
 from fedskew.flower.reply_times import ReplyTimes, kind_of_work
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
+from fedskew.flower.wire import Facts
 
 BY_SITES = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
 """The default settings: each request for training from the second round on also asks for tests."""
@@ -173,6 +174,37 @@ def test_a_site_whose_greeting_was_lost_is_greeted_again(
     assert result.history[1].clients == [0, 1]
     assert caplog.text.count("site-1 is connected") == 1
     assert 1000 + 60 < clock.now < 1000 + 60 + 5
+
+
+def test_a_refused_site_that_reads_its_data_is_not_greeted_again_before_its_greeting_may_be_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second greeting is lost. Half a minute later, the site may still be reading its data to answer it."""
+    clock = Clock()
+    _use_clock(clock, monkeypatch)
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
+    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
+    greeted: list[float] = []
+
+    def refuse(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        is_first = (site, asked["kind"], len(greeted)) == ("site-1", "hello", 1)
+        return ({"refused": "no data yet"}, b"") if is_first else (facts, answer)
+
+    here = case(tmp_path, split, data, config, refuse)
+    deliver = here.grid._deliver
+
+    def deliver_all_but_the_second(message: Message) -> str:
+        if message.metadata.dst_node_id == 1001 and "hello" in str(message.content.config_records["facts"]["json"]):
+            greeted.append(clock.now)
+            here.grid.silent = {"site-1"} if len(greeted) == 2 else set()
+        return deliver(message)
+
+    here.grid._deliver = deliver_all_but_the_second  # type: ignore[method-assign]
+    run_federation(here.grid, here.context)
+    first, second, third = greeted
+    assert 30 < second - first < 35
+    assert 60 < third - second < 65
 
 
 def lose_a_request(
