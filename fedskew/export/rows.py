@@ -22,14 +22,20 @@ class Rows:
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Tensor:
         """Return the inputs of rows such as {"age": 61, "sex": "f"}: float64, n × inputs, not standardised yet."""
         inputs = [[number for column in self.columns for number in _inputs(column, row)] for row in rows]
-        return torch.tensor(inputs, dtype=torch.float64)
+        return torch.tensor(inputs, dtype=torch.float64).view(len(rows), sum(map(_width, self.columns)))
+
+
+def _width(column: Mapping[str, Any]) -> int:
+    """The number of inputs that the column gives."""
+    categories = column.get("categories")
+    return (1 if categories is None else len(categories)) + bool(column.get("marks_gaps"))
 
 
 def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     if column["name"] not in row:
         raise ValueError(f"a row has no column {column['name']!r}; expected it, with None for a gap")
     value = row[column["name"]]
-    is_gap = value is None or value != value or (isinstance(value, str) and not value.strip())
+    is_gap = value is None or str(value) == "<NA>" or value != value or (isinstance(value, str) and not value.strip())
     categories = column.get("categories")
     if categories is None:
         found = [column["mean"] if is_gap else float(value)]

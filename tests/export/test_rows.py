@@ -48,6 +48,16 @@ def test_rows_make_the_inputs_that_training_made(exported: Path) -> None:
     torch.testing.assert_close(((made - mean) / std).float(), expected, rtol=0, atol=0)
 
 
+def test_no_rows_make_no_inputs(exported: Path) -> None:
+    form = json.loads((exported / "model" / "model.json").read_text())["inputs"]
+    assert Rows(form["encoding"])([]).shape == (0, *form["shape"])
+
+
+def test_the_gap_of_pandas_is_one() -> None:
+    columns = [{"name": "age", "mean": 61.0}, {"name": "sex", "categories": ["f", "m"], "marks_gaps": True}]
+    assert Rows(columns)([{"age": pd.NA, "sex": pd.NA}]).tolist() == [[61.0, 0.0, 0.0, 1.0]]
+
+
 SCRIPT = """
 import json, sys
 from model import classes, load, rows
