@@ -18,7 +18,7 @@ from fedskew.engine.contract import Assignment, Engine, LocalTraining, RoundResu
 from fedskew.engine.data.batches import RoundKey
 from fedskew.engine.data.device import DeviceSamples, Fetch, on_host, to_device
 from fedskew.engine.evaluation import EvaluationSums, Evaluator, features, survey
-from fedskew.engine.model.network import ModelState, Network
+from fedskew.engine.model.network import ModelState, Network, set_tensors
 from fedskew.engine.parallel.devices import DevicesEngine
 from fedskew.engine.parallel.pool import PoolEngine
 from fedskew.engine.plain import PlainEngine
@@ -53,6 +53,7 @@ __all__ = [
     "make_engine",
     "number_format",
     "on_host",
+    "set_tensors",
     "single_process_engine",
     "survey",
     "to_device",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedskew.data import Federation
-from fedskew.engine import arithmetic
+from fedskew.engine import arithmetic, set_tensors
 from fedskew.errors import UserError, shorten
 from fedskew.experiment.callbacks import Callback, check_callbacks
 from fedskew.experiment.config import Config, PartitionConfig, with_values
@@ -195,7 +195,7 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
     # If the whole model was saved, the file also has the parameters that the run did not train.
     expected = dict(module.named_parameters()) if is_whole else server.network.state().params
     _check_model(folder, expected, {name: t for name, t in tensors.items() if name not in buffers})
-    module.load_state_dict({name: t.to(server.device) for name, t in tensors.items()}, strict=False)
+    set_tensors(module, tensors)
     rows = folder.rounds()
     if not any(row.is_evaluated for row in rows):
         raise UserError(

@@ -159,6 +159,33 @@ def test_an_object_that_does_not_fit_the_data_is_refused_before_training(model: 
         fs.run(federation, "fedavg", model, rounds=1)  # type: ignore[arg-type]
 
 
+class Counting(nn.Module):
+    """Counts training steps in a buffer that is not part of its state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()), persistent=False)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps.add_(1)
+        logits: torch.Tensor = self.out(x.flatten(1))
+        return logits
+
+
+def test_the_result_s_model_has_every_buffer(tmp_path: Path) -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=3), seed=0)
+    finished, loaded = (
+        fs.run(federation, "fedavg", Counting(), rounds=1, local_epochs=1, out=tmp_path / "run", progress=False)
+        for _ in range(2)
+    )
+    assert finished.model is not None
+    assert loaded.model is not None
+    assert float(finished.model.get_buffer("steps")) > 1
+    assert torch.equal(finished.model.get_buffer("steps"), loaded.model.get_buffer("steps"))
+
+
 def test_a_model_in_double_precision_is_checked_and_left_as_it_is() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)).double()
     assert adapted_model(model, DataShape((1, 8, 8), 10)) is model

@@ -77,7 +77,7 @@ class Network:
     def module(self, state: ModelState) -> nn.Module:
         """Return an ordinary PyTorch module with the given tensors, in eval mode."""
         module = copy.deepcopy(self._model).eval()
-        module.load_state_dict({**state.params, **state.buffers}, strict=False)
+        set_tensors(module, {**state.params, **state.buffers})
         return module
 
     def forward(
@@ -277,6 +277,17 @@ class Network:
 
 _DROPOUTS = [kind.forward for kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)]
 """The forward passes that keyed dropout replaces. A subclass may have one of its own."""
+
+
+@torch.no_grad()
+def set_tensors(module: nn.Module, tensors: Tensors) -> None:
+    """Copy tensors into the module's parameters and buffers of the same names.
+
+    `load_state_dict` would leave out buffers that are not part of the module's state dict.
+    """
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name in own.keys() & tensors.keys():
+        own[name].copy_(tensors[name])
 
 
 def _has_tied_tensors(model: nn.Module) -> bool:
