@@ -9,8 +9,8 @@ be written, the site sends a refusal instead of the reply.
                reply in time), absent (the site could not be asked)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
-    work       at the server: the kind in more detail, such as the stage. A site's usual time is known for each
-               (`reply_times.py`)
+    work       at the server: the kind in more detail, such as the stage. `reply_times.py` keeps a site's usual time
+               for each kind of work
     again      at the server: the request was repeated, because the SuperNode has started again
     app        hash of the app that runs at the site or the server, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
