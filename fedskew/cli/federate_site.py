@@ -151,7 +151,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     for line in SiteLedger(site.state_folder, site.policy).describe_plan(release, config.rounds):
         stdout().print(line, soft_wrap=True, markup=False)
     if contract.column_sums:
-        _show_column_sums(site, federation)
+        _show_column_sums(site, contract, federation)
     if settings.survey and site.policy.survey is not None:
         _show_survey(site, contract, federation)
     for key, declared, allowed in (
@@ -180,11 +180,11 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         notice("warning: this site runs every app that the server sends; restrict it with `fedskew federate approve`")
 
 
-def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
+def _show_column_sums(site: SiteConfig, contract: Contract, federation: Federation) -> None:
     """Show the sums that the site will send, or say that its policy does not allow them."""
     from fedskew.cli.terminal import notice, stdout
     from fedskew.flower.policy import COLUMN_SUMS
-    from fedskew.flower.site import sum_site_columns
+    from fedskew.flower.site import recorded_column_sums, sum_site_columns
 
     if not site.policy.allows(COLUMN_SUMS):
         notice(
@@ -192,7 +192,10 @@ def _show_column_sums(site: SiteConfig, federation: Federation) -> None:
             f"the sums, add policy: {{reveals: [{COLUMN_SUMS}]}}"
         )
         return
-    for sums in sum_site_columns(federation, site.policy):
+    recorded = recorded_column_sums(site, contract)
+    if recorded is not None:
+        notice("this site has sent its column sums, and will repeat them")
+    for sums in recorded or sum_site_columns(federation, site.policy):
         stdout().print(f"column sums of {sums.describe()}", soft_wrap=True, markup=False)
 
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedskew.data.column_sums import ColumnSums, sum_columns
+from fedskew.data.column_sums import CategorySums, ColumnSums, NumberSums, sum_columns
 from fedskew.data.federation import Federation
 from fedskew.data.table_encoding import RawTable
 from fedskew.engine import arithmetic, survey, train_clients
@@ -212,9 +212,8 @@ class Site:
         def compute() -> Answer:
             return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
-        return SiteAnswers(self.config.state_folder).answer_once(
-            f"column sums of contract {run.unencoded_contract_hash}", {}, compute
-        )
+        question = _column_sums_question(Contract.from_json(facts["terms"]["contract"]))
+        return SiteAnswers(self.config.state_folder).answer_once(question, {}, compute)
 
     def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Describe the data as the site's policy says, once for the same classes and columns."""
@@ -382,6 +381,18 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
     trained = {name: t.cpu() for name, t in unpack("trained:params", reply_tensors).items()}
     private = private_change(trained, before, clip, multiplier * clip)
     return reply_tensors | pack("trained:params", private)
+
+
+def _column_sums_question(contract: Contract) -> str:
+    return f"column sums of contract {hash_contract(contract.without_encoding())}"
+
+
+def recorded_column_sums(site: SiteConfig, contract: Contract) -> tuple[ColumnSums, ...] | None:
+    """Return the column sums that the site has sent for these columns, and will repeat. None if there are none."""
+    answer = SiteAnswers(site.state_folder).recorded(_column_sums_question(contract), {})
+    if answer is None:
+        return None
+    return tuple(NumberSums(**found) if "mean" in found else CategorySums(**found) for found in answer[0]["columns"])
 
 
 def survey_question(contract: Contract) -> str:

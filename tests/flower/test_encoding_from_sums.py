@@ -32,7 +32,7 @@ from fedskew.flower.remote_survey import SURVEY
 from fedskew.flower.run_record import NAME
 from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.site import Site
-from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_config import SiteConfig, load_site
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts
 
@@ -363,6 +363,16 @@ def test_check_shows_the_sums_or_that_they_are_not_allowed(
     listed = ", ".join(sorted(frequent[frequent >= 30].index)) or "none"
     assert f"column sums of ward: values {listed}; gaps: no" in shown.out
     assert "other units" not in shown.err
+    settings, contract, app_config = read_app(app)
+    resolved = resolve_config(app_config, contract, settings.sites).to_mapping() | {"data_dir": None}
+    Site(load_site(file)).answer(
+        {"kind": "column_sums", "terms": {"contract": contract.to_json(), "config": resolved}}, b""
+    )
+    file.write_text(text + "policy: {reveals: [column sums]}\n")  # would hide less, but the recorded sums are repeated
+    assert main(["federate", "site", str(file), "--check", str(app)]) == 0
+    shown = capsys.readouterr()
+    assert "this site has sent its column sums, and will repeat them" in shown.err
+    assert f"column sums of ward: values {listed}; gaps: no" in shown.out
 
 
 def test_columns_may_come_from_a_file_without_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
