@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from fedskew.choose.field import BASELINE
 from fedskew.choose.trial import TrialResult
+from fedskew.errors import plural
 from fedskew.methods import combined_entry
 from fedskew.methods.class_weights import entries_with_weights, revealed_labels
 from fedskew.results.race import SPLITS, Finalist, Repeats, Standing
@@ -74,7 +75,9 @@ def decide(
     better = enumerate(final[:baseline_rank])
     chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
     tried = len(results[0].standing.scores) + len(results[0].earlier_scores)
-    return {"final": final, "chosen": chosen, "answer": tuple(_answer(final, final[chosen], rank_by, tried, repeats))}
+    answer = _answer(final, final[chosen], rank_by, tried, repeats)
+    answer += _diverged(next(result for result in results if result.standing is final[chosen].standing))
+    return {"final": final, "chosen": chosen, "answer": tuple(answer)}
 
 
 def _finalist(
@@ -124,6 +127,12 @@ def _warning(tried: int, repeats: Repeats) -> list[str]:
         return []
     risk = f"The method was tried {repeats.on} only {tried} {repeats.many}. It may fail {repeats.on} others."
     return [f"{risk} A larger budget tries more."]
+
+
+def _diverged(chosen: FinalResult) -> list[str]:
+    discarded = sum(trial.diverged for trial in chosen.trials)
+    updates = f"{plural(discarded, 'client update')} of {chosen.standing.method} {'was' if discarded == 1 else 'were'}"
+    return [f"In the final, {updates} not finite and left out; try a lower --lr."] if discarded else []
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, tried: int, repeats: Repeats) -> str:

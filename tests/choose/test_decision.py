@@ -156,6 +156,15 @@ def test_the_splits_of_the_race_count_for_the_order_but_not_against_fedavg() -> 
     assert "points better on average over all 5 splits, but on the 3 fresh ones it does not lead" in answer
 
 
+def test_updates_of_the_chosen_method_that_were_not_finite_are_mentioned() -> None:
+    fedavg, fedvls = finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72])
+    diverged = fedvls._replace(trials=[replace(trial, diverged=2) for trial in fedvls.trials])
+    assert chosen(fedavg, diverged)[1].endswith(
+        "In the final, 6 client updates of fedvls were not finite and left out; try a lower --lr."
+    )
+    assert "finite" not in chosen(fedavg, fedvls)[1]
+
+
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:
     few = chosen(finalist("fedavg", [0.5] * 3), finalist("fedvls", [0.7, 0.71, 0.72]))[1]
     assert "The method was tried on only 3 splits. It may fail on others. A larger budget tries more." in few
