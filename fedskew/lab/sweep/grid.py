@@ -78,7 +78,7 @@ class Grid:
                 by_axis = dict(zip(self.axes, values, strict=True))
                 shown = {axis: _format_value(value) for axis, value in by_axis.items()}
                 settings = _settings(by_axis)
-                config = _check_config(with_values(self.base, {**settings, "seed": seed}), shown)
+                config = _make_config(self.base, {**settings, "seed": seed}, shown)
                 found.append(Point(config, shown | {"seed": seed}, _tag(settings)))
         return found
 
@@ -107,8 +107,8 @@ def _axes(axes: Any) -> dict[str, Sequence[Any]]:
         found[str(key)] = listed = _cases(str(key), listed) if isinstance(listed, Mapping) else listed
         if not isinstance(listed, list) or not listed:
             raise UserError(f"grid.{key} is {listed!r}; expected a list of values, or a mapping of names to settings")
-        if key in ("seed", "seeds"):
-            raise UserError(f"grid.{key} is not possible; expected seeds outside the grid, such as seeds: 3")
+        if key in ("seed", "seeds") or any("seed" in case.values for case in listed if isinstance(case, Case)):
+            raise UserError(f"grid.{key} sets the seed; expected seeds outside the grid, such as seeds: 3")
         if key in _RESERVED:
             raise UserError(f"grid.{key} is a result in the table; expected another name for the axis")
         refuse_duplicates(f"grid.{key}", listed)
@@ -187,6 +187,8 @@ def _settings(by_axis: Mapping[str, Any]) -> dict[str, Any]:
 def _seeds(base: Config, listed: Any) -> list[int]:
     """Parse the seeds. `3` means three seeds, starting with the configuration's. A list means exactly these seeds."""
     if isinstance(listed, list):
+        if not listed:
+            raise UserError("seeds is []; expected at least 1 seed")
         refuse_duplicates("seeds", listed)
         return [integer(0)("seeds", seed) for seed in listed]
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
@@ -198,13 +200,17 @@ def _tag(settings: Mapping[str, Any]) -> str:
     return ",".join(f"{key}={_format_value(settings[key])}" for key in compared)
 
 
-def _check_config(config: Config, values_by_key: Mapping[str, Any]) -> Config:
-    """Check names and parameters before anything runs. Whether they fit the data is checked when a run starts."""
+def _make_config(base: Config, settings: Mapping[str, Any], shown: Mapping[str, Any]) -> Config:
+    """Make a configuration. Check names and parameters before anything runs.
+
+    Whether they fit the data is checked when a run starts. `shown` are the values on the axes, for messages.
+    """
     try:
+        config = with_values(base, settings)
         make_method(config.method, config.method_params)
         partition_rule(config)
     except UserError as error:
-        raise UserError(f"at {', '.join(f'{k}={v}' for k, v in values_by_key.items())}: {error}") from error
+        raise UserError(f"at {', '.join(f'{k}={v}' for k, v in shown.items())}: {error}") from error
     return config
 
 

@@ -119,7 +119,12 @@ def read_search(
 
 
 def _check(search: Search) -> None:
-    """Check every key with one of its values before anything runs."""
+    """Check every key before anything runs: with all values of a list, or the lower end of a range."""
+    if "seed" in search.space:
+        raise UserError("search.seed is not possible; expected seeds outside the search, such as seeds: 3")
+    for key, values in search.space.items():
+        for value in values if isinstance(values, list) else ():
+            with_values(search.base, {key: value})
     point = {key: _first_value(key, values) for key, values in search.space.items()}
     config = search.jobs(0, point)[0].config
     make_method(config.method, config.method_params)

@@ -153,6 +153,8 @@ def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_pat
         ("{low: 1, high: 3}", "3", r"search.local_epochs is 3; expected a list, or a range"),
         ("method.mu", "method.nu", r"has no parameter 'nu'; did you mean 'mu'"),
         ("0.25", "1.5", r"validation is 1.5; expected"),
+        ("average: [samples, uniform]", "lr: [0.1, x]", r"search.yaml: lr is 'x'; expected"),
+        ("average: [samples, uniform]", "seed: [1, 2]", r"search.seed is not possible; expected seeds outside"),
         ("seeds: 2", "seeds: none", r"seeds is 'none'; expected"),
     ],
 )
