@@ -98,7 +98,7 @@ class TensorBoard(Tracker):
         self._writer: Any = None
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
-        self._writer = self._make(str(folder / "tensorboard"), purge_step=round + 1 if round else None)
+        self._writer = self._make(str(folder / "tensorboard"), purge_step=round + 1)  # hides rounds that are run again
         text = "\n".join(f"| {key} | {value} |" for key, value in _flat(prepared).items())
         self._writer.add_text("configuration", f"| key | value |\n|---|---|\n{text}")
 

@@ -60,6 +60,27 @@ def test_tensorboard_reads_every_round(tmp_path: Path) -> None:
     assert "configuration/text_summary" in events.Tags()["tensors"]
 
 
+def test_tensorboard_shows_a_round_once_if_a_run_starts_again(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    class Interrupt(fs.Callback):
+        def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+            if row.round == 2:
+                raise KeyboardInterrupt
+
+    folder = tmp_path / "run"
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    settings = {"rounds": 4, "local_epochs": 1, "checkpoint_every": 100, "out": folder}
+    trackers = make_trackers("tensorboard", lambda _: folder)
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(fed, "fedavg", callbacks=[*trackers, Interrupt()], **settings)
+    trackers[0].end(None)  # the end of the process would close the file
+    fs.run(fed, "fedavg", callbacks=make_trackers("tensorboard", lambda _: folder), **settings)
+    events = accumulator.EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("test/accuracy")] == [1, 2, 3, 4]
+
+
 def test_a_run_that_is_finished_is_not_told_again(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     tracked("tensorboard", tmp_path / "run")
