@@ -14,9 +14,10 @@ class UserError(Exception):
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most similar to `value`, or None if none is close."""
-    close = get_close_matches(value.lower(), list(choices), n=1, cutoff=0.5)
-    return close[0] if close else None
+    """Return the choice most similar to `value`, whatever their case, or None if none is close."""
+    in_lower_case = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(value.lower(), list(in_lower_case), n=1, cutoff=0.5)
+    return in_lower_case[close[0]] if close else None
 
 
 def did_you_mean(value: str, choices: Iterable[str]) -> str:

@@ -331,6 +331,7 @@ def test_numpy_numbers_are_options() -> None:
         ({}, {}, "dict: splits (none); expected one named train"),
         (None, {}, "data is of type NoneType; expected a dataset's name"),
         (frame(), {}, "DataFrame: no column named label, labels, class, target, y; name the label column"),
+        (frame().rename(columns=str.upper), {"label": "ill"}, "column in DataFrame: 'ill'; did you mean 'ILL'"),
         (frame(), {"label": "il"}, "unknown label column in DataFrame: 'il'; did you mean 'ill'?"),
         (frame(ill=None), {"label": "ill"}, "DataFrame column 'ill': no label in row 0; expected one for every"),
         (frame(age=np.nan), {"label": "ill"}, "DataFrame: column 'age' has no value; leave it out with drop=age"),
