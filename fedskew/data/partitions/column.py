@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedskew.data.catalogue import DATASETS
 from fedskew.data.dataset import Dataset
 from fedskew.data.partitions.rule import Arrangement, IntArray, Labels, Partition, group_by_client, register
 from fedskew.errors import UserError, shorten
@@ -38,7 +39,8 @@ class Column(Partition):
         """Take the clients' names from the data. A site that has only test samples is not a client."""
         site = dataset.train.site
         if site is None:
-            given = "" if self.column is None else f"; load it with site={self.column!r}"
+            has_site_option = self.column is not None and dataset.name not in DATASETS
+            given = f"; load it with site={self.column!r}" if has_site_option else ""
             expected = "partition.column to name a column" if self.column is None else "data with such a column"
             raise self.error(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
         if self.column not in (None, dataset.site_column):

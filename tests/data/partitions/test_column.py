@@ -59,6 +59,8 @@ def test_a_loaded_dataset_knows_its_sites() -> None:
         fs.federation(loaded, fs.Column("clinic"))
     with pytest.raises(fs.UserError, match="does not say which site a sample is from; load it with site='hospital'"):
         fs.federation(fs.load(frame(), label="ill"), fs.Column("hospital"))
+    with pytest.raises(fs.UserError, match="digits does not say which site a sample is from; expected data with such"):
+        fs.federation("digits", fs.Column("hospital"))
 
 
 def test_a_site_with_only_test_samples_is_no_client() -> None:
