@@ -180,3 +180,10 @@ def test_a_notice_of_several_runs_is_printed_once(cli, monkeypatch):
     outcome = cli("compare", "--methods", "fedavg,fedprox", "--rounds", "1", "--clients", "4", "--local-epochs", "1")
     assert outcome.status == 0
     assert outcome.err.count("number format: bf16, the default on this GPU") == 1
+
+
+def test_the_method_of_a_file_is_not_dropped_in_silence(cli):
+    Path("one.yaml").write_text("method: {name: fedprox, mu: 0.5}\nrounds: 1\npartition: {clients: 4}\n")
+    line = "one.yaml sets method fedprox, and compare takes --methods (now: fedavg,fedlmd,fedvls)"
+    assert line in cli("compare", "-c", "one.yaml", "-q").err
+    assert line not in cli("compare", "-c", "one.yaml", "--methods", "fedavg", "-q").err
