@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from os import PathLike
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -284,10 +285,11 @@ def _record_so_far(folder: Path, base: Config, methods: tuple[str, ...], rank_by
 
 def _write_files(choice: Choice) -> None:
     config, folder = choice.config, choice.folder
-    _write_yaml(choice.run_file, f"fedskew run -c {choice.run_file}", config.to_mapping(), choice.answer)
+    _write_yaml(choice.run_file, f"fedskew run -c {quote(str(choice.run_file))}", config.to_mapping(), choice.answer)
     mapping = config.to_mapping()
     federated = {key: mapping[key] for key in _FEDERATED} | {"method": mapping["method"], "lr": mapping["lr"]}
-    command = f"fedskew federate init {folder / 'app'} --sites A,B,C -c {choice.federation_file}"
+    app, file = quote(str(folder / "app")), quote(str(choice.federation_file))
+    command = f"fedskew federate init {app} --sites A,B,C -c {file}"
     _write_yaml(choice.federation_file, command, federated, choice.answer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import yaml
 
 import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
-from fedskew.choose.choice import _base_and_federation, choose
+from fedskew.choose.choice import FEDERATION_FILE, RUN_FILE, _base_and_federation, _write_files, choose
 from fedskew.choose.field import Candidate, make_field
 from fedskew.choose.progress import NotebookRace, RaceProgress
 from fedskew.choose.race import keep_best, scored_rounds
@@ -427,6 +428,15 @@ def test_the_files_run_as_they_say(finished: fs.Choice, tmp_path: Path) -> None:
     assert (config.method, config.lr) == (winner.method, winner.lr)
     assert main(["run", "-c", str(finished.run_file), "--out", str(tmp_path / "run"), "-q"]) == 0
     assert fs.load_run(tmp_path / "run").method == finished.method
+
+
+def test_the_commands_in_the_files_work_for_a_folder_with_a_space(finished: fs.Choice, tmp_path: Path) -> None:
+    folder = tmp_path / "my race"
+    folder.mkdir()
+    _write_files(fs.Choice(finished.race, folder))
+    commands = [shlex.split((folder / name).read_text().splitlines()[0]) for name in (RUN_FILE, FEDERATION_FILE)]
+    assert [command[-1] for command in commands] == [str(folder / RUN_FILE), str(folder / FEDERATION_FILE)]
+    assert commands[1][4] == str(folder / "app")
 
 
 def test_the_file_for_a_federation_has_all_settings_that_a_federation_uses(finished: fs.Choice) -> None:
