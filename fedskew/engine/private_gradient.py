@@ -140,7 +140,7 @@ def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor)
     can cause one, because it chooses the model.
     """
     accurate = ACCURATE[included.device.type]
-    rows = {name: g.flatten(1) for name, g in gradients.items()}
+    rows = {name: g.reshape(len(g), -1) for name, g in gradients.items()}
     norms = torch.stack([torch.linalg.vector_norm(r, dim=1, dtype=accurate) for r in rows.values()]).norm(dim=0)
     counts = included & norms.isfinite()
     scale = torch.where(counts, (clip / norms.clamp(min=1e-30)).clamp(max=1.0), 0.0)
@@ -174,7 +174,7 @@ def require_sample_gradients(model: nn.Module, sample: Tensor) -> None:
     keys = torch.arange(2, device=sample.device)
     try:
         torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different")(state.params, inputs, keys)
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # a user's model may fail in any way
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"torch cannot compute the gradients of single samples of this model, which example-level privacy needs: "

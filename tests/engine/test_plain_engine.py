@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from toy_runs import (
     config,
+    distance,
     finished,
     image_federation,
     linear,
@@ -283,6 +285,19 @@ def test_a_dropout_layer_with_a_forward_pass_of_its_own_keeps_it(engine: str) ->
     trained(image_federation(), "fedavg", Seen(SpatialDropout(0.5), nn.Linear(64, 4)), engine=engine, rounds=1)
     assert any((mask == 0).any() for mask in masks)
     assert all(bool((mask == mask[:, :1]).all()) for mask in masks), "a feature is dropped at every position"
+
+
+@BOTH
+def test_a_scripted_layer_trains(engine: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 4)
+    usual = trained(image_federation(), "fedavg", nn.Sequential(*layers))[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
+        scripted = nn.Sequential(torch.jit.script(layers[0]), layers[1])
+        state = trained(image_federation(), "fedavg", scripted, engine=engine)[0]
+    assert distance(usual, state) < 1e-9
 
 
 def test_embeddings_with_sparse_gradients() -> None:

@@ -26,6 +26,7 @@ from toy_runs import (
     same_bits,
     server,
     text_federation,
+    trained,
     use_engine,
 )
 
@@ -291,6 +292,38 @@ def test_text_models_and_dropout_have_gradients_of_single_samples() -> None:
     assert same_bits(one, other)
 
 
+class Tempered(nn.Module):
+    """Has a parameter without axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.temperature = nn.Linear(64, 4), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.flatten(1)) / self.temperature
+        return out
+
+
+def test_a_parameter_without_axes_is_trained() -> None:
+    state, rows = trained(image_federation(), "fedavg", Tempered(), **PRIVATE)
+    assert float(state.model.params["temperature"]) != 2.0
+    assert rows[-1].diverged == []
+
+
+class Assigning(nn.Module):
+    """Assigns what it saw of a sample to a buffer, which would be sent without noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.9 * self.mean + x.flatten(1).mean(dim=0)
+        out: Tensor = self.layer(x.flatten(1))
+        return out
+
+
 class Tracking(nn.Module):
     """A model that counts its batches, as a buffer."""
 
@@ -314,6 +347,7 @@ class Tracking(nn.Module):
         ),
         (nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten()), "cannot compute the gradients"),
         (Tracking(), "would mutate a captured Tensor"),
+        (Assigning(), "writes into its buffers"),
     ],
 )
 def test_models_without_gradients_of_single_samples_are_refused(model: nn.Module, reason: str) -> None:

@@ -269,14 +269,15 @@ class Network:
 
     def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
-            if name and type(layer).forward in _DROPOUTS:
+            # A subclass may have a forward pass of its own.
+            if name and isinstance(layer, _DROPOUTS) and type(layer).forward in [kind.forward for kind in _DROPOUTS]:
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._context))
         return model
 
 
-_DROPOUTS = [kind.forward for kind in (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)]
-"""The forward passes that keyed dropout replaces. A subclass may have one of its own."""
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""The layers that keyed dropout replaces."""
 
 
 @torch.no_grad()
