@@ -16,7 +16,7 @@ from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
 from fedskew.lab.diagnosis.skew import Skew, distance
 from fedskew.lab.papers.cells import Cell, table_cells, why_not_runnable
 from fedskew.lab.papers.protocol import papers, read_protocol
-from fedskew.lab.sweep.records import read_folder
+from fedskew.lab.sweep.records import Records, read_folder
 
 ACCURACIES = ("best", "last-50 accuracy")
 """Metrics that measure the overall accuracy of a model."""
@@ -37,13 +37,20 @@ NEARNESS = (
 
 def known_settings(results: str | Path | None = None) -> list[KnownSetting]:
     """Collect the settings of the papers' tables, of the reruns that ship with fedskew, and of a user's records."""
-    from_user = reruns_from_records(read_folder(results)) if results is not None else []
+    from_user = [] if results is None else reruns_from_records(_read_records(results))
     reruns = ((rerun.setting, rerun.score) for rerun in dict.fromkeys([*shipped_reruns(), *from_user]))
     settings: dict[KnownSetting, KnownSetting] = {}
     for setting, score in (*_printed(), *reruns):
         known = settings.setdefault(setting, replace(setting, scores=[]))
         _add(known.scores, score)
     return list(settings.values())
+
+
+def _read_records(folder: str | Path) -> Records:
+    records = read_folder(folder)
+    if not len(records):
+        raise UserError(f"no records in {str(folder)!r}; expected .jsonl files of `fedskew reproduce` or `sweep`")
+    return records
 
 
 def _add(scores: list[Score], score: Score) -> None:

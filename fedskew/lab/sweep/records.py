@@ -25,6 +25,8 @@ from fedskew.metrics.summary import Curve, CurveSummary, mean_of_last
 from fedskew.results.ranking import METRICS
 
 FORMAT = 1
+JOURNAL = "search.jsonl"
+"""The file with the trials of a search, in the same folder as the records."""
 _DIGITS = 5
 """Decimal digits of accuracies and other scores. Test sets rarely have enough samples to need more."""
 
@@ -371,5 +373,6 @@ def _longest(records: Sequence[Record]) -> Record:
 
 
 def read_folder(folder: str | Path) -> Records:
-    """Read all records in the *.jsonl files of a folder."""
-    return Records(record for path in sorted(Path(folder).glob("*.jsonl")) for record in RecordsFile(path).read())
+    """Read all records in the *.jsonl files of a folder, except the journal of a search, which has no records."""
+    paths = [path for path in sorted(Path(folder).glob("*.jsonl")) if path.name != JOURNAL]
+    return Records(record for path in paths for record in RecordsFile(path).read())

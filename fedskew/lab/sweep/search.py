@@ -31,12 +31,11 @@ from fedskew.experiment.config.values import integer, read_yaml, real
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.grid import refuse_overridden
 from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
-from fedskew.lab.sweep.records import Outcome, Record
+from fedskew.lab.sweep.records import JOURNAL, Outcome, Record
 from fedskew.lab.sweep.table import measured_name
 from fedskew.methods import make_method
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
-JOURNAL = "search.jsonl"
 _VALIDATION = 0.2
 _WITHOUT_EFFECT_ON_SCORE = tuple(
     key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every", "mean_last")

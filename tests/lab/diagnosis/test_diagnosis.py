@@ -381,3 +381,10 @@ def test_a_client_whose_samples_have_no_label_is_named() -> None:
     fed = fs.federation((values, labels), fs.Shards(clients=4, shards=1), seed=0)
     with pytest.raises(UserError, match=r"no sample of client '\d' has a label"):
         federation_counts(fed)
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "search.jsonl").write_text('{"op_code": 0}\n', encoding="utf-8")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=r"no records in .*; expected .jsonl files of `fedskew reproduce`"):
+            known_settings(folder)
