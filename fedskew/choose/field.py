@@ -109,7 +109,7 @@ def _names(names: Iterable[str] | None) -> list[str] | None:
 
 
 def _check_method(method: Method) -> None:
-    """Refuse a method whose validation scores of single rounds do not show how good its final model is."""
+    """Refuse a method that a race would misjudge."""
     if isinstance(method.objective, Schedule):
         raise UserError(
             f"method {method.name!r} trains in stages and cannot be raced, because its first rounds train other "

@@ -45,7 +45,7 @@ def test_methods_in_stages_are_refused(name: str) -> None:
         field_methods([name])
 
 
-def test_methods_whose_rounds_do_not_show_how_good_the_final_model_is_are_refused() -> None:
+def test_methods_that_a_race_would_misjudge_are_refused() -> None:
     with pytest.raises(UserError, match=r"'fedvls\+ccvr' corrects its model in the last round only"):
         field_methods(["ccvr+fedvls"])
     with pytest.raises(UserError, match="'fedper' has no global model and cannot be raced"):
