@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from fedskew.data.catalogue import DATASETS
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 from fedskew.experiment.config import Config
 from fedskew.experiment.config.values import parse_yaml
 from fedskew.lab.diagnosis.setting import KnownSetting, Score, known_setting
@@ -101,7 +101,8 @@ def config_setting(config: Config) -> KnownSetting | None:
 
 def _protocol(config: Config) -> str:
     augmented = f", {' and '.join(config.augment)}" if config.augment else ""
-    return f"{config.model}, {config.rounds} rounds of {config.local_epochs} epochs, lr {config.lr:g}{augmented}"
+    length = f"{plural(config.rounds, 'round')} of {plural(config.local_epochs, 'epoch')}"
+    return f"{config.model}, {length}, lr {config.lr:g}{augmented}"
 
 
 def _complete_params(config: Config) -> dict[str, Any]:

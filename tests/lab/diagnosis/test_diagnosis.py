@@ -202,7 +202,7 @@ def test_results_of_reruns_are_found(tmp_path: Path) -> None:
     table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
     (row,) = Diagnosis(table, neighbours).settings().rows
     assert row[3] == "rerun"
-    assert "rerun: auto, 1 rounds of" in str(row[4])
+    assert "rerun: auto, 1 round of" in str(row[4])
 
 
 def test_of_an_ablation_s_variants_the_one_that_was_run_most_counts(tmp_path: Path) -> None:
