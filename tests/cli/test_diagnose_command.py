@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 COUNTS = "hospital;pneumonia;fracture\nRome;82;3\nOslo;0;61\n"
@@ -25,3 +28,12 @@ def test_the_advised_command_repeats_the_settings(cli):
     words = shlex.split(advice.partition("best here: ")[2])
     assert "clients_per_round=null" in words
     assert 'data.classes=["x", "y z"]' in words
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
+def test_a_name_that_is_not_utf8_is_written_with_question_marks(cli):
+    name = os.fsdecode(b"h\xfc")
+    assert cli("diagnose", "--clients", "3", "--save", f"{name}.yaml", "-o", f"{name}.html").status == 0
+    assert cli("run", "--clients", "3", "--rounds", "1", "--out", name, "-q").status == 0
+    assert cli("report", name, "--no-features").status == 0
+    assert "h?" in Path("report.html").read_text(encoding="utf-8")

@@ -49,8 +49,8 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file atomically. Text becomes UTF-8."""
-    data = content.encode() if isinstance(content, str) else content
+    """Write a file atomically. Text becomes UTF-8, with `?` for the bytes of a path that are not valid UTF-8."""
+    data = content.encode(errors="replace") if isinstance(content, str) else content
 
     def write(draft: Path) -> None:
         draft.write_bytes(data)

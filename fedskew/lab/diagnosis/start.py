@@ -81,7 +81,7 @@ def to_yaml(config: Config) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
+    path.write_text(text, encoding="utf-8", errors="replace")  # a file name need not be valid UTF-8
 
 
 def _write_counts(path: Path, rows: list[list[Any]]) -> None:
