@@ -54,6 +54,8 @@ class Network:
         self._has_tied_tensors = _has_tied_tensors(self._model)
         self._changes_inputs = False
         """Whether the model writes into its inputs. `smallest_batch` finds out."""
+        self._changes_parameters = False
+        """Whether the model writes into its parameters, as an embedding with `max_norm` does."""
         self._hooks_gradients = any(m._backward_hooks or m._backward_pre_hooks for m in self._model.modules())
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
         self._lifted: dict[Mode, StackedModel | None] = {}
@@ -196,6 +198,10 @@ class Network:
         new = {n: t.detach() for n, b in buffers.items() if (t := tensors[_PREFIX + n]) is not b}
         return self._outputs(logits, features), new
 
+    def kept(self, params: Tensors) -> Tensors:
+        """Copy the parameters of a frozen model, if the model's code would write into them."""
+        return {name: p.clone() for name, p in params.items()} if self._changes_parameters else params
+
     def _own_inputs(self, x: Tensor) -> Tensor:
         """Copy the inputs of a model that writes into them. Frozen models and later gradients use the same batch."""
         return x.clone() if self._changes_inputs else x
@@ -255,7 +261,7 @@ class Network:
         """Return the smallest batch size for training: 2 if a normalisation cannot train on one sample, else 1."""
         state, x = self.state(), sample[:1].clone()
         devices = [sample.device] if sample.device.type == "cuda" else []
-        version = x._version
+        version, versions = x._version, [p._version for p in state.params.values()]
         try:
             with torch.random.fork_rng(devices):
                 self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64))
@@ -265,6 +271,7 @@ class Network:
             return 2
         finally:
             self._changes_inputs = self._changes_inputs or x._version != version
+            self._changes_parameters |= versions != [p._version for p in state.params.values()]
         return 1
 
     def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
