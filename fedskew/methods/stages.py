@@ -165,6 +165,11 @@ def check_declared(stage: Stage, method: str, schedule: Schedule) -> None:
     Sites decide by the schedule's declarations whether they take part, before the first stage begins. The declarations
     of the method's other parts do not count for its stages.
     """
+    if stage.survey not in (None, "labels", "predictions") and not isinstance(stage.survey, Part):
+        raise UserError(
+            f"stage {stage.name!r} of method {method!r} has the survey {stage.survey!r}; expected labels, predictions "
+            "or a part"
+        )
     if (asks := _asks_for_counts(stage)) and "label counts" not in _declared(schedule.members, "reveals"):
         raise UserError(
             f"stage {stage.name!r} of method {method!r} {asks}, which reveals label counts; expected the method's "

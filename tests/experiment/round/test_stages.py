@@ -258,6 +258,12 @@ def test_a_part_of_a_stage_with_an_uplink_must_declare_it_itself(stage: Stage, p
         prepare_method(Method("mine", scheduled(stage, "sum of features", "label counts")))
 
 
+def test_an_unknown_survey_is_refused() -> None:
+    stage = Stage("train", 2, CrossEntropy(), survey="histograms")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="has the survey 'histograms'; expected labels, predictions or a part"):
+        prepare_method(Method("mine", scheduled(stage, "sum of features", "label counts")))
+
+
 @pytest.mark.parametrize(
     ("stage", "problem"),
     [
