@@ -37,7 +37,7 @@ def _index() -> str:
             "# Methods",
             "",
             "Every method of the catalogue, and what it reveals about labels besides updates. The last column counts "
-            "the settings that fedskew reran in which the method ended above FedAvg. Combine methods with `+` "
+            "the reruns in which the method ended above FedAvg. Combine methods with `+` "
             "([combinations](../combinations.md)).",
             "",
             "| method | what it does | paper | reveals | extra compute | above FedAvg |",
@@ -170,7 +170,7 @@ def _evidence(method: str) -> list[str]:
         for rerun in reruns
     ]
     return [
-        f"It ended above FedAvg in {_helped(reruns)} of {len(reruns)} settings. Accuracy in percent is the mean of the "
+        f"It ended above FedAvg in {_helped(reruns)} of {len(reruns)} reruns. Accuracy in percent is the mean of the "
         "last rounds and of the seeds, and the gain is in points. With one seed, a gain of a point means nothing. "
         "[All results](../results.md).",
         "",

@@ -120,9 +120,9 @@ class Diagnosis:
             )
         held_by_one = self._held_by_one()
         if held_by_one:
+            alone = f"Classes that only one client has: {_first_few(held_by_one)}."
             yield (
-                f"Classes that only one client has: {_first_few(held_by_one)}. Rounds without that client may make the "
-                "model forget the class."
+                alone if self._everyone else f"{alone} Rounds without that client may make the model forget the class."
             )
         yield from self._neighbourhood()
 
@@ -135,10 +135,13 @@ class Diagnosis:
         ]
 
     @property
+    def _everyone(self) -> bool:
+        """Whether all clients take part in every round."""
+        return self.per_round is None or self.per_round >= len(self.counts.clients)
+
+    @property
     def _participants(self) -> str:
-        clients = len(self.counts.clients)
-        every = self.per_round is None or self.per_round >= clients
-        return "all clients" if every else f"{self.per_round} of {clients} clients"
+        return "all clients" if self._everyone else f"{self.per_round} of {len(self.counts.clients)} clients"
 
     def _neighbourhood(self) -> Iterator[str]:
         near = self.near_reruns

@@ -82,9 +82,10 @@ def test_nothing_near_is_said() -> None:
 
 def test_what_only_one_client_has_and_nobody_has_is_named() -> None:
     table = LabelCounts(("a", "b"), ("x", "y", "z"), np.array([[10, 5, 0], [10, 0, 0]]))
-    text = " ".join(Diagnosis(table, []).sentences())
+    text = " ".join(Diagnosis(table, [], per_round=1).sentences())
     assert "No client has samples of z" in text
     assert "Classes that only one client has: y. Rounds without that client may make the model forget" in text
+    assert "Rounds without that client" not in " ".join(Diagnosis(table, []).sentences())
 
 
 def test_many_classes_without_samples_are_counted() -> None:
