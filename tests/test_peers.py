@@ -222,7 +222,8 @@ def test_compare_measures_what_is_installed_and_names_the_rest(
     from compare import main
 
     out = tmp_path / "peers"
-    main(["--size", "tiny", "--rounds", "2", "--repeats", "1", "--peers", "plain,pfl", "--out", str(out)])
+    without_pfl = ["--python", f"pfl={sys.executable}"]
+    main(["--size", "tiny", "--rounds", "2", "--repeats", "1", "--peers", "plain,pfl", *without_pfl, "--out", str(out)])
     printed = capsys.readouterr().out
     assert out.with_suffix(".md").read_text(encoding="utf-8") == printed
     assert "| plain PyTorch loop |" in printed
