@@ -51,6 +51,7 @@ MISTAKES = {
     "run -c corrupt.yaml": "corrupt.yaml: line",
     "run -c unknown.yaml": "did you mean 'rounds'?",
     "run -c list.yaml": "list.yaml",
+    "run -c several.yaml": "expected `fedskew compare` for this file",
     "compare -c list.yaml": "list.yaml",
     "compare -c unknown.yaml": "did you mean 'rounds'?",
     "compare --methods fedavg,fedavgg": "did you mean 'fedavg'?",
@@ -80,6 +81,7 @@ def test_a_mistake_is_one_line(line, cli):
     Path("corrupt.yaml").write_text("rounds: [1, 2\nlr: }")
     Path("unknown.yaml").write_text("round: 3\n")
     Path("list.yaml").write_text("- 1\n")
+    Path("several.yaml").write_text("methods: [fedavg, fedvls]\n")
     outcome = cli(*line.split())
     assert outcome.status == 2
     assert outcome.out == ""

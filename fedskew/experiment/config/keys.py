@@ -482,7 +482,13 @@ def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[st
             )
 
 
+_READERS = {"methods": "compare", "grid": "sweep", "search": "sweep --search optuna"}
+"""The commands that read files with these keys. They take them out before they read the configuration."""
+
+
 def _unknown_key(key: str) -> UserError:
+    if command := _READERS.get(key):
+        return UserError(f"unknown key {key!r} in the configuration of a run; expected `fedskew {command}` for this file")
     if key in _PARTITION_KEYS or key in SKEW_KEYS:
         return UserError(f"unknown key {key!r}; did you mean 'partition.{key}'?")
     from fedskew.methods import matching_entries  # imports torch, which `--help` does not need
