@@ -488,7 +488,9 @@ _READERS = {"methods": "compare", "grid": "sweep", "search": "sweep --search opt
 
 def _unknown_key(key: str) -> UserError:
     if command := _READERS.get(key):
-        return UserError(f"unknown key {key!r} in the configuration of a run; expected `fedskew {command}` for this file")
+        return UserError(
+            f"unknown key {key!r} in the configuration of a run; expected `fedskew {command}` for this file"
+        )
     if key in _PARTITION_KEYS or key in SKEW_KEYS:
         return UserError(f"unknown key {key!r}; did you mean 'partition.{key}'?")
     from fedskew.methods import matching_entries  # imports torch, which `--help` does not need
