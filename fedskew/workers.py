@@ -128,7 +128,7 @@ class WorkerPool:
             watcher.on_progress(self._busy[slot], message["progress"])
         else:
             request = self._busy.pop(slot)
-            if message["broken"]:
+            if message["broken"]:  # the worker can no longer use its GPU
                 self._workers.pop(slot).kill()
             if "failed" in message:
                 watcher.on_failure(request, message["failed"])

@@ -1,4 +1,4 @@
-"""FedGELA: a fixed simplex as classifier. Each client scales the directions by its label distribution.
+"""FedGELA: a fixed simplex as classifier. Each client scales the logits by its label distribution.
 
 Fan et al., "Federated learning with bilateral curation for partially class-disjoint data", NeurIPS 2023.
 

@@ -1,7 +1,6 @@
 """Errors for hooks that return the wrong thing. Each is one line that names the hook and what was expected.
 
 What hooks return is checked when a run is prepared, at the beginning and end of a round, or in the first local step.
-These functions are called only if something may be wrong.
 """
 
 from __future__ import annotations

@@ -99,16 +99,16 @@ def phase_gradients(part: Personal, solver: Solver, local_epochs: int) -> list[t
     def gradients(phase: Phase) -> int:
         return 1 if phase.trains == "personal" else solver.gradients() + needs_another_gradient(part, phase, solver)
 
-    steps = [(local_epochs if phase.epochs is None else phase.epochs, gradients(phase)) for phase in part.phases()]
+    phases = [(local_epochs if phase.epochs is None else phase.epochs, gradients(phase)) for phase in part.phases()]
     if (own := part.own_solver()) is not None:
-        steps.append((local_epochs, own.gradients()))
-    return steps
+        phases.append((local_epochs, own.gradients()))
+    return phases
 
 
 def mean_gradients(part: Personal, solver: Solver, local_epochs: int) -> float:
     """Return the mean number of gradients per step of a round."""
-    steps = phase_gradients(part, solver, local_epochs)
-    return sum(epochs * each for epochs, each in steps) / sum(epochs for epochs, _ in steps)
+    phases = phase_gradients(part, solver, local_epochs)
+    return sum(epochs * each for epochs, each in phases) / sum(epochs for epochs, _ in phases)
 
 
 def personal_names(part: Personal, model: nn.Module) -> frozenset[str]:

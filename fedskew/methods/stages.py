@@ -72,7 +72,7 @@ class Stage:
     """All clients take part in every round, whatever `clients_per_round` is."""
     local_epochs: int | None = None
     """Overrides the run's `local_epochs`. With 0, clients train nothing: they only run the hooks `opening` and
-    `closing` over their data."""
+    `closing` over their data. The method's solver and weighting are then not used."""
     local_batches: int | None = None
     """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples."""
     average: Literal["samples", "uniform"] | None = None
@@ -80,8 +80,7 @@ class Stage:
     cost: float = 1.0
     """The cost of training on one sample. 1 is a forward and a backward pass of the whole model."""
     server: ServerRule | None = None
-    """Replaces the method's server rule in this stage. A stage with `local_epochs=0` does not use the method's solver
-    and weighting."""
+    """Replaces the method's server rule in this stage."""
     survey: Literal["labels", "predictions"] | Part | None = None
     """What every client reports at the end of the stage, for `Schedule.conclude`: its label counts (`labels`), its
     label counts and mean predictions (`predictions`), or what the hook `uplink` of a part returns."""
@@ -105,7 +104,7 @@ class Schedule(Part):
     takes_class_weights: ClassVar[bool] = False
     """As in `Objective`, for the objectives of all stages."""
     stands_alone: ClassVar[bool] = False
-    """Whether it is a reference bound, which cannot be combined with anything."""
+    """Whether the method is a reference bound, which cannot be combined with anything."""
     trains_clients: ClassVar[bool] = True
     """Whether clients train. If they only send statistics of their data, the method cannot be combined with another."""
     trains_encoders: ClassVar[bool] = False

@@ -43,7 +43,7 @@ class InitReport:
     left: Mapping[str, str]
     """The tensors that kept their initial values, each with the reason."""
     unused: tuple[str, ...]
-    """Tensors of the file that the model does not have. If `_matching_names` strips a prefix, only those with it."""
+    """Tensors of the file that the model does not have. If a prefix was stripped, names without it are not listed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the content as JSON values, for about.json."""

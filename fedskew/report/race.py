@@ -26,7 +26,7 @@ def final_table(race: RaceRecord) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("method", "lr", "mean %", "gain", "interval", "compute", "traffic", _REVEALS):
         is_text = heading in ("method", _REVEALS)  # text may be wrapped, numbers may not
-        width = len("nothing") if heading == _REVEALS else None
+        width = len("nothing") if heading == _REVEALS else None  # `nothing` is never wrapped
         table.add_column(
             heading, no_wrap=not is_text, overflow="fold", min_width=width, justify="left" if is_text else "right"
         )

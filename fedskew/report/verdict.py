@@ -28,11 +28,12 @@ def verdict(comparison: Comparison) -> list[str]:
     methods = comparison.competing
     compared = [*conclusion(comparison), *_details(methods, comparison)] if len(methods) > 1 else []
     answer = compared or _alone(ranking[0], comparison)
+    bounds = ranking[max(1, len(methods)) :]  # if no method competes, `answer` is about the first bound
     return [
         *unfinished(comparison),
         *answer,
         *_several_labels(comparison),
-        *_bounds(ranking[max(1, len(methods)) :], comparison),
+        *_bounds(bounds, comparison),
         *_diverged(ranking),
     ]
 

@@ -14,7 +14,9 @@ from fedskew.results.ranking import DEFAULT_METRIC
 def require_comparable(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> Comparison:
     """Compare these runs. All must be finished, on the same classes, with the same seeds for every method."""
     if unfinished := next((run for run in runs if not run.finished), None):
-        raise UserError(f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for others")
+        raise UserError(
+            f"{unfinished.folder} is not finished; expected finished runs, or `fedskew report` for unfinished ones"
+        )
     if other := next((run for run in runs if run.classes != runs[0].classes), None):
         raise UserError(f"{other.folder} and {runs[0].folder} have different classes; expected runs on the same data")
     comparison = compare_runs(runs, rank_by=rank_by)

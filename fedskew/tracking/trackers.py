@@ -139,7 +139,7 @@ class MLflow(Tracker):
             history = self._client.get_metric_history(self._run, EVERY_ROUND)
             self._logged = max((metric.step for metric in history), default=0)
             return
-        for run in before:  # the run starts again from the beginning
+        for run in before:  # the run starts again from the beginning, so earlier attempts have ended
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
         self._logged = 0

@@ -128,5 +128,5 @@ def escape_math(text: str) -> str:
 
 
 def wrap_title(text: str, axes: Any) -> str:
-    """Break the title of a panel into lines that are no wider than its plotting area, in whose centre they stand."""
+    """Break the title of a panel into lines that are no wider than its plotting area."""
     return fill(escape_math(text), int(LETTERS_PER_INCH * _plot_width(axes)))

@@ -159,7 +159,7 @@ def _(chart: Bars, axes: Any) -> None:
             error_kw={"linewidth": 0.6},
             label=escape_math(one.name),
             color=colour(one.style),
-            hatch=2 * hatch(one.style),
+            hatch=2 * hatch(one.style),  # a repeated symbol makes the pattern denser
             edgecolor="white",
             linewidth=0.3,
         )

@@ -1,4 +1,7 @@
-"""The papers' figures that can be drawn from runs: what each shows, and which runs it needs."""
+"""The papers' figures that can be drawn from runs: what each shows, and which runs it needs.
+
+`feded: Fig. 1` is a figure of FedVLS's preprint, which calls the method FedED.
+"""
 
 from __future__ import annotations
 

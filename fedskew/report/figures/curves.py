@@ -133,7 +133,7 @@ def computation(comparisons: Sequence[Comparison]) -> Figure:
     """
     found = [(comparison, method) for comparison in comparisons for method in comparison.methods]
     methods = [method for _, method in found]
-    if len(comparisons) > 1:  # the panels have the curves of all settings
+    if len(comparisons) > 1:  # a panel has the curves of all settings, so labels and styles must differ
         methods = [
             replace(method, label=add_setting(method.label, comparison, comparisons), index=i)
             for i, (comparison, method) in enumerate(found)

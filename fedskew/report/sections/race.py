@@ -16,7 +16,7 @@ from fedskew.results.significance import INTERVAL_NOTE
 def race_section(race: RaceRecord, styles: dict[str, int]) -> Section:
     """Build the section: the final with costs, a curve per method, and all candidates of each rung.
 
-    `styles` has the index of the colour of each method in the report. The race adds its other methods.
+    `styles` has the index of the colour of each method in the report. Methods that only the race has are added to it.
     """
     metric = find_metric(race.rank_by).label
     paragraphs = [
