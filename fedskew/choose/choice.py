@@ -130,9 +130,9 @@ def choose(
         the seed and the partition of the `Config` are ignored, too, except `partition.seed`, which must be the
         federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
-    workers: the number of processes that run trials. Data given as Python objects are raced in this process, unless
-        a configuration gives the same federation, as it can for datasets in the catalogue. So are methods that only
-        your program registers.
+    workers: the number of processes that run trials. This process runs all trials if only your program registers one
+        of the methods. It also runs them if `data` is a Python object, unless a configuration gives the same
+        federation, as it can for datasets in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.

@@ -173,7 +173,7 @@ def _cost(finalist: Finalist) -> str:
 
 
 def _extra_compute(finalist: Finalist) -> str:
-    """Name what clients compute in addition to FedAvg. An item that does not say how often is per local step."""
+    """Name what clients compute in addition to FedAvg. If an item does not say how often, it is once per local step."""
     if finalist.extra_compute == "none":
         return ""
     items = finalist.extra_compute.split(", ")
@@ -202,7 +202,7 @@ def _alternatives(final: Sequence[Finalist], chosen: Finalist) -> list[str]:
 
 
 def _is_cheaper(finalist: Finalist, chosen: Finalist) -> bool:
-    """Whether it costs less computation or traffic than the chosen one, and not more of the other."""
+    """Whether the finalist costs less computation or traffic than the chosen one, and not more of the other."""
     extra = finalist.compute - chosen.compute, finalist.traffic - chosen.traffic
     return min(extra) < -_SAME_COST and max(extra) <= _SAME_COST
 

@@ -48,7 +48,7 @@ class RaceProgress(RaceWatcher):
         """The candidates of this rung with a result, the best first."""
         found = [
             Standing(t.candidate.method, t.candidate.label, t.candidate.lr, t.candidate.params, dict(scores), True)
-            for t, scores in list(self._scores.values())  # the live table is drawn by another thread
+            for t, scores in list(self._scores.values())  # a copy: another thread draws the live table
         ]
         return sorted(found, key=lambda standing: -standing.mean)
 

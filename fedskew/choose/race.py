@@ -187,7 +187,7 @@ class Race:
 
 
 def scored_rounds(config: Config, rounds: int) -> int:
-    """Return over how many last rounds a score is averaged: a third of `rounds`, at least 1 and at most `mean_last`."""
+    """Return the number of last rounds that a score averages: a third of `rounds`, from 1 to `mean_last`."""
     return min(config.mean_last, max(1, rounds // 3))
 
 

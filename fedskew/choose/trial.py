@@ -2,7 +2,7 @@
 
 The exception `Paused` ends a trial after the checkpoint of its last round. A later trial resumes the run like any
 interrupted run, with the same bits as if it had never stopped. The configuration always has the full number of rounds,
-so schedules that depend on it do not change.
+so schedules that depend on that number do not change.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def serve(request: Message, report: Report, make_federation: MakeFederation = sh
     try:
         with contextlib.suppress(Paused):
             run_prepared(prepared, folder, [pause])
-        rows = [row for row in RunFolder(folder).rounds() if row.round]
+        rows = [row for row in RunFolder(folder).rounds() if row.round]  # row 0 is the initial model
     finally:
         _free_gpu_memory()
     return _summarise(rows, pause.resumed_after, time.perf_counter() - began).to_json()

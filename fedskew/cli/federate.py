@@ -330,5 +330,5 @@ def _run(
             log.write(f"the run's folder is {folder}; the whole log is {log_file}")
             # The path is absolute, because the ServerApp may run in another folder.
             runs = FlowerRun(Path(app), connection, log_file, {}, {"federation.folder": str(folder)})
-            runs.stop_left_over(folder, log.write)
+            runs.stop_left_over(folder, log.write)  # an earlier command may have left its run at the SuperLink
             run_to_end(runs.start, lambda: read_progress(folder), log.write)

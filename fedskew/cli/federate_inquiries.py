@@ -104,7 +104,10 @@ def compare(
 
 
 def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]) -> Path:
-    """Start the run on the SuperLink, wait for its end, and return the folder of the answers."""
+    """Start the run on the SuperLink, wait for its end, and return the folder of the answers.
+
+    `changed` has settings that replace those of the app in this run.
+    """
     from fedskew.cli.terminal import notice
     from fedskew.flower.inquiry import inquiry_folder, require_declared_purpose
     from fedskew.flower.planning import read_app
@@ -119,8 +122,8 @@ def _ask(app: str, purpose: str, connection: str | None, changed: dict[str, str]
     log = folder.with_name(f"{folder.name}.log")
     notice(f"the answers will be in {folder}; the whole log is {log}")
     # The path is absolute, because the ServerApp may run in another folder.
-    settled = {"federation.purpose": purpose, "federation.folder": str(run_folder), **changed}
-    run = FlowerRun(Path(app), connection, log, {}, settled)
+    changed = {"federation.purpose": purpose, "federation.folder": str(run_folder), **changed}
+    run = FlowerRun(Path(app), connection, log, {}, changed)
     run_to_end(run.start, Progress, notice)
     return folder
 

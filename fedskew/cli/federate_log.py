@@ -40,6 +40,7 @@ _ERRORS = ("failed: ", "stopped: ")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _FLOWER = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) *: *(.*)")
 _OURS = "fedskew: "
+"""The start of fedskew's own lines in the output of Flower's processes."""
 
 
 @dataclass(frozen=True)

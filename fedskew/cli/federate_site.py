@@ -64,7 +64,7 @@ def _check(file: str, app: str | None) -> None:
     from fedskew.flower.site_config import load_site
 
     config = load_site(file)
-    choose_devices(config.device)
+    choose_devices(config.device)  # refuses a device that is not available
     if app is not None:
         _check_version(app)
     contract = None if app is None else read_app(app)[1]
@@ -171,8 +171,8 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
-    if settings.secure_aggregation:  # refuse another public key than the site's
-        SecureSite(site, str).identity(SecureTerms.from_settings(settings, config))
+    if settings.secure_aggregation:  # refuse the app if it has another public key for this site
+        SecureSite(site, log=str).identity(SecureTerms.from_settings(settings, config))
     is_approved = require_approval(Path(app), site.folder)
     if not is_approved and site.policy.requires(SECURE_AGGREGATION):
         notice("this site requires secure aggregation, so it refuses every app until it has approved one")
@@ -218,8 +218,8 @@ def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -
         stdout().print(f"survey: label counts with noise of ε = {site.policy.survey.epsilon:g}", markup=False)
         return
     else:
-        held = replace(federation, dataset=contract.admit(federation.dataset))
-        found = describe_site(held, read_raw_table(site, contract), site.policy.survey)
+        admitted = replace(federation, dataset=contract.admit(federation.dataset))
+        found = describe_site(admitted, read_raw_table(site, contract), site.policy.survey)
     counts = zip(contract.classes, found["label_counts"], strict=True)
     lines = [f"label counts {', '.join(f'{name} {count}' for name, count in counts)}"]
     for line in (*lines, *map(describe_column, found["columns"])):

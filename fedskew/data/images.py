@@ -86,7 +86,10 @@ def decode_all(
 
 
 def refuse_black(images: Sequence[Pixels] | Pixels, first: str) -> None:
-    """Refuse images that are all black, as 8-bit pixels become if they are stored in 16 bits. `first` names one."""
+    """Refuse images that are all black. `first` is the name of the first image.
+
+    8-bit pixels that are stored in 16 bits become black, because only the upper 8 bits are read.
+    """
     if not any(image.any() for image in images):
         raise UserError(
             f"{first}: all pixels of this and the other images are 0 in 8 bits; expected pixels up to 255 in 8 bits, "

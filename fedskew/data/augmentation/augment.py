@@ -122,7 +122,7 @@ class AugmentationEntry:
     smallest_side: int = 1
     channels: tuple[int, ...] | None = None
     normalised: bool = False
-    """Whether it changes normalised images rather than raw ones."""
+    """Whether the augmentation changes normalised images rather than raw ones."""
 
 
 def _reflect_crop(shape: Shape) -> Crop:

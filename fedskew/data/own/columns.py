@@ -168,7 +168,9 @@ class ColumnReader:
     """Reads the input columns of one table."""
 
     where: str
+    """The source, for error messages."""
     row: Callable[[int], str]
+    """Describes a row by its index, for error messages."""
     missing: tuple[str, ...] = ()
     """The values of the option `missing`: texts and numbers that mean a gap."""
     categorical: frozenset[str] = frozenset()
@@ -347,8 +349,8 @@ def spell_booleans(column: Strings) -> Strings:
 
 def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
     """Spell booleans as in `categories`, where people or other versions of fedskew may have written true, TRUE or 1."""
-    found = {spelling: word for word in _SPELLINGS for spelling in word if spelling in column.values}
-    known = {text: next((s for s in word if s in categories), text) for text, word in found.items()}
+    found = {text: spellings for spellings in _SPELLINGS for text in spellings if text in column.values}
+    known = {text: next((s for s in spellings if s in categories), text) for text, spellings in found.items()}
     return _respell(column, {text: new for text, new in known.items() if text not in categories})
 
 

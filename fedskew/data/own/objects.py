@@ -54,7 +54,7 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
         if "label" in rest:
             raise UserError(f"label is {rest['label']!r}, but the labels are y of the pair (x, y); leave out label")
         first = frame_table(train[0], sources[0], train[1])
-        rest["label"] = next(reversed(first.columns))
+        rest["label"] = next(reversed(first.columns))  # `frame_table` adds the labels as the last column
         others = [frame_table(x, sources[1], y, rest["label"]) for x, y in parts[1:]]
         loader, content = load_tables, [first, *others]
     elif is_frame(train) or _is_hugging_face(train):

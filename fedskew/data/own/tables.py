@@ -175,7 +175,7 @@ _UNUSED_OPTIONS = {
 
 
 def _encoding_file(encoding: object) -> object:
-    """Return the encoding, but None for a `TableEncoding`. A deployment sets one, and checks the inputs itself."""
+    """Return the user's encoding, or None. A `TableEncoding` is from a deployment, which checks the inputs itself."""
     return None if isinstance(encoding, TableEncoding) else encoding
 
 

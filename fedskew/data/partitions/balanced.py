@@ -1,4 +1,4 @@
-"""Partitions without chance in the sizes: IID, equally many samples of each class, and one class per client."""
+"""Partitions whose sizes are not random: IID, equally many samples of each class, and one class per client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedskew.randomness import permutation
 @register
 @dataclass(frozen=True)
 class IID(Partition):
-    """Shuffled samples are dealt out one by one, without any skew. Clients differ by at most one sample."""
+    """Shuffled samples are dealt out one by one, without any skew. Client sizes differ by at most one sample."""
 
     name: ClassVar[str] = "iid"
     clients: int

@@ -52,7 +52,7 @@ def find_files(published: Published, data_dir: str | os.PathLike[str] | None) ->
 def find_members(published: Published, data_dir: str | os.PathLike[str] | None) -> tuple[Path | None, set[Path]]:
     """Return the folder that has the dataset, and what belongs to the dataset there: files and folders.
 
-    Without the dataset's files, return None and nothing.
+    If the dataset's files are missing, return None and an empty set.
     """
     files = find_files(published, data_dir)
     if not files:
