@@ -50,7 +50,7 @@ Stamps = tuple[tuple[str, int, int], ...]
 def _file_stamps(options: Iterable[object]) -> Stamps:
     """Return the paths, times and sizes of the files that these options name. They tell if a file has changed.
 
-    Of a folder, its entries are listed, but not what is in its sub-folders.
+    For a folder, the entries in it are included, but not those in its sub-folders.
     """
     found = []
     for option in options:

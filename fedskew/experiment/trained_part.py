@@ -2,7 +2,7 @@
 
 Server and clients work with the part as if it were the whole model, so only the part is sent. With `train: lora`, the
 part has the adapters, the normalisation layers and the head. The final model is the whole model with the trained part.
-The adapters are added to its weights.
+In this model, each adapter is added to the weight of its layer.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _hub_dataset(run: Result) -> str | None:
 
 
 def name_site(site: str) -> str:
-    """Name a site in a sentence. A client without a name has a number."""
+    """Return how sentences call a site. A client without a name has a number, such as 3, and is called `site 3`."""
     return f"site {site}" if site.isdecimal() else site
 
 

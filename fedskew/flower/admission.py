@@ -38,6 +38,7 @@ class _Node:
     greetings: list[str] = field(default_factory=list)
     """The ids of greetings to which the node has not replied yet. More than one if the first may be lost."""
     greeted_at: float = 0.0
+    """When the last greeting was sent, in seconds of `time.monotonic`."""
     client: int | None = None
     """The number of the node's site in the federation. None until it is admitted."""
     refusal: str | None = None

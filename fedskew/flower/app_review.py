@@ -43,7 +43,7 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError) as error:  # as in a container whose user has only a number
-        raise UserError("the current user has no name; expected --by with the name of who approves the app") from error
+        raise UserError("the current user has no name; expected --by with the name of the approving person") from error
 
 
 def build_archive(app: Path) -> bytes:

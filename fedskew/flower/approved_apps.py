@@ -55,7 +55,8 @@ def read_approvals(folder: Path) -> list[Approval] | None:
 
 def add_approval(folder: Path, approval: Approval) -> Path:
     """Add an approval to the site's list, in place of an earlier one with the same hash."""
-    from fedskew.experiment.storage.files import write_file  # a SuperNode reads approvals only, and starts quickly
+    # Imported late, because a SuperNode only reads approvals, and must start quickly.
+    from fedskew.experiment.storage.files import write_file
 
     others = [known for known in read_approvals(folder) or [] if known.hash != approval.hash]
     path = folder / NAME

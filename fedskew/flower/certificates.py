@@ -128,7 +128,7 @@ def certificate_hosts(certificate: bytes) -> tuple[str, ...]:
 
 
 def expires_within(certificate: bytes, days: int) -> bool:
-    """Whether a certificate expires within this time. 0 days ask whether it has expired."""
+    """Whether a certificate expires within this time. With 0 days: whether it has expired."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc - datetime.now(UTC) < timedelta(days=days)
 
 

@@ -31,7 +31,7 @@ def main(site: str) -> None:
         load_site(site).federation()
     gc.collect()
     gc.freeze()  # otherwise, a collection would write to every object, and so copy the pages that the forks share
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the workers, so the system removes ended ones
     listener.bind(os.environ[FORK_SERVER])
     listener.listen()
     while True:

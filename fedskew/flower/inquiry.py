@@ -54,7 +54,7 @@ def run_inquiry(
 
 
 def complete_contract(settings: FederationSettings, contract: Contract) -> Contract:
-    """Complete a draft with the encoding that the training run fitted to the sites' sums. Return others unchanged."""
+    """Complete a draft with the encoding that the training run fitted. Return any other contract unchanged."""
     if not contract.column_sums:
         return contract
     record = RunRecord(Path(settings.folder).expanduser(), settings, contract)

@@ -8,7 +8,7 @@ this file, too (`--init`). Otherwise, it starts from random weights.
 
 Both models are tested on the same samples, so the interval of the difference is for paired results. Neither model has
 seen these samples, unless the site's data have changed since the federation's training: if the data have no test part
-of their own, another row can move samples from the training part to the test part. With one label per sample, a sample
+of their own, an added row can move samples from the training part to the test part. With one label per sample, a sample
 counts +1 if only the federation's model is right, −1 if only the local model is right, and 0 otherwise.
 """
 

@@ -58,6 +58,7 @@ class LocalFederation:
         self._ended: set[str] = set()
         """Sites that have ended, until they are connected again."""
         self._others: list[Process] = []
+        """The fork server, if the workers are forks."""
         self._runs: list[FlowerRun] = []
         self._forks_workers = forks_workers
         self._guardian: subprocess.Popen[bytes] | None = None

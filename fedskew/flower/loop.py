@@ -135,8 +135,8 @@ class FederatedRounds:
         """Test the round's model, if a test is due.
 
         If possible, the requests to train the next round also ask for the test. After the last round of a stage,
-        separate requests do. With secure aggregation, separate requests always do, because each test is a sum of its
-        own.
+        separate requests do. With secure aggregation, separate requests always do, because updates and test results
+        are summed in different sessions.
         """
         site_evaluation, labels = self._server.site_evaluation, plan.stage.labels
         if not self._server.evaluation.is_due(plan):

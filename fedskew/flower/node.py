@@ -168,7 +168,7 @@ def _end_with_parent(parent: int) -> None:
     """End the SuperNode when the command that started it is killed, so that the site can be started again."""
     if parent > 1:
         wait_for_end(parent)
-        os.kill(os.getpid(), signal.SIGTERM)  # so that the server learns of it
+        os.kill(os.getpid(), signal.SIGTERM)  # so that the server learns of the SuperNode's end
         time.sleep(_GRACE_SECONDS)
         os._exit(1)
 

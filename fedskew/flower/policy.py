@@ -54,7 +54,7 @@ from fedskew.methods.class_weights import entries_name, entries_with_weights
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """Items that leave a site only if `reveals` lists them."""
 LOSSES, UPDATES = "losses", "updates"
-"""Items that have no noise when they leave a site. If it demands noise, they leave it only if `reveals` lists them.
+"""Items that have no noise when they leave a site. A site that demands noise sends them only if `reveals` lists them.
 
 `updates` are those to which the server adds the noise. Updates to which the site adds it need no entry in `reveals`.
 """

@@ -81,7 +81,7 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
     if terms.get("secure_aggregation") != approved.get("secure_aggregation"):
         found.append("secure_aggregation")
     found += [key for key in ("share_loss", "noise") if key in facts and facts[key] != approved[key]]
-    # Approvals of older versions do not have `central_noise`. They still count, and allow any.
+    # Approvals of older versions do not have `central_noise`. They still count, and allow any noise at the server.
     if facts["kind"] == "train" and "central_noise" in approved:
         found += ["central_noise"] if facts.get("central_noise") != approved["central_noise"] else []
     if facts.get("local_tests", False) and not approved.get("local_tests", False):

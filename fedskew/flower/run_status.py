@@ -203,7 +203,7 @@ def _open_attempt(began: Entry) -> Attempt:
 
 
 def _is_newer(process: int, time: str) -> bool:
-    """Whether a process began after this time, because another one had the same number before a restart."""
+    """Whether a process began after this time. If so, another process had its number at that time."""
     began = start_time(process)
     return began is not None and began > datetime.fromisoformat(time).timestamp() + _CLOCK_SECONDS
 

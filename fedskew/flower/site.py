@@ -94,6 +94,7 @@ class Site:
     """One site. The data and the model stay in memory between messages."""
 
     def __init__(self, config: SiteConfig, log: Callable[[str], object] = str) -> None:
+        """`log` receives lines for the site's log. The default, `str`, drops them."""
         self.config, self._log = config, log
         self._data: dict[str, Federation] = {}
         """The site's data in the form of the last run's contract. The key is that contract."""

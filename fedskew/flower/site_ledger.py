@@ -92,7 +92,7 @@ class SiteLedger:
     def describe_plan(self, release: Release, rounds: int) -> list[str]:
         """Describe how much of each budget a planned run would spend, one line per budget.
 
-        `release` is one update of the run. If the site has trained rounds of this run, only its other rounds count.
+        `release` is one update of the run. Rounds of this run that the site has trained do not count again.
         """
         lines = []
         for account in ACCOUNTS:

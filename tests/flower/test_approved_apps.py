@@ -123,7 +123,7 @@ def test_a_user_without_a_name_and_a_folder_that_cannot_be_written_are_named(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(os, "getuid", lambda: 2**31 - 7)  # no system has a user with this number
     assert approve(site, "--yes") == 2
-    assert "the current user has no name; expected --by with the name of who" in capsys.readouterr().err
+    assert "the current user has no name; expected --by with the name of the approving" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", f"{PACKAGE}/client_app.py", f"{PACKAGE}/more.py"])

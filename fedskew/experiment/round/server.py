@@ -61,6 +61,7 @@ class Server:
         self._initial = self.network.state()
         self._stages = RunStages(method, config)
         self.stays = personal_names(method.personal, model) if method.personal is not None else frozenset[str]()
+        """Names of the tensors that stay on the clients."""
         self._planner = RoundPlanner(federation, method, config, self._initial, self.stays)
         self._record = RoundRecord(federation, config)
         self.aggregator = Aggregator(federation, config, self.device)
@@ -152,7 +153,7 @@ class Server:
         return len(self._stages.known(state)[-1].concatenates)
 
     def client_bytes(self, start: RunState, present: int) -> int:
-        """Bytes on disk that new client states will need. `present` states are already on disk."""
+        """Bytes on disk that new client states will need. `present` is the number of states already on disk."""
         stage = self.next_stage(start)
         if stage is None:
             return 0
@@ -218,7 +219,7 @@ class Server:
     def site_scores(self, state: RunState) -> dict[str, SiteScore]:
         """Scores of the final model on each client's held-out samples, by the client's name. Empty if there are none.
 
-        A client's own model is scored if the method has one.
+        If the method gives each client its own model, that model is scored.
         """
         if not self._federation.held_out:
             return {}

@@ -16,19 +16,20 @@ from fedskew.methods import Stage, Tensors
 
 @dataclass(frozen=True)
 class ServerSamples:
-    """The server's samples. Server rules know only the shared parameters, so this also has the rest of the model."""
+    """The server's samples, and the tensors of the model that a server rule does not have."""
 
     training_set: Evaluator
     indices: Tensor
     """The samples' indices in the training set."""
     model: ModelState
-    """The model before the round. Its personal tensors complete the parameters."""
+    """The model before the round. Its personal tensors complete the parameters of a server rule."""
     buffers: Tensors
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def loss(self, params: Tensors, samples: Tensor) -> Tensor:
+        """Return the mean loss on some of the samples. `samples` are positions in `indices`."""
         whole = ModelState({**self.model.params, **params}, {**self.model.buffers, **self.buffers})
         return self.training_set.loss(whole, self.indices[samples])
 

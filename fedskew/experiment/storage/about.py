@@ -1,7 +1,7 @@
 """The content of `about.json`: the federation, the command, the versions and the machine of a run.
 
-Reports and the export of a model read the federation from this file, because the data may not be there. A run can be
-repeated or resumed without this file.
+Reports and the export of a model read the federation from this file, because the data may be missing when they are
+made. A run can be repeated or resumed without this file.
 """
 
 from __future__ import annotations

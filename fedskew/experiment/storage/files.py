@@ -49,7 +49,10 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Write a file atomically. Text becomes UTF-8, with `?` for the bytes of a path that are not valid UTF-8."""
+    """Write a file atomically. Text is encoded as UTF-8.
+
+    If the text names a path with bytes that are not valid UTF-8, each of these bytes becomes `?`.
+    """
     data = content.encode(errors="replace") if isinstance(content, str) else content
 
     def write(draft: Path) -> None:
@@ -79,6 +82,7 @@ def replace_files(writes: Mapping[Path, Callable[[Path], None]]) -> None:
 
 
 _PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0)
+"""Seconds to wait after each failed attempt to rename a file on Windows."""
 
 
 def _rename(draft: Path, path: Path) -> None:

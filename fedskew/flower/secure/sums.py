@@ -47,7 +47,10 @@ class SecureSums:
         self._terms = SecureTerms.from_json(sites.terms["secure_aggregation"])
 
     def request(self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str = "") -> SecureSum:
-        """Send each site its own facts and the same payload. Return the sum of the sites' answers."""
+        """Send each site its own facts and the same payload. Return the sum of the sites' answers.
+
+        `group` is the number of the round that is trained, as in `Sites.request`. Empty for a test.
+        """
         session = _Session(self._sites, self._settings, self._terms, group)
         try:
             total = session.run(kind, facts, payload)
