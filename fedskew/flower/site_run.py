@@ -48,7 +48,7 @@ class SiteRun:
         contract = Contract.from_json(terms["contract"])
         self.contract_hash = hash_contract(contract)
         self.unencoded_contract_hash = hash_contract(contract.without_encoding())
-        """Hash of the contract without the encoding of a table's columns. `contract_hash` if there is no encoding."""
+        """Hash of the contract without the encoding of a table's columns. If there is none, this is `contract_hash`."""
         self.config = replace(config, device=site.device, engine="plain")
         require_known_code(self.config, site)
         site.policy.require_run(self.config)
@@ -81,7 +81,10 @@ class SiteRun:
         return shared_tensors(self._runtime.network.state().buffers, self._stays)
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
-        """Return the site's samples. If `labels` are given, return only the samples with these labels."""
+        """Return the site's samples, as a federation of one client.
+
+        If `labels` are given, return only the samples with these labels.
+        """
         key = None if labels is None else tuple(labels)
         if key not in self._held:
             self._held[key] = self._held[None].restrict(key or ())
@@ -169,7 +172,10 @@ class SiteRun:
         return personal_model(self.received_model(tensors), kept or fresh)
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
-        """Make the site's work in a round, in the form that an engine expects."""
+        """Make the site's work in a round, in the form that an engine expects.
+
+        `kept` is the site's state from earlier rounds. It is empty if there is none, as before the site's first round.
+        """
         key = RoundKey(**facts["key"])
         held, method = self.held(stage.labels), self.method.for_stage(stage)
         samples = draw_samples(held.indices[0], stage, key.round, facts["client"], self.config)

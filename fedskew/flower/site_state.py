@@ -89,8 +89,8 @@ class SiteState:
     def write(self, model: str, round: int, state: Tensors, kept: int | None, oldest: int) -> None:
         """Write the state after a round. Remove the states that the server will not request again.
 
-        The site trained from the state of round `kept`. The server did not use the site's updates of the rounds between
-        `kept` and this round, so the states of these rounds are removed.
+        The site trained from the state of round `kept`, or from the initial state if `kept` is None. The server did not
+        use the site's updates of the rounds between `kept` and this round, so the states of these rounds are removed.
 
         The server may resume after round `oldest` or any later one. From there, it requests the site's last state up to
         that round. So the last state up to `oldest` and all later ones remain.

@@ -36,7 +36,8 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     With `column_sums`, the server fits the encoding of the tables to sums that the sites send.
     """
     federation = build_federation(config)
-    if federation.notes:  # one of the notes may say that counts were mapped to other classes
+    # A note may say that a file of counts changed the classes. The sites' data would still have the old ones.
+    if federation.notes:
         data = load(config.data, config.data_dir, **data_options(config))
         if federation.dataset.classes != data.classes:
             raise UserError(
@@ -103,7 +104,10 @@ def site_names(federation: Federation) -> list[str]:
 
 
 def _test_settings(config: Config, is_secure: bool) -> dict[str, Any]:
-    """Let the server test the model. If the method has no global model, each site tests its own model."""
+    """Return the settings of the tests: the server tests the model.
+
+    If the method has no global model, each site tests its own model.
+    """
     personal = make_method(config.method, config.method_params).personal
     if personal is not None and not personal.has_global_model:
         return {"evaluation": "sites", "site_metrics": "total" if is_secure else "class"}

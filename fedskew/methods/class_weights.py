@@ -38,7 +38,7 @@ class ClassWeights(Part):
     """Computes the weights of the classes in the cross entropy."""
 
     sample_by_sample: ClassVar[bool] = False
-    """As in `Part`."""
+    """Whether a sample's weight depends neither on label counts nor on other samples (see `Part`)."""
 
     def weights(self, logits: Tensor, client: Client) -> Tensor:
         """Return one weight per class, [C], in the dtype of the logits."""

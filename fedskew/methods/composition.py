@@ -91,7 +91,7 @@ class Method:
 
     @property
     def members(self) -> tuple[Part, ...]:
-        """The members of all parts, and the class weights if there are any."""
+        """The parts, with each composed part split into its members, and the class weights if there are any."""
         members = tuple(member for part in self.parts for member in part.members)
         return members if self.class_weights is None else (*members, self.class_weights)
 

@@ -1,8 +1,8 @@
 """Heads in closed form: the server computes the head from statistics of the features, which every client sends once.
 
 The encoder does not change and nobody trains, so one round with all clients is enough. The statistics determine sums of
-the features, and the sums of all clients are those of the whole data, whichever client has which sample. Sums are
-computed in float64, if the device has it.
+the features. Added up over all clients, these are the sums of the whole data, so the split does not change the head.
+Sums are computed in float64, if the device has it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The device's practical limit: one model, trained on one batch as large as all clients' batches together.
 
-It has one set of weights instead of one per client. So with the same kernels, no simulation of a federation can be
-faster. With its own kernels, fedskew can exceed this limit. The step is compiled by default. Models with convolutions
-use the channels-last layout. On a GPU, the step is replayed as one CUDA graph.
+This model has one set of weights, and a federation has one set per client. So with the same kernels, no simulation of a
+federation can be faster. With its own kernels, fedskew can exceed this limit. The step is compiled by default. Models
+with convolutions use the channels-last layout. On a GPU, the step is replayed as one CUDA graph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""fedskew and a JAX script on the same work: seconds per round, until the first round ends, and in all.
+"""Compare fedskew with a JAX script on the same work: seconds per round, until the first round ends, and in all.
 
 `benchmarks/peers` has the scripts, and `compare.py` there runs them. So this measurement needs a clone of the
 repository. It also needs JAX, in an environment of its own or in fedskew's (see `benchmarks/peers/README.md`).

@@ -222,6 +222,7 @@ class _WarmContender:
     calls: int
     """Calls per repetition."""
     memory: int | None
+    """Increase of the peak memory in bytes. None if the system does not report it."""
 
     def measurement(self, seconds: tuple[float, ...]) -> Measurement:
         case = self.contender.case

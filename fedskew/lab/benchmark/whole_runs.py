@@ -99,5 +99,6 @@ def _mnist_files() -> tuple[tuple[str, bytes], ...]:
 
 
 def _idx(array: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> bytes:
+    """Write an array in IDX, the format of MNIST's files."""
     sides = np.array(array.shape, ">u4").tobytes()
     return bytes([0, 0, 8, array.ndim]) + sides + array.tobytes()

@@ -19,7 +19,7 @@ RerunOutcome = Literal["confirmed", "smaller", "refuted", "not rerun"]
 
 MARGIN = 2.0
 """A method must gain more points than this over FedAvg to be suggested. Another split of the same data changes a gain
-by about as much. A test checks that with the reruns that have several seeds."""
+by about this much. A test checks this on the reruns that have several seeds."""
 CONFIRMING_SHARE = 0.5
 """A rerun with at least this share of a printed gain confirms it."""
 

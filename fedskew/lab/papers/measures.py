@@ -123,6 +123,8 @@ def _compute_before_distillation(inputs: MetricInputs) -> float | None:
 
 
 def _compute_to_worst(target: float) -> Callable[[MetricInputs], float | None]:
+    """Make a metric: the computation up to the first evaluation at which the worst class reaches `target`."""
+
     def read(inputs: MetricInputs) -> float | None:
         return next((compute for compute, worst in inputs.record.compute_curve if worst >= target), None)
 

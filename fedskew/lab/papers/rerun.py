@@ -142,8 +142,8 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
     """Compare the order of all pairs of methods in the paper and in the rerun.
 
-    Only methods with the most common number of rounds count. A tie in the paper agrees with any order, and each of the
-    best in it is the best.
+    Only methods with the most common number of rounds count. Two methods that tie in the paper agree with any order. If
+    several methods share the paper's best number, the rerun's best counts as the paper's best if it is one of them.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None

@@ -13,7 +13,7 @@ from fedskew.lab.sweep.records import Records, RecordsFile, until
 from fedskew.metrics.summary import MeanStd, best, mean_of_last, population_mean_std
 
 GRIDS_FOLDER = "grids"
-_NAMED = 6
+_MAX_NAMED = 6
 """A table names at most this many combinations that were not run."""
 
 
@@ -112,7 +112,7 @@ def _not_run(sweep: Sweep, rows: Mapping[tuple[str, ...], SweepRow]) -> list[str
     """Name the combinations that were not run, or count them if they are many."""
     combinations = sweep.combinations()
     missing = [" ".join(values) for values in combinations if values not in rows]
-    if len(missing) > _NAMED:
+    if len(missing) > _MAX_NAMED:
         return [f"\nNot run: {len(missing)} of {len(combinations)} combinations."]
     return [f"\nNot run: {', '.join(missing)}."] if missing else []
 
@@ -158,10 +158,12 @@ class SweepRow:
     """Accuracy as a mean over the last rounds, because single rounds vary."""
     best: MeanStd
     worst: MeanStd
+    """Accuracy of the worst class at the last evaluation."""
     compute: float
     """Computation per round, relative to FedAvg, in the first run found."""
     seeds: int
     rounds: int
+    """The fewest rounds of any run."""
     planned_rounds: int
 
     def cells(self) -> list[str]:

@@ -32,7 +32,7 @@ def table_section(
     cells = [cell for cell in table_cells(protocol.name, table) if cell.dataset in datasets]
     found = columns([collect_rerun(cell, seeds, records, choice) for cell in cells])
     rerun_columns = {key: column for key, column in found.items() if any(one.was_run for one in column)}
-    new = [column for column in rerun_columns.values() if any(_is_changed_by_variant(one, choice) for one in column)]
+    new = [column for column in rerun_columns.values() if any(_belongs_here(one, choice) for one in column)]
     runs = {record.identity for column in new for one in column for record in one.records}
     if not any(_compares(column) for column in new) and runs <= shown:
         return []
@@ -58,7 +58,7 @@ def _compares(column: Sequence[CellRerun]) -> bool:
     return number > 1 or number == len(column)
 
 
-def _is_changed_by_variant(one: CellRerun, choice: CellChoice) -> bool:
+def _belongs_here(one: CellRerun, choice: CellChoice) -> bool:
     """Whether the cell was rerun. If there is a variant, it must also change the cell's run."""
     if not one.was_run or choice.variant is None:
         return one.was_run

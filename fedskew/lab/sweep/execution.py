@@ -79,7 +79,7 @@ def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], sc
     circumstances = {
         "split": federation.hash[:12],
         "clients": federation.clients,
-        **({} if job.config.model == config.model else {"asked_model": job.config.model}),
+        **({} if job.config.model == config.model else {"asked_model": job.config.model}),  # for example, auto
         **({} if job.start is None else {"start_rounds": job.start.rounds}),
         "command": terms.command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -139,8 +139,8 @@ def _varied_keys(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
 def refuse_overridden(flags: Mapping[str, Any], base: Config, varied: Mapping[str, Any], section: str) -> None:
     """Refuse a flag that a key of the grid or of the search would silently override.
 
-    `base` is the configuration with the flags. `varied` has the keys with their values, and `section` is their name in
-    the file.
+    `base` is the configuration with the flags. `varied` has the keys of the grid or of the search, with their values.
+    `section` is `grid` or `search`.
     """
     for flag in flags:
         for key, listed in varied.items():

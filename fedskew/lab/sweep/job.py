@@ -1,8 +1,8 @@
 """Jobs (the runs of a sweep), and when two jobs are the same experiment.
 
-Device, engine and number format do not distinguish experiments, because results differ only by rounding. The number of
-rounds usually does not either, because a longer run contains the shorter one. It does for a method with a `Schedule`,
-because the lengths of the stages may depend on the number of rounds.
+Device, engine and number format do not distinguish experiments, because results differ only by rounding. Usually, the
+number of rounds does not distinguish them, because a longer run contains the shorter one. With a method that has a
+`Schedule`, the number of rounds does, because the lengths of the stages may depend on it.
 """
 
 from __future__ import annotations

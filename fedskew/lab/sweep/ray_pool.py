@@ -62,7 +62,7 @@ class _Attempt:
 
     @property
     def key(self) -> AttemptKey:
-        """Jobs of one experiment may differ in the number of rounds (`merge_jobs`)."""
+        """The key includes the number of rounds, because jobs of one experiment may differ in it (`merge_jobs`)."""
         return f"{self.job.identity}, {self.job.config.rounds} rounds", self.moves
 
 

@@ -304,7 +304,7 @@ class RecordsFile:
             try:
                 content = json.loads(line)
             except ValueError:
-                # At the end of the file, or without the closing brace, it is what a killed process left.
+                # At the end of the file, or without the closing brace, the line is what a killed process left.
                 if number >= len(lines) - 1 or not line.endswith("}"):
                     continue
                 raise UserError(f"{self.path} line {number}: not JSON; expected a record of a run") from None

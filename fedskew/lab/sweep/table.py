@@ -31,8 +31,9 @@ FINISHED = "finished"
 def make_row(grid_values: Mapping[str, Any], config: Config, record: Record | None, status: str) -> Row:
     """Make the row of a run with this configuration.
 
-    Rounds after its last round are left out, except in `diverged` and `seconds`. If an axis has the name of a measured
-    column, such as `rounds` or `split`, the column has the axis's values.
+    The record may have more rounds than the configuration. The additional rounds count only in `diverged` and
+    `seconds`. If an axis has the name of a measured column, such as `rounds` or `split`, the column has the axis's
+    values.
     """
     measured = dict.fromkeys(_MEASURED) if record is None else _measured(record, config)
     return {**grid_values, "status": status, **{name: v for name, v in measured.items() if name not in grid_values}}
