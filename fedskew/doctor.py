@@ -248,7 +248,7 @@ def _check_ports(ports: Sequence[int]) -> Iterator[Check]:
 
 def _binding_problem(port: int) -> str:
     with socket.socket() as trial:
-        if os.name == "posix":  # as servers do, so that a port that was closed a moment ago counts as free
+        if os.name == "posix":  # as a server does: a port that was closed a moment ago then counts as free
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("127.0.0.1", port))

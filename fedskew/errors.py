@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 def nearest(value: str, choices: Iterable[str]) -> str | None:
-    """Return the choice most similar to `value`, whatever their case, or None if none is close."""
+    """Return the choice most similar to `value`, ignoring case, or None if none is close."""
     in_lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(value.lower(), list(in_lower_case), n=1, cutoff=0.5)
     return in_lower_case[close[0]] if close else None

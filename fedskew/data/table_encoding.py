@@ -72,8 +72,8 @@ class RawTable:
 class ColumnEncoding:
     """How one column becomes features.
 
-    A column of numbers becomes one standardised feature, in which a gap is the mean. A column of categories becomes one
-    feature per known value. An unknown value or a gap is 0 in all of these features. With `marks_gaps`, a further
+    A column of numbers becomes one standardised feature, in which the mean fills a gap. A column of categories becomes
+    one feature per known value. An unknown value or a gap is 0 in all of these features. With `marks_gaps`, a further
     feature is 1 for a gap and 0 otherwise.
     """
 

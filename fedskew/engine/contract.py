@@ -109,7 +109,7 @@ class RoundWork:
     key: RoundKey
     weighting: Weighting | None = None
     personal: Personal | None = None
-    """The method's personal part. `train_clients` splits work with a personal part into phases without one."""
+    """The method's personal part. Engines receive None: `train_clients` first splits the work into phases."""
     stays: frozenset[str] = frozenset()
     """Names of the personal tensors, which stay on the clients. The method's other parts do not see these tensors."""
     noise: Noise = keyed_noise

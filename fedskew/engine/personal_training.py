@@ -53,7 +53,7 @@ def train_personal(engine: Engine, work: RoundWork, part: Personal) -> RoundResu
 
 
 def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
-    """Replace each client's personal tensors by those that the part wants local training to start from."""
+    """Replace each client's personal tensors by those from which local training starts (`Personal.start`)."""
     first = next(iter(unpack(PERSONAL, work.assignments[0].state).values()), None)
     if first is None:
         return work

@@ -334,7 +334,7 @@ def _trained_part(config: Config, method: Method, module: nn.Module, sample: Ten
 def _require_shared_part(
     config: Config, method: Method, personal: Personal, module: nn.Module, part: nn.Module
 ) -> None:
-    """Refuse a trained part that lacks the layers that stay on the clients, or has no others."""
+    """Refuse a trained part that lacks the layers that stay on the clients, or consists only of these."""
     check_personal(personal, module)
     try:
         check_personal(personal, part)

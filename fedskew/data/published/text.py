@@ -32,6 +32,7 @@ def _csv_names(*stems: str) -> tuple[str, ...]:
 
 
 AG_NEWS_LAYOUT = (_csv_names("train", "train_*"), _csv_names("test", "test_*"))
+"""Patterns for the name of the training file, and for the name of the test file."""
 AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 NEWSGROUPS_LAYOUTS = (
     (_csv_names("train", "20newsgroups-train"), _csv_names("test", "20newsgroups-test")),

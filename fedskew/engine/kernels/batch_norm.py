@@ -37,7 +37,10 @@ def stacked_batch_norm(
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a pass over the images is divided into programs. A row is a pixel of a sample."""
+    """How a pass over the images is divided into programs, with blocks of `rows` × `channels`.
+
+    A row is a pixel of a sample.
+    """
 
     rows: int
     channels: int

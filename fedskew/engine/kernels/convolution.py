@@ -40,8 +40,11 @@ class Tiling:
     """How a kernel is divided into programs, and how many of the GPU's resources each program takes."""
 
     pixels: int
+    """Pixels per block."""
     channels: int
+    """Channels of the result per block."""
     depth: int
+    """Products per step of a sum. The gradient of the weights sums over pixels: there, it is rows per block."""
     warps: int
     stages: int
     splits: int = 1

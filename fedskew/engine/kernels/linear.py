@@ -1,8 +1,8 @@
 """Linear layers of stacked clients. The parameters' gradients have the parameters' layout and number format.
 
 PyTorch's gradient of a product with transposed weights is itself transposed, and under autocast it has 16 bits.
-Correcting either would take a pass over memory. The largest layers of small networks are linear, so these passes would
-be long.
+Correcting the layout or the format would take a pass over memory. The largest layers of small networks are linear, so
+these passes would be long.
 """
 
 from __future__ import annotations

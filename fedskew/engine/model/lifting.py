@@ -161,7 +161,10 @@ def _without_own_gradients() -> Iterator[None]:
 
 
 def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
-    """Return whether an augmented assignment may change a tensor that is used elsewhere. The program would not."""
+    """Return whether an augmented assignment may change a tensor that is used elsewhere.
+
+    The program computes a new tensor instead, so the change would be lost.
+    """
     source = node.args[0] if _CHANGES_SOURCE in node.meta else None
     return isinstance(source, fx.Node) and not _is_size(source) and not _belongs_to(source, node, module)
 
@@ -321,9 +324,9 @@ class _LiftableFunctions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def vmap_of_a_model(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Let `vmap` lift a model's or layer's code rightly within a `with` block, or raise an error after it.
+    """Let `vmap` lift a model's or layer's code correctly within a `with` block.
 
-    The code must not write into these buffers.
+    Raise an error after the block if the code has written into these buffers.
     """
     versions = [(buffer, buffer._version) for buffer in buffers]
     with _LiftableFunctions():

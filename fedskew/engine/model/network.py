@@ -203,7 +203,7 @@ class Network:
         return {name: p.clone() for name, p in params.items()} if self._changes_parameters else params
 
     def _own_inputs(self, x: Tensor) -> Tensor:
-        """Copy the inputs of a model that writes into them. Frozen models and later gradients use the same batch."""
+        """Copy the inputs if the model writes into them, because frozen models and later gradients use them, too."""
         return x.clone() if self._changes_inputs else x
 
     def _outputs(self, logits: Tensor, features: Tensor | None) -> Outputs:

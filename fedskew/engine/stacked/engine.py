@@ -144,7 +144,13 @@ class Slots:
                 memory[kind] = {name: t[:slots] for name, t in self._memory[kind].items()}
             memory["inputs"], memory["plan"] = self._inputs(slots, width, schedule.times)
             step = SlotStep(
-                self._network, self._work, self._layouts, self._samples, True, self._channels_last, not self._compile
+                self._network,
+                self._work,
+                self._layouts,
+                self._samples,
+                full=True,
+                channels_last=self._channels_last,
+                use_kernel=not self._compile,
             )
             staging = Staging(self._data, self._channels_last)
             if self._pools is None:
@@ -213,7 +219,7 @@ class StackedEngine(Engine):
         self._max_slots = max_slots
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
         self._slots: dict[int, tuple[str, Slots]] = {}
-        """By phase of the local training. Methods without personal parts have one phase."""
+        """Kind of work and slots, by phase of the local training. Methods without a personal part have one phase."""
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
         self.notices: list[str] = []
         self._noticed: set[str] = set()
@@ -390,6 +396,7 @@ def _work_kind(work: RoundWork) -> str:
     """
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
+    # Phases of local training differ in the parameters that they train. The others are among the buffers.
     fixed = sorted(work.stays & work.sent.buffers.keys()), len(work.sent.params)
     return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r} {fixed!r}"
 

@@ -309,8 +309,8 @@ class SlotRound:
     def _states_again(self, numbers: npt.NDArray[np.int64]) -> Tensors:
         """Return the clients' states.
 
-        If training may have changed them, they are among the results. Otherwise, they are still in the slots if every
-        client had a slot of its own. If not, they are copied to the device again.
+        States that training may have changed are among the results. Unchanged states are still in the slots, if every
+        client had a slot of its own. If clients shared slots, the states are copied to the device again.
         """
         state = self._layouts.state
         if "state" in self._results:

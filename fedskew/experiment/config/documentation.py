@@ -12,7 +12,7 @@ from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys that are not among the `**settings` of a documented function. It has other parameters in their place."""
+"""Keys that are not `**settings` of a documented function. The function has other parameters in their place."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:

@@ -348,8 +348,8 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 _CHOICES = ("data.name", "partition.rule", "method.name")
-"""The dotted keys of `_CHOICE_KEY`. They are set before the others, because a new choice discards the parameters of the
-previous one."""
+"""The keys that choose the dataset, the rule and the method. They are set before the other dotted keys, because a new
+choice discards the parameters of the previous one."""
 
 
 def config_hash(config: Config) -> str:
@@ -483,7 +483,7 @@ def _refuse_reserved(section: str, params: Mapping[str, Any], reserved: tuple[st
 
 
 _READERS = {"methods": "compare", "grid": "sweep", "search": "sweep --search optuna"}
-"""The commands that read files with these keys. They take them out before they read the configuration."""
+"""By key, the command that reads files with this key. It removes the key before it reads the configuration."""
 
 
 def _unknown_key(key: str) -> UserError:

@@ -33,7 +33,7 @@ class TrainingReport:
     """The results of a round's training that the host needs."""
 
     finite: BoolArray
-    """[clients]: whether all numbers of a client are finite. A buffer may have infinities that the server sent."""
+    """[clients]: whether all numbers of a client are finite. A buffer may keep infinities that the server sent."""
     loss: npt.NDArray[np.float64]
     """[clients]: each client's mean local loss."""
     tally: dict[str, float]

@@ -2,7 +2,7 @@
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
 out samples (`client_test`), each client's own model is also tested on these. Fine-tuning every client's model takes
-long, so methods with a global model do it only at the end of a stage.
+long, so clients are fine-tuned only at the end of a stage if there is a global model.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def local_training(config: Config, stage: Stage, rounds: int) -> LocalTraining:
     """The settings of local training in a stage, after this number of rounds of its model."""
     epochs = config.local_epochs if stage.local_epochs is None else stage.local_epochs
     return LocalTraining(
-        epochs=1 if stage.local_batches else epochs,
+        epochs=1 if stage.local_batches else epochs,  # one pass over the drawn batches
         batch_size=config.batch_size,
         lr=config.lr * config.lr_decay**rounds,
         momentum=config.momentum,

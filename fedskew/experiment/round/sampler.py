@@ -73,6 +73,7 @@ class ClientSampler:
     def _draw(self, stage: Stage, model_round: int, federation: Federation) -> IntArray:
         eligible, per_round = federation.populated, None if stage.everyone else self._config.clients_per_round
         if stage.clients is not None:
+            # The stage draws the same share of its clients as other stages draw of all clients.
             in_stage = np.isin(eligible, stage.clients)
             per_round = None if per_round is None else max(1, round(per_round * in_stage.sum() / len(eligible)))
             eligible = eligible[in_stage]
