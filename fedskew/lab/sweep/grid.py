@@ -147,20 +147,20 @@ def refuse_overridden(flags: Mapping[str, Any], base: Config, varied: Mapping[st
             if flag == key:
                 raise UserError(f"{key} is given by a flag and in the {section}; expected only one of the two")
             if flag.startswith(f"{key}.") and isinstance(listed, list):
+                name = flag.removeprefix(f"{key}.")
                 lost = [value for value in listed if _is_lost(flag, base, key, value)]
-                if len(lost) == len(listed) or any(isinstance(value, Mapping) for value in lost):
+                if len(lost) == len(listed) or any(isinstance(value, Mapping) and name not in value for value in lost):
                     raise UserError(
                         f"{flag} is given by a flag, but {key} {lost[0]} in the {section} replaces it; expected "
-                        f"{flag.removeprefix(key + '.')} in the {section}"
+                        f"{name} in the {section}"
                     )
 
 
 def _is_lost(flag: str, base: Config, key: str, value: Any) -> bool:
     """Whether a flag such as `method.mu` has no effect if its section, here `method`, is set to this value."""
     name = flag.removeprefix(f"{key}.")
-    if isinstance(value, Mapping):
-        return name not in value
-    before, after = (config.to_mapping()[key] for config in (base, with_values(base, {key: value})))
+    before = base.to_mapping()[key]
+    after = value if isinstance(value, Mapping) else with_values(base, {key: value}).to_mapping()[key]
     return bool(after.get(name) != before.get(name))
 
 

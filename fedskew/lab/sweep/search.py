@@ -118,13 +118,16 @@ def read_search(
 
 
 def _check(search: Search) -> None:
-    """Check every key before anything runs: with all values of a list, or the lower end of a range."""
+    """Check every key before anything runs: with all values of a list, or the lower end of a range.
+
+    The other keys have their first values meanwhile. The base configuration need not fit a value of the search.
+    """
     if "seed" in search.space:
         raise UserError("search.seed is not possible; expected seeds outside the search, such as seeds: 3")
+    point = {key: _first_value(key, values) for key, values in search.space.items()}
     for key, values in search.space.items():
         for value in values if isinstance(values, list) else ():
-            with_values(search.base, {key: value})
-    point = {key: _first_value(key, values) for key, values in search.space.items()}
+            with_values(search.base, point | {key: value})
     config = search.jobs(0, point)[0].config
     make_method(config.method, config.method_params)
     partition_rule(config)

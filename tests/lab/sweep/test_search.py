@@ -167,3 +167,17 @@ def test_a_mistake_is_named_before_anything_runs(file: Path, old: str, new: str,
 def test_a_flag_that_the_search_overrides_is_refused(file: Path) -> None:
     with pytest.raises(UserError, match=r"local_epochs is given by a flag and in the search; expected only one"):
         read_search(file, {"local_epochs": 2})
+
+
+@pytest.mark.parametrize(
+    ("base", "space"),
+    [
+        ("rounds: 2", "{example_clip: [1.0, 2.0], example_noise: [0.5, 1.0]}"),
+        ("momentum: 0", "{optimizer: [nesterov, sgd], momentum: [0.5, 0.9]}"),
+        ("partition: {rule: iid, clients: 5}", "{clients_per_round: [7, 8], partition.clients: [10, 20]}"),
+    ],
+)
+def test_values_that_fit_each_other_need_not_fit_the_base(tmp_path: Path, base: str, space: str) -> None:
+    path = tmp_path / "search.yaml"
+    path.write_text(f"data: digits\nmethod: fedprox\n{base}\nsearch: {space}\n")
+    assert len(read_search(path, {}).space) == 2
