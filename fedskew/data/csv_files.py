@@ -51,9 +51,9 @@ def read_header(path: Path, delimiter: str) -> list[str]:
 
 def open_decompressed(path: Path) -> gzip.GzipFile | lzma.LZMAFile | io.BufferedReader:
     """Open a file to read its bytes. A file that ends in .gz or .xz is decompressed."""
-    if path.suffix == ".gz":
+    if path.suffix.lower() == ".gz":
         return gzip.open(path)
-    if path.suffix == ".xz":
+    if path.suffix.lower() == ".xz":
         return lzma.open(path)
     return path.open("rb")
 

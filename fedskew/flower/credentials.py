@@ -130,7 +130,7 @@ def _checked_host(host: str) -> str:
     """Return the host as certificates spell it: an address in its standard form, a name in lower case."""
     if certificates.is_address(host):
         return str(ipaddress.ip_address(host))
-    if not _HOST.fullmatch(host):
+    if not _HOST.fullmatch(host) or host.rpartition(".")[-1].isdigit():  # 999.1.1.1 is no address, and no name
         raise UserError(
             f"host {host!r} is neither a host's name nor an address; expected one without scheme and port, "
             "such as fl.example.org or 10.0.0.5"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
 import stat
@@ -125,6 +126,12 @@ def test_another_spelling_of_a_host_is_no_new_host(made: Credentials, host: str)
     before = made.certificate.read_bytes()
     make_credentials(made.folder, SITES, [host])
     assert made.certificate.read_bytes() == before
+
+
+@pytest.mark.parametrize("host", ["999.1.1.1", "10.0.0", "10.0.0.5:9092", "https://fl.example.org", "fl..org"])
+def test_what_is_neither_a_name_nor_an_address_is_refused(made: Credentials, host: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"host {host!r} is neither a host's name nor an address")):
+        make_credentials(made.folder, SITES, [host])
 
 
 def test_a_new_host_is_added_to_the_old_ones_under_the_same_authority(made: Credentials) -> None:

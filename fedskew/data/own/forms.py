@@ -14,7 +14,14 @@ from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, StoredClasses, known_classes
 from fedskew.data.own.mapped import is_mapped, load_mapped
-from fedskew.data.own.table_files import CSV_SUFFIXES, csv_table, is_saved_dataset, parquet_table, saved_tables
+from fedskew.data.own.table_files import (
+    CSV_SUFFIXES,
+    TEST_SPLITS,
+    csv_table,
+    is_saved_dataset,
+    parquet_table,
+    saved_tables,
+)
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
 from fedskew.errors import UserError
@@ -25,12 +32,12 @@ _FORMS = (
     "or a Hugging Face dataset saved to disk"
 )
 _CSV_OPTIONS = ("delimiter", "decimal")
-_TEST_FOLDERS = ("test", "val", "valid", "validation")
+_TABLE_SUFFIXES = (*CSV_SUFFIXES, ".parquet")
 
 
 def load_own(path: Path, options: dict[str, Any]) -> Dataset:
     """Load the data at `path`, which must exist. The option `test` is the path of test data (tables, images)."""
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         return load_npz(path, **check_options(load_npz, options, str(path)))
     if is_mapped(path):
         return load_mapped(path, **check_options(load_mapped, options, str(path)))
@@ -60,7 +67,7 @@ def load_image_folder(
     size = parse_size(image_size)
     folders = [folder]
     if (folder / "train").is_dir():
-        inside = next((folder / name for name in _TEST_FOLDERS if (folder / name).is_dir()), None)
+        inside = next((folder / name for name in TEST_SPLITS if (folder / name).is_dir()), None)
         folders = [folder / "train", *([inside] if inside else [])]
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
@@ -89,19 +96,23 @@ def is_table(path: Path) -> bool:
 def _table_files(path: Path) -> list[Path]:
     """Return the table file itself, or the training table of a folder and its test table. Empty if there is none."""
     if not path.is_dir():
-        return [path] if path.name.endswith((*CSV_SUFFIXES, ".parquet")) else []
-    suffixes = (*CSV_SUFFIXES, ".parquet")
-    for suffix in suffixes:
+        return [path] if _has_suffix(path, _TABLE_SUFFIXES) else []
+    for suffix in _TABLE_SUFFIXES:
         train = path / f"train{suffix}"
         if train.is_file():
-            tests = (path / f"test{ending}" for ending in (suffix, *suffixes))
+            tests = (path / f"{name}{ending}" for name in TEST_SPLITS for ending in (suffix, *_TABLE_SUFFIXES))
             return [train, *[test for test in tests if test.is_file()][:1]]
     return []
 
 
+def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
+    """Whether the file's name ends so, in any case: some programs write TRAIN.CSV."""
+    return path.name.lower().endswith(suffixes)
+
+
 def _tables(path: Path, test: object, csv_options: dict[str, Any]) -> list[Table]:
     """Read the training table and, if there is one, the test table."""
-    if csv_options and not any(file.name.endswith(CSV_SUFFIXES) for file in _table_files(path)):
+    if csv_options and not any(_has_suffix(file, CSV_SUFFIXES) for file in _table_files(path)):
         option, value = next(iter(csv_options.items()))
         raise UserError(f"{option} is {value!r}, but {path} is not a CSV file; leave out {option}")
     tables = _read_tables(path, csv_options)
@@ -120,7 +131,9 @@ def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
     files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path)
     if not files:
         return saved_tables(path)
-    return [parquet_table(file) if file.suffix == ".parquet" else csv_table(file, **csv_options) for file in files]
+    return [
+        csv_table(file, **csv_options) if _has_suffix(file, CSV_SUFFIXES) else parquet_table(file) for file in files
+    ]
 
 
 def _test_path(path: Path, test: object, parts: int) -> Path:

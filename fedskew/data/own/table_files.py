@@ -17,6 +17,7 @@ from fedskew.errors import UserError, plural
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
 TEST_SPLITS = ("test", "validation", "valid", "val")
+"""What the test part may be called: a split of a saved dataset, a table file or a folder of images."""
 
 
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:

@@ -94,6 +94,27 @@ def test_the_two_tables_of_a_folder_may_have_different_formats(tmp_path: Path) -
     assert (len(data.train), len(data.test)) == (10, 1)
 
 
+@pytest.mark.parametrize("name", ["val.csv", "valid.csv.gz", "validation.parquet"])
+def test_the_test_table_of_a_folder_may_be_called_as_that_of_image_folders(tmp_path: Path, name: str) -> None:
+    csv_file(tmp_path / "train.csv", IRIS)
+    table = pd.DataFrame({"label": ["a"], "height": [1], "width": [2]})
+    table.to_parquet(tmp_path / name) if name.endswith("parquet") else table.to_csv(tmp_path / name, index=False)
+    assert len(load(tmp_path).test) == 1
+    csv_file(tmp_path / "test.csv", IRIS)
+    assert len(load(tmp_path).test) == 10  # test.csv comes first
+
+
+@pytest.mark.parametrize("name", ["IRIS.CSV", "Iris.Csv.GZ", "IRIS.PARQUET"])
+def test_the_suffix_of_a_table_may_be_in_upper_case(tmp_path: Path, name: str) -> None:
+    path = csv_file(tmp_path / "iris.csv", IRIS)
+    table = pd.read_csv(path)
+    if name.endswith("PARQUET"):
+        table.to_parquet(tmp_path / name)
+    else:
+        table.to_csv(tmp_path / name, index=False, compression="gzip" if name.endswith("GZ") else None)
+    np.testing.assert_array_equal(load(tmp_path / name).train.x, load(path).train.x)
+
+
 def test_columns_with_numbers_as_names_are_chosen_by_number(tmp_path: Path) -> None:
     table = pd.DataFrame({i: [(row * (i + 1)) % 7 for row in range(40)] for i in range(4)} | {4: ["a", "b"] * 20})
     csv_file(tmp_path / "numbered.csv", table.to_csv(index=False))
