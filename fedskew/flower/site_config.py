@@ -119,8 +119,8 @@ class SiteConfig:
 
     def _dataset(self, contract: Contract | None) -> Dataset:
         path = self._resolve(self.data)
-        is_elsewhere = is_named(self.data) or self.data.startswith("hf:")
-        name = self.data if is_elsewhere and not path.exists() else str(path)
+        is_dataset_name = is_named(self.data) or self.data.startswith("hf:")
+        name = self.data if is_dataset_name and not path.exists() else str(path)
         options = dict(self.data_params) if contract is None else contract.data_options(path, self.data_params)
         if isinstance(options.get("test"), str):
             options["test"] = self._resolve(options["test"])
@@ -141,13 +141,14 @@ def load_site(path: str | Path) -> SiteConfig:
     for key in values:
         if key not in known:
             raise UserError(f"{path}: {unknown('key', str(key), known)}")
+    values = {key: value for key, value in values.items() if value is not None}  # an empty line has no effect
     for key in ("name", "data"):
         if not values.get(key):
             raise UserError(f"{path}: no {key!r}; expected a line such as {_EXAMPLES[key]}")
     data = values.pop("data")
     params = dict(data) if isinstance(data, dict) else {}
     source = params.pop("name", "") if isinstance(data, dict) else data
-    packages = values.pop("packages", None) or []
+    packages = values.pop("packages", [])
     try:
         _check(values, source)
         is_list = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
@@ -155,9 +156,8 @@ def load_site(path: str | Path) -> SiteConfig:
         values["policy"] = read_policy(values.get("policy"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    given = {key: value for key, value in values.items() if value is not None}  # an empty line has no effect
     return SiteConfig(
-        folder=Path(path).resolve().parent, data=source, data_params=params, packages=tuple(packages), **given
+        folder=Path(path).resolve().parent, data=source, data_params=params, packages=tuple(packages), **values
     )
 
 
@@ -165,18 +165,17 @@ _EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
 
 
 def _check(values: Mapping[str, Any], source: object) -> None:
-    is_named = isinstance(source, str) and bool(source)
-    expect(is_named, "data", source, "a path, a dataset's name, or a mapping with a name")
+    has_source = isinstance(source, str) and bool(source)
+    expect(has_source, "data", source, "a path, a dataset's name, or a mapping with a name")
     for key in ("name", "data_dir", "state", "device", "keys", "split"):
-        value = values.get(key)
-        expect(value is None or isinstance(value, str), key, value, "text")
-    state = values.get("state") or ""
-    expect(not state.startswith("~"), "state", state, "a path without ~, which is another folder for another user")
-    if values.get("device") is not None:
+        expect(isinstance(values.get(key, ""), str), key, values.get(key), "text")
+    state = values.get("state", "")
+    expect(not state.startswith("~"), "state", state, "a path without ~, because ~ depends on who starts the site")
+    if "device" in values:
         device("device", values["device"])
-    metrics = values.get("metrics", "none")
-    expect(metrics in ("none", "total", "class"), "metrics", metrics, "none, total or class")
+    if "metrics" in values:
+        expect(values["metrics"] in ("none", "total", "class"), "metrics", values["metrics"], "none, total or class")
     for key, least in (("client", 0), ("threads", 1), ("idle", 1)):
-        value = values.get(key)
+        value = values.get(key, least)
         is_whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-        expect(value is None or is_whole, key, value, f"a whole number of at least {least}")
+        expect(is_whole, key, value, f"a whole number of at least {least}")

@@ -62,7 +62,8 @@ def test_data_of_the_same_name_in_the_current_folder_are_not_read(
 
 
 def test_a_key_without_a_value_has_its_default(tmp_path: Path) -> None:
-    file = written(tmp_path, "name: a\ndata: digits\nstate:\ndevice:\nclient:\nthreads:\n")
+    empty = ("state", "device", "client", "threads", "metrics", "packages", "keys", "policy")
+    file = written(tmp_path, "name: a\ndata: digits\n" + "".join(f"{key}:\n" for key in empty))
     site = load_site(file)
     assert site_log(file).path.parent == site.state_folder == tmp_path / "state"
     assert site == load_site(written(tmp_path, "name: a\ndata: digits"))
