@@ -110,7 +110,7 @@ class RoundWork:
     weighting: Weighting | None = None
     personal: Personal | None = None
     """The method's personal part. Engines receive None: `train_clients` first splits the work into phases."""
-    stays: frozenset[str] = frozenset()
+    personal_names: frozenset[str] = frozenset()
     """Names of the personal tensors, which stay on the clients. The method's other parts do not see these tensors."""
     noise: Noise = keyed_noise
     """The source of the noise that example-level privacy adds. At a real site, it must be secret."""
@@ -145,9 +145,12 @@ class RoundWork:
     @property
     def exchanged(self) -> ModelState:
         """The tensors of the model that server and clients exchange: all but the personal ones."""
-        if not self.stays:
+        if not self.personal_names:
             return self.sent
-        return ModelState(shared_tensors(self.sent.params, self.stays), shared_tensors(self.sent.buffers, self.stays))
+        return ModelState(
+            shared_tensors(self.sent.params, self.personal_names),
+            shared_tensors(self.sent.buffers, self.personal_names),
+        )
 
     def start(self, assignment: Assignment) -> ModelState:
         """Return the model that a client starts from.
@@ -168,9 +171,9 @@ class RoundWork:
 
         Without personal tensors, a model has all parameters. Otherwise, it has one or more of the shared tensors.
         """
-        if not self.stays:
+        if not self.personal_names:
             return kept.keys() == self.sent.params.keys()
-        return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.stays
+        return bool(kept) and kept.keys() <= (self.sent.params.keys() | self.sent.buffers.keys()) - self.personal_names
 
     def companion(self, name: str, state: Tensors) -> ModelState:
         """Return the frozen model that the objective knows as `name`.
@@ -192,8 +195,8 @@ class RoundWork:
     def finish_client(self, trained: Trained, client: Client) -> tuple[Tensors, Tensors]:
         """Return what one client sends besides its model, and its state for the next round."""
         members = self.members
-        if self.stays:
-            trained = replace(trained, params=shared_tensors(trained.params, self.stays))
+        if self.personal_names:
+            trained = replace(trained, params=shared_tensors(trained.params, self.personal_names))
         uplink, state = collect(members, "uplink", trained, client), collect(members, "next_state", trained, client)
         if not state.keys() <= client.state.keys():
             name = next(name for name in state if name not in client.state)

@@ -48,8 +48,8 @@ class DataPass:
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:
         """Call the parts' hooks on one client's batch. A batch of only padding gives zeros."""
-        if self.work.stays:
-            seen = replace(seen, gradient=shared_tensors(seen.gradient, self.work.stays))
+        if self.work.personal_names:
+            seen = replace(seen, gradient=shared_tensors(seen.gradient, self.work.personal_names))
         sums = collect(self.work.members, self.when, seen, client)
         has_samples = (seen.y != IGNORE).any()
         return {name: torch.where(has_samples, t, torch.zeros_like(t)) for name, t in sums.items()}
@@ -78,12 +78,12 @@ def client_sums(
 
 
 def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return the rows and labels of a batch. An empty batch becomes two rows of padding, which give sums of zeros."""
+    """Return the rows and labels of a batch. An empty batch becomes one row of padding, which gives sums of zeros."""
     if len(indices):
         rows = torch.from_numpy(indices).to(data.y.device)
         return rows, data.y[rows]
-    rows = torch.zeros(2, dtype=torch.int64, device=data.y.device)
-    return rows, torch.full((2, *data.y.shape[1:]), IGNORE, device=data.y.device)
+    rows = torch.zeros(1, dtype=torch.int64, device=data.y.device)
+    return rows, torch.full((1, *data.y.shape[1:]), IGNORE, device=data.y.device)
 
 
 def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, with_gradient: bool) -> tuple[Outputs, Tensors]:
@@ -138,7 +138,7 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
 
 
 def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork:
-    """Run the opening pass. Return the work with the pass's sums in the clients' states, for `RoundWork.client`."""
+    """Run the opening pass. Return the work with its sums in the states that `RoundWork.client` reads."""
     data_pass, device = DataPass(work, "opening"), data.y.device
     opened: list[Assignment] = []
     for first in range(0, len(plans), _CLIENTS_AT_A_TIME):

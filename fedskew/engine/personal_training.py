@@ -20,10 +20,11 @@ from fedskew.methods.parts import Solver, Tensors, pack, same_form, unpack
 from fedskew.methods.personal import PERSONAL, Personal, Phase, SharedSolver, without_personal
 
 
-def initial_personal(part: Personal, stays: frozenset[str], initial: ModelState) -> Tensors:
+def initial_personal(part: Personal, personal_names: frozenset[str], initial: ModelState) -> Tensors:
     """Return the personal tensors in a client's state before its first round, in host memory."""
     tensors = {**initial.params, **initial.buffers}
-    own = tensors if part.own_solver() is not None else {name: t for name, t in tensors.items() if name in stays}
+    names = tensors.keys() if part.own_solver() is not None else personal_names & tensors.keys()
+    own = {name: t for name, t in tensors.items() if name in names}
     return pack(PERSONAL, {name: t.cpu() for name, t in own.items()})
 
 
@@ -82,7 +83,7 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
         last = engine.train(phase_work(work, phase, number, carried, keeps_model=part.own_solver() is not None))
         shared = last if phase.trains != "personal" else shared
         whole = {**last.trained.params, **last.trained.buffers}
-        changed = last.trained.params.keys() | work.sent.buffers.keys() | work.stays
+        changed = last.trained.params.keys() | work.sent.buffers.keys() | work.personal_names
         carried |= {n: t for n, t in whole.items() if n in changed}
         visits = visits + last.visits
     assert shared is not None
@@ -91,10 +92,10 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
     return replace(
         shared,
         trained=ModelState(
-            {n: whole[n] for n in work.sent.params if n not in work.stays},
-            {n: whole[n] for n in work.sent.buffers if n not in work.stays},
+            {n: whole[n] for n in work.sent.params if n not in work.personal_names},
+            {n: whole[n] for n in work.sent.buffers if n not in work.personal_names},
         ),
-        states=shared.states | pack(PERSONAL, {n: whole[n] for n in sorted(work.stays)}),
+        states=shared.states | pack(PERSONAL, {n: whole[n] for n in sorted(work.personal_names)}),
         visits=visits,
     )
 
@@ -108,8 +109,8 @@ def phase_work(
     """
     trained = {
         "all": work.sent.params.keys(),
-        "shared": work.sent.params.keys() - work.stays,
-        "personal": work.sent.params.keys() & work.stays,
+        "shared": work.sent.params.keys() - work.personal_names,
+        "personal": work.sent.params.keys() & work.personal_names,
     }[phase.trains]
     sent = ModelState(
         {n: p for n, p in work.sent.params.items() if n in trained},
@@ -128,8 +129,8 @@ def phase_work(
     )
     if phase.trains == "personal":
         return replace(phase_of_round, solver=SGD(), server=Mean(), weighting=None)
-    if trained & work.stays and type(work.solver).direction is not Solver.direction:
-        return replace(phase_of_round, solver=SharedSolver(work.solver, work.stays))
+    if trained & work.personal_names and type(work.solver).direction is not Solver.direction:
+        return replace(phase_of_round, solver=SharedSolver(work.solver, work.personal_names))
     return phase_of_round
 
 

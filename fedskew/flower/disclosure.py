@@ -136,8 +136,8 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     if config.train != "all" and has_features(model):
         model = trained_model(config, model)
     personal = make_method(config.method, config.method_params).personal
-    stays = frozenset[str]() if personal is None else personal_names(personal, model)
-    parameters = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in stays)
+    unsent = frozenset[str]() if personal is None else personal_names(personal, model)
+    parameters = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in unsent)
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None

@@ -56,7 +56,7 @@ class FederationServer(Server):
         super().__init__(federation, method, model, config)
         self._sites, self._settings = sites, settings
         if settings.privacy in ("central", "local"):
-            buffers = shared_tensors(self.network.state().buffers, self.stays)
+            buffers = shared_tensors(self.network.state().buffers, self.personal_names)
             refuse_unbounded(settings.privacy, method, config.average, buffers)
         require_testable(settings, method)
         self._surveys: dict[str, Survey] = {}
@@ -105,7 +105,9 @@ class FederationServer(Server):
 
     def exchanged_model(self, model: ModelState) -> ModelState:
         """Return the model as sites receive it, without the tensors that stay at the sites."""
-        return ModelState(shared_tensors(model.params, self.stays), shared_tensors(model.buffers, self.stays))
+        return ModelState(
+            shared_tensors(model.params, self.personal_names), shared_tensors(model.buffers, self.personal_names)
+        )
 
     def kept_states(self, state: RunState) -> dict[int, Facts]:
         """For each site, return the run and the round of the saved state with which the site tests its own model.

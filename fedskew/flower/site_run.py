@@ -70,7 +70,7 @@ class SiteRun:
         self.runtimes = RuntimeFactory(dataset, self.config, compile_steps=False)
         self._runtime = self.runtimes.runtime(model, "plain")
         personal = self.method.personal
-        self._stays = personal_names(personal, model) if personal is not None else frozenset[str]()
+        self._personal_names = personal_names(personal, model) if personal is not None else frozenset[str]()
         """Names of the model's tensors that stay at the site."""
         self._concatenated: tuple[Tensors, ModelRuntime] | None = None
         """The encoders of the last concatenated model, and its runtime."""
@@ -78,7 +78,7 @@ class SiteRun:
     @property
     def exchanged_buffers(self) -> Tensors:
         """The model's buffers that do not stay at the site."""
-        return shared_tensors(self._runtime.network.state().buffers, self._stays)
+        return shared_tensors(self._runtime.network.state().buffers, self._personal_names)
 
     def held(self, labels: list[int] | tuple[int, ...] | None) -> Federation:
         """Return the site's samples, as a federation of one client.
@@ -137,7 +137,7 @@ class SiteRun:
     def received_model(self, tensors: Tensors) -> ModelState:
         """The received model. Tensors that stay at the sites have their initial values, which follow from the seed."""
         sent = read_model("sent", tensors)
-        if not self._stays:
+        if not self._personal_names:
             return sent
         initial = self._runtime.network.state()
         return ModelState({**initial.params, **sent.params}, {**initial.buffers, **sent.buffers})
@@ -145,7 +145,7 @@ class SiteRun:
     def require_model(self, stage: Stage, tensors: Tensors) -> None:
         """Refuse a model whose tensors have other names, shapes or types than those of the run's model."""
         expected = self.runtime(stage.concatenates, tensors).network.state()
-        shared = (shared_tensors(part, self._stays) for part in (expected.params, expected.buffers))
+        shared = (shared_tensors(part, self._personal_names) for part in (expected.params, expected.buffers))
         try:
             require_like(model_tensors("sent", read_model("sent", tensors)), model_tensors("sent", ModelState(*shared)))
         except Garbled as problem:
@@ -168,7 +168,7 @@ class SiteRun:
         """
         personal = self.method.personal
         assert personal is not None
-        fresh = initial_personal(personal, self._stays, self._runtime.network.state())
+        fresh = initial_personal(personal, self._personal_names, self._runtime.network.state())
         return personal_model(self.received_model(tensors), kept or fresh)
 
     def work(self, facts: Facts, stage: Stage, tensors: Tensors, kept: Tensors) -> RoundWork:
@@ -191,10 +191,11 @@ class SiteRun:
             key=key,
             weighting=method.weighting,
             personal=method.personal,
-            stays=self._stays,
+            personal_names=self._personal_names,
             noise=lambda shape, _: draw_normals(shape),  # secret, so not from the seed, which the server knows
         )
-        fresh = initial_state(work.members, work.sent.params, work.personal, work.stays, self._runtime.network.state())
+        initial = self._runtime.network.state()
+        fresh = initial_state(work.members, work.sent.params, work.personal, work.personal_names, initial)
         counted = sample_counts(work.members, held.sizes)[0]
         state = self.on_device({**fresh, **kept, **counted})
         return replace(work, assignments=[replace(work.assignments[0], state=state)])

@@ -98,7 +98,7 @@ def test_what_leaves_a_client_is_what_the_entry_declares(name: str) -> None:
     declared = sum(BYTES[part.sends](model_bytes, fed.classes) for part in find(name).parts)
     for work, result in recording.results:
         clients = len(work.assignments)
-        if work.stays:  # one phase of the training: what leaves then is in test_personal.py
+        if work.personal_names:  # one phase of the training: what leaves then is in test_personal.py
             continue
         sent = sum(t.numel() * t.element_size() for t in result.uplink.values())
         silent = work.local.epochs > 0 and any(issubclass(part, Calibration) for part in find(name).parts)

@@ -1,8 +1,10 @@
 """GPU kernels for layers of many clients, each with its own weights. Most are Triton programs.
 
-Images have their channels last in memory. cuDNN's grouped convolution would also work, but it is designed for a few
-large groups. A BatchNorm over valid samples, written as tensor operations, would read its images many times. Importing
-this package needs neither Triton nor a GPU. `supported` returns whether the kernels can run.
+They exist because PyTorch's own operations are slow here. cuDNN's grouped convolution is designed for a few large
+groups, not for one group per client. A BatchNorm over valid samples, written as tensor operations, reads its images
+many times. Images have their channels last in memory.
+
+Importing this package needs neither Triton nor a GPU. `supported` returns whether the kernels can run.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def work_facts(work: RoundWork) -> Facts:
         "ends": np.cumsum([len(a.samples) for a in work.assignments]).tolist(),
         "local": asdict(work.local),
         "key": asdict(work.key),
-        "stays": sorted(work.stays),
+        "personal_names": sorted(work.personal_names),
     }
 
 
@@ -70,7 +70,7 @@ def unpack_work(parts: tuple[Part, ...], facts: Facts, tensors: Tensors) -> Roun
         local=LocalTraining(**facts["local"]),
         key=RoundKey(**facts["key"]),
         weighting=cast(Weighting, weighting[0]) if weighting else None,
-        stays=frozenset(facts["stays"]),
+        personal_names=frozenset(facts["personal_names"]),
     )
 
 

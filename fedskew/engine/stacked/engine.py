@@ -397,7 +397,7 @@ def _work_kind(work: RoundWork) -> str:
     companions = sorted(work.objective.companions().items())
     shapes = [sorted((n, t.dtype, t.shape) for n, t in ts.items()) for ts in (work.downlink, work.assignments[0].state)]
     # Phases of local training differ in the parameters that they train. The others are among the buffers.
-    fixed = sorted(work.stays & work.sent.buffers.keys()), len(work.sent.params)
+    fixed = sorted(work.personal_names & work.sent.buffers.keys()), len(work.sent.params)
     return f"{work.parts!r} {replace(work.local, lr=0.0, epochs=0)!r} {companions!r} {shapes!r} {fixed!r}"
 
 

@@ -109,7 +109,7 @@ class _FrozenModels:
         model, x = self._work.companion(name, self._batches.state), self._batches.x
         keys, clients = companion_key(self._batches.keys), len(x)
         valid = self._batches.valid
-        if name.startswith("state/") or self._work.stays:
+        if name.startswith("state/") or self._work.personal_names:
             params, buffers = (
                 self._stack(model.params, self._work.sent.params),
                 self._stack(model.buffers, self._work.sent.buffers),

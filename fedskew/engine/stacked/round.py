@@ -230,7 +230,7 @@ class SlotRound:
                 flats = layout.flat({n: torch.stack([t[n] for t in tensors]).to(self._device) for n in tensors[0]})
             for name, flat in flats.items():
                 memory[kind][name][rows] = flat
-        if self._work.stays and not own:
+        if self._work.personal_names and not own:
             self._start_personal(memory, rows, numbers)
 
     def _start_personal(self, memory: Memory, rows: Rows, numbers: npt.NDArray[np.int64]) -> None:

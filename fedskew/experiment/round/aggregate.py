@@ -118,7 +118,7 @@ class Aggregator:
             data = server_samples(plan.runtime.train_set, self._federation, plan.stage, plan.start.model, buffers)
             updates = replace(updates, server_data=data)
         params, next_state = server_step(plan.work.server, plan.parts, sent.params, updates, server_state)
-        if plan.work.stays:  # the server keeps the initial values of personal tensors
+        if plan.work.personal_names:  # the server keeps the initial values of personal tensors
             params, buffers = {**plan.start.model.params, **params}, {**plan.start.model.buffers, **buffers}
         return replace(unchanged, model=ModelState(params, buffers), server_state=next_state)
 

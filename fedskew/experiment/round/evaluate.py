@@ -46,11 +46,11 @@ class RoundEvaluation:
         initial: ModelState,
         device: torch.device,
         personal: Personal | None = None,
-        stays: frozenset[str] = frozenset(),
+        personal_names: frozenset[str] = frozenset(),
     ) -> None:
-        """`stays` names the tensors that stay on the clients."""
+        """`personal_names` are the names of the tensors that stay on the clients."""
         self._federation, self._config, self._initial, self._device = federation, config, initial, device
-        self._personal, self._stays = personal, stays
+        self._personal, self._personal_names = personal, personal_names
 
     def is_due(self, plan: RoundPlan) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
@@ -107,7 +107,7 @@ class RoundEvaluation:
         """Make the evaluator of the clients' personal models."""
         from fedskew.experiment.round.personal_tests import PersonalTests
 
-        return PersonalTests(personal, self._federation, self._config, self._initial, self._stays)
+        return PersonalTests(personal, self._federation, self._config, self._initial, self._personal_names)
 
     def own_model_reader(self, state: RunState, model: str) -> Callable[[int], ModelState]:
         """Return a function that reads the model of a client that trains alone."""

@@ -39,7 +39,7 @@ class PersonalTests:
     federation: Federation
     config: Config
     initial: ModelState
-    stays: frozenset[str]
+    personal_names: frozenset[str]
     """Names of the tensors that stay on the clients."""
 
     def evaluate(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RowFields:
@@ -124,7 +124,7 @@ class PersonalTests:
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})
 
     def _initial_state(self) -> dict[str, torch.Tensor]:
-        return initial_personal(self.personal, self.stays, self.initial)
+        return initial_personal(self.personal, self.personal_names, self.initial)
 
     def _fine_tune(
         self, runtime: ModelRuntime, client: int, start: ModelState, tuning: Phase, rounds: int
@@ -150,7 +150,7 @@ class PersonalTests:
                 batches=config.batches,
             ),
             key=RoundKey(config.seed, 0, rounds, _FINE_TUNING),
-            stays=self.stays,
+            personal_names=self.personal_names,
         )
         trained = client_model(runtime.engine.train(phase_work(work, tuning, _FINE_TUNING, {})).trained, 0)
         whole = {**trained.params, **trained.buffers}  # parameters that were fixed are among the buffers

@@ -67,10 +67,10 @@ class RoundPlanner:
         method: Method,
         config: Config,
         initial: ModelState,
-        stays: frozenset[str] = frozenset(),
+        personal_names: frozenset[str] = frozenset(),
     ) -> None:
-        """`stays` names the tensors that stay on the clients."""
-        self._method, self._config, self._initial, self._stays = method, config, initial, stays
+        """`personal_names` are the names of the tensors that stay on the clients."""
+        self._method, self._config, self._initial, self._personal_names = method, config, initial, personal_names
         self._sampler = ClientSampler(federation, config)
 
     def parts(self, stage: Stage) -> tuple[Part, ...]:
@@ -87,7 +87,9 @@ class RoundPlanner:
     def new_model(self, model: ModelState) -> ServerModel:
         """Start a server model from this model, with the method's initial server state."""
         kept = collect(self._method.members, "server_state", model.params)
-        return ServerModel(model, server_state=shared_tensors(kept, self._stays) if self._stays else kept)
+        return ServerModel(
+            model, server_state=shared_tensors(kept, self._personal_names) if self._personal_names else kept
+        )
 
     def plan(self, stage: Stage, state: RunState, runtime: ModelRuntime) -> RoundPlan:
         """Plan the round after `state`. `stage` is the round's stage."""
@@ -106,7 +108,7 @@ class RoundPlanner:
             server=method.server,
             weighting=method.weighting,
             personal=self._method.personal,
-            stays=self._stays,
+            personal_names=self._personal_names,
             sent=start.model,
             downlink=collect(parts, "downlink", start.server_state),
             companions={name: m.model for name, m in state.models.items()},
@@ -140,7 +142,7 @@ class RoundPlanner:
 
     def initial_state(self, parts: Sequence[Part], model: ModelState) -> Tensors:
         """The state of a client before its first round with this model, on the host."""
-        return initial_state(parts, model.params, self._method.personal, self._stays, self._initial)
+        return initial_state(parts, model.params, self._method.personal, self._personal_names, self._initial)
 
     def _own_models(self, states: Sequence[Tensors]) -> list[ModelState | None]:
         """The models from which clients that train alone continue, on the host."""

@@ -60,13 +60,15 @@ class Server:
         self.network = self._runtime.network
         self._initial = self.network.state()
         self._stages = RunStages(method, config)
-        self.stays = personal_names(method.personal, model) if method.personal is not None else frozenset[str]()
+        self.personal = method.personal
+        self.personal_names = personal_names(self.personal, model) if self.personal is not None else frozenset[str]()
         """Names of the tensors that stay on the clients."""
-        self._planner = RoundPlanner(federation, method, config, self._initial, self.stays)
+        self._planner = RoundPlanner(federation, method, config, self._initial, self.personal_names)
         self._record = RoundRecord(federation, config)
         self.aggregator = Aggregator(federation, config, self.device)
-        self.personal = method.personal
-        self.evaluation = RoundEvaluation(federation, config, self._initial, self.device, method.personal, self.stays)
+        self.evaluation = RoundEvaluation(
+            federation, config, self._initial, self.device, self.personal, self.personal_names
+        )
 
     def close(self) -> None:
         """End the engines' processes and threads. Before that, wait for the device: the next run uses its memory."""

@@ -175,7 +175,11 @@ class RunStages:
 
 
 def initial_state(
-    parts: Sequence[Part], params: Tensors, personal: Personal | None, stays: frozenset[str], initial: ModelState
+    parts: Sequence[Part],
+    params: Tensors,
+    personal: Personal | None,
+    personal_names: frozenset[str],
+    initial: ModelState,
 ) -> Tensors:
     """The state of every client before its first round, on the host. Personal tensors start at their initial values."""
     state = {name: t.cpu() for name, t in collect(parts, "client_state", params).items()}
@@ -183,7 +187,7 @@ def initial_state(
         return state
     from fedskew.engine.personal_training import initial_personal
 
-    return shared_tensors(state, stays) | initial_personal(personal, stays, initial)
+    return shared_tensors(state, personal_names) | initial_personal(personal, personal_names, initial)
 
 
 def states_after(
