@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -45,11 +44,11 @@ class Approval:
 def read_approvals(folder: Path) -> list[Approval] | None:
     """Read the approvals of the site in this folder. None if the folder has no list of approvals."""
     path = folder / NAME
-    if not os.path.lexists(path):  # a link to a file that is missing must not allow every app
-        return None
     try:
         return [Approval(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():  # a link to a missing file is no consent
+            return None
         raise UserError(f"{path} cannot be read ({error}); restore it, or delete it and approve again") from error
 
 

@@ -27,7 +27,7 @@ from fedskew.platforms import is_alive, start_time
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
 _CLOCK_SECONDS = 60.0
-"""Seconds by which the system's clock may have been corrected since a process began."""
+"""Tolerance in seconds when start times are compared, because the system's clock may have been corrected since."""
 _ANSWERS = ("reply", "refused", "failed")
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
 """The state of a site after an event."""
@@ -149,7 +149,7 @@ class RunHistory:
             _update_status(self._sites[entry["site"]], entry)
 
     def _add_time(self, entry: Entry) -> None:
-        """Add the time of a site's reply, or that it missed the time-out, as the running server does.
+        """Add the time of a site's reply, or a reply that was not there in time, as the running server does.
 
         A refusal or a failure says nothing about the time. A reply to a greeting does not count either.
         """
@@ -195,7 +195,7 @@ def _configured_names(run: RunFolder) -> list[str]:
 def _open_attempt(began: Entry) -> Attempt:
     if began.get("machine") != socket.gethostname():
         return Attempt(
-            began["time"], "unknown", None, f"it was started on {began.get('machine')} and has not ended there"
+            began["time"], "unknown", None, f"it was started on {began.get('machine')}, and no end is recorded"
         )
     if is_alive(began["process"]) and not _is_newer(began["process"], began["time"]):
         return Attempt(began["time"], "running")

@@ -48,7 +48,7 @@ class SiteMonitor:
             yield Metric("fedskew_last_message_timestamp_seconds", "gauge", help, self._last_message)
         yield from self._privacy("epsilon", "", "all updates of this site have spent", "The site's budget.")
         yield from self._privacy(
-            "example_epsilon", "example_", "all updates have spent for one sample", "The budget for one sample."
+            "example_epsilon", "example_", "all updates have spent for each sample", "The budget of each sample."
         )
 
     def _privacy(self, key: str, prefix: str, spent: str, budget: str) -> Iterator[Metric]:
@@ -56,8 +56,9 @@ class SiteMonitor:
             help = f"Epsilon that {spent}, infinite without noise."
             yield Metric(f"fedskew_privacy_{prefix}epsilon", "gauge", help, self._spent[key])
         limit = self._policy.get(key)
-        if limit is not None:  # a number such as 1e1 is text in YAML 1.1
-            yield Metric(f"fedskew_privacy_{prefix}budget_epsilon", "gauge", budget, float(limit))
+        if limit is not None:
+            value = float(limit)  # in YAML 1.1, a number such as 1e1 is text
+            yield Metric(f"fedskew_privacy_{prefix}budget_epsilon", "gauge", budget, value)
 
     def _add(self, entry: Entry) -> None:
         if entry["event"] not in _OUTCOMES:

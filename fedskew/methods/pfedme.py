@@ -2,7 +2,8 @@
 
 T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 2020.
 
-    client   θ starts at v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v));  direction = λ·(v − θ)
+    step     v are the client's parameters. θ ← v, then κ times on the same batch: θ ← θ − η_p·(∇L(θ) + λ·(θ − v))
+             direction = λ·(v − θ)
     server   w ← (1 − β)·w + β·Σ a_k·w_k
 
 The run evaluates and saves the global model w. The personal models θ exist only within a step.

@@ -10,8 +10,9 @@ errors follow from the counts:
 
 - AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half. So the
   error is at most half the share of such pairs.
-- AUPRC uses the precision at the end of each bin. The lower bound assumes that the other samples of a bin come before
-  the samples of the class. The upper bound ignores the other samples of the bin.
+- AUPRC goes through the bins from the highest score to the lowest, and uses the precision after each bin. The lower
+  bound assumes that, within a bin, all samples of other classes score higher than those of the class. The upper bound
+  leaves out the bin's samples of other classes.
 """
 
 from __future__ import annotations
@@ -166,9 +167,9 @@ def _auprc(own: Ints, others: Ints) -> tuple[float, float]:
     own, others = own[::-1], others[::-1]
     hits, misses = np.cumsum(own), np.cumsum(others)
     filled = own > 0
-    size, hits, misses, bad = own[filled], hits[filled], misses[filled], others[filled]
+    size, hits, misses, others = own[filled], hits[filled], misses[filled], others[filled]
     value = float((size * hits / (hits + misses)).sum()) / samples
-    highest = float((size * hits / (hits + misses - bad)).sum()) / samples
+    highest = float((size * hits / (hits + misses - others)).sum()) / samples
     position = np.arange(samples) - np.repeat(np.cumsum(size) - size, size) + 1  # of each sample within its bin
     hits_so_far = np.repeat(hits - size, size) + position
     lowest = float((hits_so_far / (hits_so_far + np.repeat(misses, size))).sum()) / samples

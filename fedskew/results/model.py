@@ -45,8 +45,8 @@ def _data_shape(files: RunFolder) -> DataShape:
 def _make_model(config: Config, shape: DataShape, folder: Path) -> nn.Module:
     if config.model not in MODELS and ":" not in config.model:
         raise UserError(
-            f"the model of {folder} is an object of your program, of class {config.model!r}; pass it as model=, for "
-            "instance fedskew.export.export_run(folder, out, model=the_object)"
+            f"the model of {folder} is an object of your program, of class {config.model!r}; expected this object in "
+            "the call, for instance fedskew.export.export_run(folder, out, model=the_object)"
         )
     return make_model(config.model, shape, config.seed, config.head)
 

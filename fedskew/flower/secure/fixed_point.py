@@ -127,7 +127,7 @@ def layout_length(layout: Any) -> int:
         names = [*counts, *(name for name, _ in tensors)]
         sizes = [size for _, shape in tensors for size in shape]
     except (TypeError, ValueError) as error:
-        raise Garbled("its layout is not readable") from error
+        raise Garbled("the layout of its vector is not readable") from error
     if not all(isinstance(name, str) for name in names) or not all(map(is_count, sizes)):
-        raise Garbled("its layout is not readable")
+        raise Garbled("the layout of its vector is not readable")
     return int(len(counts) + 1 + sum(math.prod(shape) for _, shape in tensors))

@@ -61,10 +61,11 @@ class FedskewEngine:
         return self._state.model.params
 
     def bare_steps(self) -> tuple[Callable[[], None], int]:
-        """Return a function that trains locally, without aggregation and evaluation, and its samples per call.
+        """Return a function that trains locally, and the number of samples that a call trains.
 
-        On the stacked engine, the function does one step of the clients that are stacked together. On other engines, or
-        if the stacked engine gives a notice (for example, too little memory), it trains all local epochs of a round.
+        The function neither aggregates nor evaluates. On the stacked engine, it does one step of the clients that are
+        stacked together. On other engines, or if the stacked engine gives a notice (for example, too little memory), it
+        trains all local epochs of a round.
         """
         work, engine, precision = self.make_work(), self._server.engine, self._config.precision
         step, samples = self._stacked_step(work)
@@ -81,9 +82,9 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return a function for one step of the clients that are stacked together, or None, and the samples of a step.
+        """Return a function that does one step, and the number of samples in a step. The function may be None.
 
-        On a CPU, only some of the round's clients may be stacked together.
+        A step trains the clients that are stacked together. On a CPU, these can be fewer than the round's clients.
         """
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):

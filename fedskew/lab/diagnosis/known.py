@@ -112,7 +112,7 @@ class Neighbour:
 
     setting: KnownSetting
     distance: float
-    """Rounded to two decimals, because different splits of one setting already differ by more."""
+    """Rounded to two decimals. Even different splits of one setting differ by more than the rest."""
 
     @property
     def is_near(self) -> bool:
@@ -123,20 +123,20 @@ def nearest(
     skew: Skew,
     settings: Iterable[KnownSetting],
     participation: float | None = None,
-    same: KnownSetting | None = None,
+    itself: KnownSetting | None = None,
 ) -> list[Neighbour]:
     """Sort the settings by the distance of their skew. Settings whose split cannot be drawn are left out.
 
     Among equally distant settings, those with a similar number of clients and classes come first. With `participation`,
-    only settings with a similar share of clients per round are returned. `same` is the setting of the federation
-    itself, if it is known. A setting with the same data and split has distance 0.
+    only settings with a similar share of clients per round are returned. `itself` is the federation's own setting, if
+    it is known. A setting with its data and split has distance 0, whatever the number of clients per round.
     """
     coordinates = skew.coordinates()
     found = []
     for setting in settings:
         if participation is not None and not _is_similar(setting.participation, participation):
             continue
-        if same is not None and replace(setting, per_round=same.per_round) == same:
+        if itself is not None and replace(setting, per_round=itself.per_round) == itself:
             found.append(Neighbour(setting, 0.0))
             continue
         try:

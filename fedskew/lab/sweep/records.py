@@ -104,8 +104,9 @@ class Record:
     def identity(self) -> str:
         """The identity of the experiment, as this version of fedskew computes it.
 
-        The saved hash may be older than some of the method's parameters. So the hash is computed again, with their
-        defaults. The suffix for a start model or a tag is kept.
+        The identity is a hash of the configuration. The saved hash does not include parameters that the method got
+        after the record was written. So the hash is computed again, and such parameters have their defaults. The
+        suffix for a start model or a tag is kept.
         """
         requested = replace(self.config, model=self.content.get("asked_model", self.config.model))
         _, dash, suffix = str(self.content["experiment"]).partition("-")
@@ -161,7 +162,7 @@ class Record:
 
     @property
     def compute_curve(self) -> list[tuple[float, float]]:
-        """Pairs (computation so far, worst class's accuracy). The computation includes the training of experts."""
+        """Pairs (computation so far, worst class's accuracy). The computation includes that of earlier stages."""
         return list(zip(self.content["compute"], self.content["worst_class"], strict=True))
 
     @property
@@ -317,7 +318,8 @@ class RecordsFile:
 def is_enough(record: Record, job: Job) -> bool:
     """Whether the run, and the run it started from, have as many rounds as the job needs.
 
-    A run that was planned with more rounds must also have been evaluated after the job's last round.
+    If the run was planned with another number of rounds, it must also have been evaluated after exactly the job's
+    rounds.
     """
     rounds = planned_rounds(job.config)
     was_evaluated = record.config.rounds == job.config.rounds or rounds in record.content["rounds"]
@@ -327,8 +329,9 @@ def is_enough(record: Record, job: Job) -> bool:
 class Records:
     """Records by experiment. If an experiment has several records, the one with the most rounds is used.
 
-    A shorter record is used if it is enough for a job and the longest is not (`is_enough`). Among records with equally
-    many rounds, the one added last is used. If the runs start from a trained model, the rounds of the start model are
+    The longest record may not be enough for a job (`is_enough`), because it was not evaluated after the job's last
+    round. Then a shorter record is used if it is enough. Among records with equally many rounds, the one added last is
+    used. If the runs start from a trained model, the rounds of the start model are
     compared first, and the rounds of the run decide only between equals. A job with local evaluation (`eval_local`)
     only gets records with local evaluation.
     """
