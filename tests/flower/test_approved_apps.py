@@ -164,6 +164,14 @@ def test_damaged_files_refuse_everything(site: Path) -> None:
     assert is_unreadable()
 
 
+def test_approvals_that_cannot_be_reached_do_not_allow_every_app(tmp_path: Path) -> None:
+    """As after an error of a network drive. Only a file that is not there allows every app."""
+    assert read_approvals(tmp_path) is None
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="cannot be read"):
+        read_approvals(tmp_path / "loop")
+
+
 def test_where_damaged_approvals_are_stays_in_the_site_s_own_log(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
