@@ -17,7 +17,12 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import disclosures
 from fedskew.flower.operators_guide import GUIDE, SITE
 from fedskew.flower.secure.requirements import require_sums_suffice
-from fedskew.flower.settings import FederationSettings, require_noiseless_sums, require_testable
+from fedskew.flower.settings import (
+    FederationSettings,
+    require_example_settings,
+    require_noiseless_sums,
+    require_testable,
+)
 from fedskew.methods import make_method
 
 PACKAGE = "federation_app"
@@ -31,6 +36,7 @@ itself, or cannot use them."""
 
 def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
     """Write the app's folder, which must be new or empty."""
+    require_example_settings(settings, config)
     require_noiseless_sums(settings, contract)
     require_sums_suffice(settings, contract, config)
     require_testable(settings, make_method(config.method, config.method_params))

@@ -41,6 +41,20 @@ def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
     assert read_app(app)[2].method_params["groups"] == [[0, 1], [1, 2]]
 
 
+def test_noise_on_samples_without_its_accounting_is_refused_before_an_app_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("method: fedavg\nexample_noise: 1.0\nexample_clip: 1.0\n")
+    command = ["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "-c", str(config)]
+    assert main(command) == 2
+    assert "example_noise is set, but federation.privacy is 'none'; expected 'example'" in capsys.readouterr().err
+    assert not (tmp_path / "app").exists()
+    noisy = ("privacy=example", "share_loss=false", "site_metrics=none", "evaluation=server")
+    assert main([*command, *(part for value in noisy for part in ("--federation", value))]) == 0
+    assert read_app(tmp_path / "app")[0].privacy == "example"
+
+
 def test_flower_itself_accepts_the_app(tmp_path: Path) -> None:
     assert main(["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--rounds", "3"]) == 0
     flwr = Path(sys.executable).parent / "flwr"
