@@ -50,7 +50,14 @@ def test_noise_on_samples_without_its_accounting_is_refused_before_an_app_is_wri
     assert main(command) == 2
     assert "example_noise is set, but federation.privacy is 'none'; expected 'example'" in capsys.readouterr().err
     assert not (tmp_path / "app").exists()
-    noisy = ("privacy=example", "share_loss=false", "site_metrics=none", "evaluation=server", "attempts=1")
+    noisy = (
+        "privacy=example",
+        "share_loss=false",
+        "site_metrics=none",
+        "evaluation=server",
+        "attempts=1",
+        "test_data=digits",
+    )
     assert main([*command, *(part for value in noisy for part in ("--federation", value))]) == 0
     assert read_app(tmp_path / "app")[0].privacy == "example"
 
