@@ -23,8 +23,9 @@ from fedskew import __version__, platforms
 from fedskew.errors import UserError
 
 USUAL_PORTS = (9092, 9093)
-"""The proxy's and the SuperLink's port in docs/deploy.md."""
+"""The ports of nginx and of the SuperLink (Flower's server) in docs/deploy.md."""
 _RENEWAL_DAYS = 30
+"""A certificate that is valid for fewer days than this gets the status `note`."""
 
 Status = Literal["ok", "note", "broken"]
 
@@ -64,7 +65,7 @@ def is_healthy(report: Report) -> bool:
 class _Requirement:
     package: str
     bounds: str
-    """Such as `>=1.41,<1.42`."""
+    """The versions that work with fedskew, such as `>=1.41,<1.42`."""
     extra: str
     """The extra that needs the package. Empty if fedskew itself needs it."""
 

@@ -98,7 +98,10 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
 
 
 def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
-    """Draw standard normal numbers [count, dimensions] by the Box–Muller transform of keyed uniform numbers."""
+    """Draw standard normal numbers [count, dimensions] by the Box–Muller transform of uniform numbers.
+
+    `key` is the seed, and then numbers that tell the draws of this module apart.
+    """
     pairs = (count * dimensions + 1) // 2
     radius, angle = raw_uniforms(2 * pairs, key[0], "synthetic", *key[1:]).reshape(2, pairs)
     radius = np.sqrt(-2 * np.log1p(-radius))
@@ -107,7 +110,10 @@ def _normals(count: int, dimensions: int, key: tuple[int, ...]) -> Floats:
 
 
 def _centres(classes: int, dimensions: int, separation: float, seed: int) -> Floats:
-    """Draw random vectors of equal length. In many dimensions, they are nearly orthogonal."""
+    """Draw random vectors of length `separation`/√2. In many dimensions, they are nearly orthogonal.
+
+    So any two of them are about `separation` apart.
+    """
     directions = _normals(classes, dimensions, (seed, 0))
     lengths = np.linalg.norm(directions, axis=1, keepdims=True)
     return np.asarray(directions / lengths * (separation / math.sqrt(2)), np.float64)

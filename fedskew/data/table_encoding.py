@@ -1,8 +1,8 @@
 """Encode a table's columns as a model's inputs.
 
-Numbers are standardised. Categories become one-hot features. Gaps are filled, and a further feature may mark them. The
-user gives the encoding, or it is fitted on the training part. It is saved with the run and exported with the model. In
-a federation, all sites use one encoding, so that an input means the same everywhere.
+Numbers are standardised. Categories become one-hot features. Gaps (missing values) are filled, and a further feature
+may mark them. The user gives the encoding, or it is fitted on the training part. It is saved with the run and exported
+with the model. In a federation, all sites use one encoding, so that an input means the same everywhere.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class TableEncoding:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether each column is one standardised number. Names, means and deviations then describe the encoding."""
+        """Whether each column is one standardised number. Names, means and deviations alone then describe the encoding."""
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:

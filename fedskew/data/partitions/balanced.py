@@ -64,6 +64,7 @@ class OneClass(CountedPartition):
             )
         owned = np.arange(self.clients)[:, None] % labels.classes == np.arange(labels.classes)
         most_owners = np.full(labels.classes, owned.sum(axis=0).max())
+        # The size to which all classes are cut must be enough for the class with the most owners.
         self.require_samples(most_owners, labels.class_sizes, labels)
         return share_equally(np.full(labels.classes, labels.class_sizes.min()), owned)
 

@@ -74,12 +74,12 @@ class Counts(CountedPartition):
 
     def _column_classes(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
         """Return the class index of each column of the table."""
-        number = {name.lower(): c for c, name in enumerate(classes)}
-        if table.names_classes and any(name.lower() in number for name in table.classes):
+        class_of = {name.lower(): c for c, name in enumerate(classes)}
+        if table.names_classes and any(name.lower() in class_of for name in table.classes):
             for name in table.classes:
-                if name.lower() not in number:
+                if name.lower() not in class_of:
                     raise unknown(f"class in {self.path}:", name, classes)
-            return [number[name.lower()] for name in table.classes]
+            return [class_of[name.lower()] for name in table.classes]
         if not table.names_classes and not table.names_clients and len(table.classes) == len(classes) + 1:
             raise UserError(
                 f"{self.path}: {len(table.classes)} columns of counts; expected {len(classes)}, or a header if the "
@@ -97,7 +97,7 @@ def _by_class(counts: IntArray, column_class: Sequence[int], classes: int) -> In
 
 
 def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
-    """Scale the counts down to the available samples. Nonzero counts stay ≥ 1. Also return the factor."""
+    """Scale the counts down to the available samples, and return the factor, too. Nonzero counts stay ≥ 1."""
     needed = counts.sum(axis=0)
     over = needed > available
     if not over.any():
@@ -111,6 +111,7 @@ def _scaled(counts: IntArray, available: IntArray) -> tuple[IntArray, float]:
 
 
 def _arranged(dataset: Dataset, table: LabelCounts, column_class: Sequence[int]) -> Dataset:
+    """Keep only the classes with a column, under the file's names if it has names and no two columns share a class."""
     used = sorted(set(column_class))
     kept = dataset if len(used) == len(dataset.classes) else keep_classes(dataset, used)
     if not table.names_classes or len(column_class) > len(used):

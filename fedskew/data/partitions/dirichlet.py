@@ -21,8 +21,8 @@ from fedskew.errors import UserError, plural
 from fedskew.randomness import generator, integer_key
 
 BLOCK_VALUES = 1 << 14
-"""The maximum number of random shares that are drawn at once for a class, unless one draw needs more. That many fit
-in the CPU's cache."""
+"""The maximum number of random shares, one per client and draw, that are drawn at once for a class. That many fit in
+the CPU's cache. If one draw needs more, it is made alone."""
 MAX_VALUES = 300_000_000
 """Give up after about this many random shares: 300,000 draws for 100 clients and 10 classes, or about 15 seconds."""
 TRIAL_DRAWS = 256
@@ -30,8 +30,8 @@ TRIAL_DRAWS = 256
 MAX_TOO_SMALL = 10
 """Give up if even the best of the trial draws leaves more than this many clients too small.
 
-The number of small clients varies no more than a Poisson variable. So an acceptable draw would be rarer than one in a
-billion."""
+The number of small clients in a draw varies no more than a Poisson variable. If it is above 10 in each of 256 draws,
+then 0 is rarer than about one in a billion."""
 
 
 @register
@@ -65,20 +65,21 @@ class Dirichlet(CountedPartition):
     def counts(self, labels: Labels, seed: int) -> IntArray:
         self.require_clients(self.clients, len(labels))
         block_size = max(1, min(TRIAL_DRAWS, BLOCK_VALUES // self.clients))
+        # At least 32 draws are made, however many shares each needs.
         max_draws = max(TRIAL_DRAWS // 8, MAX_VALUES // (self.clients * labels.classes))
-        drawn, fewest_short = 0, self.clients
+        drawn, fewest_small = 0, self.clients
         while drawn < max_draws:
             rng = generator(seed, "partition dirichlet", drawn // block_size)
             block = self._draw_block(labels.class_sizes, block_size, rng)
-            short = (block.sum(axis=1) < self.min_size).sum(axis=1)
-            if (short == 0).any():
-                accepted: IntArray = block[int(np.argmax(short == 0))].T
+            small = (block.sum(axis=1) < self.min_size).sum(axis=1)  # the number of small clients in each draw
+            if (small == 0).any():
+                accepted: IntArray = block[int(np.argmax(small == 0))].T
                 return accepted
-            drawn, fewest_short = drawn + block_size, min(fewest_short, int(short.min()))
-            if drawn >= TRIAL_DRAWS and fewest_short > MAX_TOO_SMALL:
+            drawn, fewest_small = drawn + block_size, min(fewest_small, int(small.min()))
+            if drawn >= TRIAL_DRAWS and fewest_small > MAX_TOO_SMALL:
                 break
         raise self.error(
-            f"the best of {drawn} draws left {plural(fewest_short, 'client')} with fewer than {self.min_size} of the "
+            f"the best of {drawn} draws left {plural(fewest_small, 'client')} with fewer than {self.min_size} of the "
             f"{len(labels)} samples; use fewer clients, a larger beta or a smaller min_size"
         )
 

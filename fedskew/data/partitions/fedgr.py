@@ -94,7 +94,8 @@ def _deal_labels(rule: Partition, clients: int, per_client: int, labels: Labels,
     classes = labels.classes
     orders = random_orders(-(-clients * per_client // classes), classes, seed, "partition fedgr labels")
     for i in range(1, len(orders) if classes % per_client else 0):
-        held = orders[i - 1, classes - (i * classes) % per_client :]  # what the client at this boundary has
+        # A client may take the end of order i − 1 (`held`) and the start of order i, which must be new to it.
+        held = orders[i - 1, classes - (i * classes) % per_client :]
         new = orders[i][np.isin(orders[i], held, invert=True)][: per_client - len(held)]
         orders[i] = np.concatenate([new, orders[i][np.isin(orders[i], new, invert=True)]])
     dealt = orders.ravel()[: clients * per_client].reshape(clients, per_client)
@@ -106,9 +107,9 @@ def _power_law(dealt: IntArray, labels: Labels, exponent: float, seed: int) -> I
     """Return the counts [clients, classes]. The quantities of each client's labels follow a power law."""
     clients, per_client = dealt.shape
     owners = np.maximum(np.bincount(dealt.ravel(), minlength=labels.classes), 1)
-    largest = labels.class_sizes // owners
+    share = labels.class_sizes // owners
     rank = 1.0 + random_orders(clients, per_client, seed, "partition fedgr quantities")
     counts = np.zeros((clients, labels.classes), np.int64)
-    quantities = np.maximum(1, largest[dealt] / rank**exponent).astype(np.int64)
+    quantities = np.maximum(1, share[dealt] / rank**exponent).astype(np.int64)
     counts[np.arange(clients)[:, None], dealt] = quantities
     return counts

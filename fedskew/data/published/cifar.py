@@ -20,7 +20,7 @@ class Variant:
     name: str
     classes: int
     label_bytes: int
-    """The number of label bytes before each image. The last one is the label."""
+    """The number of label bytes before each image. The last one is the label. CIFAR-100's first one is a superclass."""
     names_file: str
     mean: tuple[float, ...]
     std: tuple[float, ...]

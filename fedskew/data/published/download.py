@@ -23,8 +23,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from fedskew.errors import UserError
 
-_TIMEOUT = 30.0  # seconds
-_BLOCK = 1 << 18  # bytes
+_TIMEOUT = 30.0
+"""Give up an attempt after this many seconds without an answer or data."""
+_BLOCK = 1 << 18
+"""The number of bytes to read at a time."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def _digest(path: Path, checksum: str) -> str:
 
 
 ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
+"""The endings of the names of archives."""
 
 
 def extract(archive: Path, folder: Path) -> None:

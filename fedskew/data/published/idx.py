@@ -63,7 +63,11 @@ def load_idx(dataset: IdxDataset, files: list[Path], *, test_fraction: float | N
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
-    """Read an idx file of unsigned bytes."""
+    """Read an idx file of unsigned bytes.
+
+    Its header is two zero bytes, the type (8 for unsigned bytes), the number of dimensions, and four bytes for the size
+    of each dimension.
+    """
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
