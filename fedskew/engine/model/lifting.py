@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fedskew.engine.kernels import Activation
+from fedskew.engine.model.layers import KeyedDropout
 from fedskew.engine.model.stacked_layers import (
     RULES,
     Operation,
@@ -84,8 +85,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "
 
 def _is_in_place(node: fx.Node) -> bool:
     """Return whether an operation changes its arguments in place, which a stack of clients does not allow."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    is_call = node.op in ("call_method", "call_function")
+    name = _called_name(node)
     has_in_place_name = (name.endswith("_") and not name.endswith("__")) or name in (
         "setitem",
         "iadd",
@@ -93,7 +93,14 @@ def _is_in_place(node: fx.Node) -> bool:
         "imul",
         "itruediv",
     )
-    return is_call and (has_in_place_name or bool(node.kwargs.get("inplace")))
+    return has_in_place_name or bool(node.kwargs.get("inplace"))
+
+
+def _called_name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls, or nothing."""
+    if node.op not in ("call_method", "call_function"):
+        return ""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def lifted_model(module: nn.Module) -> StackedModel | None:
@@ -166,7 +173,7 @@ def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
     The program computes a new tensor instead, so the change would be lost.
     """
     source = node.args[0] if _CHANGES_SOURCE in node.meta else None
-    return isinstance(source, fx.Node) and not _is_size(source) and not _belongs_to(source, node, module)
+    return isinstance(source, fx.Node) and not _is_size(source) and not _is_not_seen(node, source, node, module)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -178,21 +185,39 @@ def _is_size(node: fx.Node) -> bool:
     return is_computed and isinstance(source, fx.Node) and _is_size(source)
 
 
-def _belongs_to(source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
-    """Return whether no other node uses the memory of the value of `source`."""
-    if set(source.users) != {user} or source.op == "get_attr":
+def _is_not_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
+    """Return whether no node sees that the assignment `change` writes into the memory of `source`.
+
+    Besides `user`, nodes may only have computed new tensors from `source` before the change.
+    """
+    others = [node for node in source.users if node is not user and (node.users or node.op == "output")]
+    if source.op == "get_attr" or not all(node < change and _makes_tensor(node, module) for node in others):
         return False
-    if source.target in _ELEMENTWISE or source.target is torch.cat or _makes_tensor(source, module):
-        return True
-    return all(_belongs_to(argument, source, module) for argument in source.all_input_nodes)
+    return _makes_tensor(source, module) or all(
+        _is_not_seen(change, argument, source, module) for argument in source.all_input_nodes
+    )
 
 
-_MAKES_TENSOR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+_TENSOR_MAKERS = {
+    "add", "sub", "mul", "truediv", "neg", "exp", "log", "sqrt", "rsqrt", "square", "mean", "sum", "cat", "stack",
+    "matmul", "mm", "bmm", "linear", "conv1d", "conv2d", "embedding", "scaled_dot_product_attention", "avg_pool2d",
+    "adaptive_avg_pool2d", "relu", "gelu", "silu", "elu", "tanh", "sigmoid", "softmax", "log_softmax", "batch_norm",
+    "layer_norm", "group_norm", "normalize", "size", "dim",
+}  # fmt: skip
+"""Functions and methods whose result is a number, or a tensor that never shares memory with their arguments."""
+_TENSOR_MAKING_LAYERS = (
+    nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.Embedding,
+    nn.MultiheadAttention, nn.RNNBase, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
+)  # fmt: skip
 """Layers whose result never shares memory with their input."""
+_NUMBERS = ("shape", "dtype", "device", "ndim")
+"""Attributes of a tensor that are no tensors."""
 
 
 def _makes_tensor(node: fx.Node, module: nn.Module) -> bool:
-    return any(_is_layer(node, module, kind) for kind in _MAKES_TENSOR)
+    if node.op == "call_module":
+        return isinstance(module.get_submodule(str(node.target)), _TENSOR_MAKING_LAYERS)
+    return _called_name(node) in _TENSOR_MAKERS or (node.target is getattr and node.args[1] in _NUMBERS)
 
 
 def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Operation:
@@ -203,8 +228,8 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
     layer = module.get_submodule(name)
     if not node.kwargs and len(node.args) == 1 and isinstance(node.args[0], fx.Node) and (rule := _rule_for(layer)):
         return StackedLayer(rule, name, layer, node.args[0], activation, operation)
-    if isinstance(layer, _BatchNorm):
-        raise ValueError("BatchNorm without its rule would count rows of padding")
+    if any(isinstance(part, _BatchNorm | KeyedDropout) for part in layer.modules()):
+        raise ValueError("without their rules, BatchNorm counts rows of padding, and dropout has no key")
     return operation
 
 
@@ -381,12 +406,17 @@ def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     structure = tree_map(take, (args, kwargs), is_leaf=is_stacked)
 
-    def call(*given: Tensor) -> Any:
-        filled = tree_map(lambda v: given[v.index] if isinstance(v, _Placeholder) else v, structure)
-        return function(*filled[0], **filled[1])
+    result: Any = None
 
-    out = torch.func.vmap(call)(*tensors)
-    return tree_map(lambda t: Stacked(t) if isinstance(t, Tensor) else t, out)
+    def call(*given: Tensor) -> list[Tensor]:
+        nonlocal result
+        filled = tree_map(lambda v: given[v.index] if isinstance(v, _Placeholder) else v, structure)
+        result = function(*filled[0], **filled[1])
+        return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+
+    found = iter(torch.func.vmap(call)(*tensors))
+    # Other values than tensors, such as the missing weights of an attention layer, are the same for all clients.
+    return tree_map(lambda value: Stacked(next(found)) if isinstance(value, Tensor) else value, result)
 
 
 def _tensor_names(layer: nn.Module) -> list[str]:

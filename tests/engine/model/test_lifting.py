@@ -151,6 +151,39 @@ class Residual(nn.Module):
         return out.flatten(1)
 
 
+class Rescaled(nn.Module):
+    """Changes a tensor of which others have read the shape and the values before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.gate = nn.Conv2d(2, 3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.convolution(x)
+        gates = torch.sigmoid(self.gate(out.mean((2, 3))))
+        out *= gates[:, :, None, None]
+        activated = functional.gelu(out)
+        activated += out
+        return activated.flatten(1)
+
+
+class Attention(nn.Module):
+    """A transformer's block. Its attention layer also returns None in place of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(9, 4), nn.LayerNorm(4)
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.register_buffer("positions", torch.rand(1, 5, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.table(x)
+        out += self.positions[:, : x.size(1)]
+        mixed, _ = self.attention(out, out, out, need_weights=False)
+        mixed += out
+        return self.norm(mixed).flatten(1)
+
+
 class Halves(nn.Module):
     """Changes a number that comes from a shape."""
 
@@ -215,6 +248,7 @@ MODELS = {
     ),
     "hooks": (hooked, IMAGE),
     "augmented assignment": (Residual, IMAGE),
+    "augmented assignment after other uses": (Rescaled, IMAGE),
     "augmented assignment to a size": (lambda: nn.Sequential(nn.Linear(6, 4), Halves()), ROW),
     "bilinear": (lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.Softmax(dim=1)), ROW),
 }
@@ -228,6 +262,7 @@ def test_a_stack_is_its_clients(name: str, mode: str) -> None:
     check(make(), torch.randn(CLIENTS, ROWS, *shape, dtype=torch.float64), mode)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(
     "make",
     [
@@ -235,6 +270,7 @@ def test_a_stack_is_its_clients(name: str, mode: str) -> None:
         lambda: nn.Embedding(9, 4, padding_idx=0),
         lambda: nn.Embedding(9, 4, sparse=True),
         FunctionalEmbedding,
+        Attention,
     ],
 )
 def test_embeddings(make: Callable[[], nn.Module]) -> None:
@@ -345,6 +381,15 @@ class ChangesAnAlias(nn.Module):
         return out
 
 
+class ReadsAfterTheChange(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        out = 2 * x
+        before = out.mean(1, keepdim=True)
+        changed = out
+        changed += before
+        return out + changed
+
+
 class ChangesWhatItReturns(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = 2 * x
@@ -393,6 +438,7 @@ class LookingUp(nn.Module):
         WithoutGradients,
         OwnGradient,
         ChangesAnAlias,
+        ReadsAfterTheChange,
         ChangesWhatItReturns,
         Counting,
         Assigning,
@@ -407,6 +453,21 @@ def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> 
     for name, (buffer, value) in before.items():
         assert model.get_buffer(name) is buffer
         assert torch.equal(buffer, value)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_dropout_inside_a_layer_without_a_rule_has_the_clients_masks() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5, batch_first=True)
+    layer.self_attn.dropout = 0.0
+    network = Network(nn.Sequential(nn.Unflatten(1, (3, 2)), nn.Linear(2, 4), layer, nn.Flatten()), torch.float64)
+    params = {n: p.expand(CLIENTS, *p.shape) for n, p in network.state().params.items()}
+    x, keys = torch.randn(ROWS, 6, dtype=torch.float64), torch.arange(CLIENTS) + 7
+    network.forward(network.state().params, {}, x, "train", torch.tensor(0))
+    out, _ = network.forward_stacked(params, {}, x.expand(CLIENTS, -1, -1), None, "train", keys)
+    for k in range(CLIENTS):
+        alone = network.forward(network.state().params, {}, x, "train", keys[k])
+        torch.testing.assert_close(out.logits[k], alone.logits, rtol=1e-10, atol=1e-12)
 
 
 def test_what_is_computed_from_a_buffer_follows_the_buffer() -> None:
