@@ -23,6 +23,7 @@ from fedskew.methods.class_weights import (
 )
 
 Setting = str | Mapping[str, float] | None
+"""The value of `class_weights`: `balanced`, `counts`, the path of a file, weights by class, or None."""
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:

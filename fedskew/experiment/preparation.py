@@ -88,9 +88,9 @@ def prepare(
     """Resolve the choices that `config` leaves open, and check them.
 
     A federation (`given`), a method or a model that is passed replaces the one that `config` names. A method that is
-    passed also replaces the method's parameters. In the resolved configuration, `auto` stands for the model's own
-    head, for the single-label task, and for the engine of a long run on a CPU (see `choose_engine`). `compile` is not
-    resolved.
+    passed also replaces the method's parameters. In the resolved configuration, four keys may keep `auto`: `head` for
+    the model's own head, `task` for a single-label task, `engine` for a long run on a CPU (see `choose_engine`), and
+    `compile`, which is not resolved.
     """
     chosen = make_method(config.method, config.method_params) if method is None else make_method(method)
     devices = choose_devices(config.device)
@@ -123,7 +123,7 @@ def prepare(
         config,
         data_params=dict(fed.dataset.in_memory) or config.data_params,
         class_weights=class_weights,
-        # `auto` is not part of the hash, so runs from before this key keep their folders
+        # `auto` is not part of the hash, so runs from before the key `task` keep their folders
         task="auto" if fed.dataset.task.name == "single-label" else fed.dataset.task.name,
         partition=_describe_split(fed, config),
         model=name if model is None else type(own_module(model)).__name__,
@@ -404,7 +404,7 @@ def check_participants(clients_per_round: int | None, clients: int) -> None:
 
 
 def refuse_data_settings(settings: Mapping[str, Any], data: object, partition: Partition | None = None) -> None:
-    """Refuse settings that have no effect, because these arguments already determine the data or the split.
+    """Refuse settings that have no effect, because the given `data` or `partition` replaces them.
 
     `partition.seed` is left to `refuse_other_split`.
     """

@@ -27,7 +27,11 @@ def model_card(
     site: str | None = None,
     licence: str | None = None,
 ) -> str:
-    """Write the README.md of an exported model, with a metadata header for the Hugging Face Hub."""
+    """Write the README.md of an exported model, with a metadata header for the Hugging Face Hub.
+
+    `onnx_difference` is that of `Exported`, and `with_words` says whether there is a words.txt. If the model is a
+    site's own, `site` is the site's name. `licence` is the model's licence.
+    """
     title = _title(run, site)
     sections = (
         metadata_header(run, title, site, licence),

@@ -68,7 +68,7 @@ def describe_disclosures(run: Result) -> str:
 
 
 def _sends_updates(entries: Sequence[Entry]) -> bool:
-    """Whether clients send updates. False for a reference bound, whatever the settings add."""
+    """Whether clients send updates. False for a reference bound, even with class weights."""
     return all(entry.sends_updates for entry in entries)
 
 

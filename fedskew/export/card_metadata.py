@@ -78,6 +78,7 @@ def _site_metrics(run: Result, site: str) -> list[dict[str, Any]]:
 
 
 def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:
+    """List the metrics that have a value. Each is given as its type on the Hub, its name and its value."""
     return [
         {"type": kind, "value": round(value, 6), "name": name}
         for kind, name, value in metrics
@@ -94,7 +95,7 @@ def _hub_dataset(run: Result) -> str | None:
 
 
 def name_site(site: str) -> str:
-    """Return how sentences call a site. A client without a name has a number, such as 3, and is called `site 3`."""
+    """Return a site's name for use in a sentence. A client without a name has a number: client 3 is `site 3`."""
     return f"site {site}" if site.isdecimal() else site
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 _SPECIAL = re.compile(r"[\\`*<|\[\]]|(?<![^\W_])_|_(?![^\W_])")
-"""The characters that Markdown may read as markup. An underscore between letters or digits is none of them."""
+"""The characters that Markdown may read as markup. An underscore between letters or digits is not one of them."""
 
 
 def percent(value: float | None) -> str:

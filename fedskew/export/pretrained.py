@@ -22,13 +22,16 @@ from fedskew.models import own_module, parameter_count
 WEIGHTS = "weights.safetensors"
 CARD = "weights.json"
 CENTRAL = ("partition", "method", "rounds", "local_epochs", "clients_per_round")
-"""The keys that `central_training` decides."""
+"""The keys that `central_training` sets. `fedskew pretrain` refuses them."""
 _TOTAL_DECAY = 0.01
-"""The factor by which all epochs together reduce the learning rate, if `lr_decay` is not set."""
+"""All epochs together multiply the learning rate by this factor, if `lr_decay` is not set."""
 
 
 def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Config:
-    """Return the configuration that trains the model on all training data: one client, one epoch per round."""
+    """Return the configuration that trains the model on all training data: one client, one epoch per round.
+
+    With `keeps_lr_decay`, the `lr_decay` of `config` is not replaced.
+    """
     values: dict[str, Any] = {
         "partition": {"rule": "iid", "clients": 1},
         "method": "fedavg",

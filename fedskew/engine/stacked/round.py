@@ -55,7 +55,7 @@ class SlotSchedule:
 
     @cached_property
     def turns(self) -> list[tuple[int, int, int]]:
-        """(start, slot, client) triples."""
+        """Each client's stay in its slot, as a (start, slot, client) triple."""
         return [
             (time, slot, client)
             for time, event in self.arrivals.items()
@@ -151,6 +151,7 @@ class SlotRound:
         self._data, self._layouts, self._program, self._work, self._schedule = data, layouts, program, work, schedule
         self._network, self._device, self._plans = network, device, plans
         self._width = width
+        """The number of rows of a batch, with padding."""
         self.full = _all_full(plans, schedule, width)
         self._label_counts, moves, self._steps, self._visits, self._first_slots = all_to_device(
             [
@@ -158,7 +159,7 @@ class SlotRound:
                 _packed(schedule),
                 np.array([plan.steps for plan in plans], dtype=np.int64),
                 np.array([max(plan.visits, 1) for plan in plans], dtype=np.int64),
-                np.argsort(schedule.arrivals[0].clients),
+                np.argsort(schedule.arrivals[0].clients),  # the slot of each client, if no clients share a slot
             ],
             device,
         )
@@ -199,7 +200,10 @@ class SlotRound:
             self._stage(window, again=True)
 
     def _stage(self, window: int, again: bool = False) -> None:
-        """Stage the batches of a window. With `again`, a window after the round's end repeats the first one."""
+        """Stage the batches of a window: those of several consecutive times.
+
+        With `again`, a window after the round's end repeats the first one.
+        """
         size = self._program.window_size
         first = window * size
         first = 0 if again and first >= self._schedule.times else first
@@ -219,27 +223,27 @@ class SlotRound:
     def _start(self, memory: Memory, rows: Rows, numbers: npt.NDArray[np.int64]) -> None:
         """Fill these rows of params and buffers with the clients' start models."""
         starts = [self._work.assignments[number].start for number in numbers]
-        own = [start for start in starts if start is not None]
+        own_models = [start for start in starts if start is not None]
         for kind, source, layout in (
             ("params", "sent", self._layouts.params),
             ("buffers", "sent buffers", self._layouts.buffers),
         ):
             flats = self._program.memory[source]
-            if own:
-                tensors = [start.params if kind == "params" else start.buffers for start in own]
+            if own_models:
+                tensors = [start.params if kind == "params" else start.buffers for start in own_models]
                 flats = layout.flat({n: torch.stack([t[n] for t in tensors]).to(self._device) for n in tensors[0]})
             for name, flat in flats.items():
                 memory[kind][name][rows] = flat
-        if self._work.personal_names and not own:
+        if self._work.personal_names and not own_models:
             self._start_personal(memory, rows, numbers)
 
     def _start_personal(self, memory: Memory, rows: Rows, numbers: npt.NDArray[np.int64]) -> None:
         """Write the clients' personal tensors over those of the model that the server sent."""
-        own = unpack(PERSONAL, self._layouts.state.views(self._states(numbers)))
+        personal = unpack(PERSONAL, self._layouts.state.views(self._states(numbers)))
         for kind, layout in (("params", self._layouts.params), ("buffers", self._layouts.buffers)):
             views = layout.views(memory[kind])
-            for name in views.keys() & own.keys():
-                views[name][rows] = own[name]
+            for name in views.keys() & personal.keys():
+                views[name][rows] = personal[name]
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
         """Copy the states of these clients to the device, through pinned memory so that the host does not wait."""
@@ -291,17 +295,18 @@ class SlotRound:
         uplinks, states = [], []
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._schedule.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
-            own, statistics = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
+            chunk_params, chunk_buffers = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
             state = self._states_again(numbers)
-            stack = ClientStack(self._plans[rows], own, statistics, self._label_counts[rows], state)
+            stack = ClientStack(self._plans[rows], chunk_params, chunk_buffers, self._label_counts[rows], state)
             sent, kept = finish_clients(
-                self._work, own, steps[rows], stack.label_counts, stack.state, self._closing(stack)
+                self._work, chunk_params, steps[rows], stack.label_counts, stack.state, self._closing_sums(stack)
             )
             uplinks.append(sent)
             states.append(kept)
         return _concatenate(uplinks), _concatenate(states)
 
-    def _closing(self, stack: ClientStack) -> Tensors:
+    def _closing_sums(self, stack: ClientStack) -> Tensors:
+        """Return the sums of the clients' closing pass, or nothing if the work has no such pass."""
         if not self._work.needs_pass("closing"):
             return {}
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)

@@ -25,7 +25,7 @@ from fedskew.methods.parts import Outputs, Seen, Tensors, same_form
 from fedskew.randomness import fold
 
 _CANDIDATES = 64
-"""How many samples, spread over the data, are tried as other contents of the rows of padding."""
+"""How many samples, spread over the data, are searched for one that differs from the first sample."""
 _PASSES: tuple[PassKind, ...] = ("opening", "closing")
 
 
@@ -97,7 +97,7 @@ class Trial:
         There are three tests. Rows of padding must not move the dropout masks of the samples before them. A whole step
         must have the same direction with other samples in the rows of padding. And the loss, its gradient and the sums
         of data passes must be the same with and without these rows. The last test computes the network's outputs only
-        once. A network rounds differently for another batch shape, and a deep network amplifies the difference.
+        once, because a network rounds differently for another batch shape, and a deep network amplifies the difference.
         """
         samples = self._client.samples
         if not self._network.rows_keep_masks(self._data.some_inputs()):
@@ -149,25 +149,25 @@ class Trial:
         key = torch.zeros((), dtype=torch.int64, device=device)
         with torch.no_grad():
             # A head may give other logits in train mode than in eval mode, which data passes use.
-            trained = self._network.forward(work.sent.params, buffers, x, "train", key).tensors()
-            out = self._network.forward(work.sent.params, work.sent.buffers, x).tensors()
+            train_outputs = self._network.forward(work.sent.params, buffers, x, "train", key).tensors()
+            eval_outputs = self._network.forward(work.sent.params, work.sent.buffers, x).tensors()
         y = padded_targets(self._data.y[rows], torch.arange(len(rows), device=device) < samples)
         state = {name: t.to(device) for name, t in self._client.state.items()}
         client = work.client(torch.tensor(self._client.label_counts, device=device), state)
 
         def results(count: int) -> Tensors:
-            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in trained.items()}
+            leaves = {kind: t[:count].clone().requires_grad_() for kind, t in train_outputs.items()}
             # The frozen models' outputs must differ from the trained model's. Otherwise, a distillation term would be 0
             # with and without padding.
-            others = {kind: t[:count].roll(1, dims=-1) for kind, t in trained.items()}
+            others = {kind: t[:count].roll(1, dims=-1) for kind, t in train_outputs.items()}
             frozen = {name: Outputs.from_tensors(others) for name in work.objective.companions()}
             loss = work.objective.loss(replace(Outputs.from_tensors(leaves), companions=frozen), y[:count], client)
             grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
             seen = Seen(
-                Outputs.from_tensors({kind: t[:count] for kind, t in out.items()}),
+                Outputs.from_tensors({kind: t[:count] for kind, t in eval_outputs.items()}),
                 y[:count],
                 rows[:count],
-                work.sent.params,  # stands in for the gradient, which has the same names and shapes
+                work.sent.params,  # in place of the gradient, which has the same names and shapes
             )
             passes = {
                 f"{when} {n}": t
@@ -178,7 +178,7 @@ class Trial:
             gradients = {kind: g[:samples] for kind, g in zip(leaves, grads, strict=True)}
             return {"loss": loss.detach(), **gradients, **passes}
 
-        return _are_close(results(samples), results(2 * samples), 1000 * torch.finfo(out["logits"].dtype).eps)
+        return _are_close(results(samples), results(2 * samples), 1000 * torch.finfo(eval_outputs["logits"].dtype).eps)
 
 
 def _copied(model: ModelState) -> ModelState:
@@ -270,6 +270,7 @@ def bytes_taken(function: Callable[[], object], device: torch.device) -> int:
 
 @contextmanager
 def _saved_by_autograd() -> Iterator[dict[int, int]]:
+    """Yield a dictionary that collects what autograd saves inside the `with` block: bytes of storages, by address."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

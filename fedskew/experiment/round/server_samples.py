@@ -24,6 +24,7 @@ class ServerSamples:
     model: ModelState
     """The model before the round. Its personal tensors complete the parameters of a server rule."""
     buffers: Tensors
+    """The mean of the clients' buffers in this round."""
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -120,9 +120,9 @@ class ClientFiles:
             self._replaced += replaced
 
     def remove_replaced(self, oldest: int) -> None:
-        """Remove the states that were replaced in round `oldest` or before. `oldest` is the oldest checkpoint's round.
+        """Remove the states that were replaced in round `oldest`, which is the oldest checkpoint's, or before.
 
-        No checkpoint names them any more.
+        No checkpoint names these states any more.
         """
         with self._lock:
             unneeded = [file for replaced_in, file in self._replaced if replaced_in <= oldest]

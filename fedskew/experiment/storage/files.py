@@ -211,6 +211,7 @@ def _writer(tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> Callable[
 
     def write(draft: Path) -> None:
         plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        # Tensors with larger elements come first, so that each begins at a multiple of its element size.
         aligned = dict(sorted(plain.items(), key=lambda item: (-item[1].element_size(), item[0])))
         header = _header(aligned, {"fedskew": text, "sha256": _digest(plain, text)})
         with draft.open("wb") as file:

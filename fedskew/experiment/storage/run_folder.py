@@ -1,7 +1,7 @@
 """The folder of a run, with its configuration, rows, checkpoints and result.
 
     config.yaml         everything needed to repeat the run, except Python objects that were passed to it
-    about.json          for readers: the federation, the command, the versions, the machine
+    about.json          for reports and exports: the federation, the command, the versions, the machine
     label_counts.npy    the federation's label counts, if it has too many clients for about.json
     rounds.jsonl        one row per round
     checkpoint/         the last two checkpoints, from which the run can continue
@@ -59,7 +59,7 @@ have format 1 and do not record it.
 """
 
 _SYNC_SECONDS = 1.0
-"""Rows are forced to disk at most this often, because that takes longer than a short round."""
+"""The shortest time between two rows that are forced to disk. Forcing takes longer than a short round."""
 
 
 class RoundsFile:
