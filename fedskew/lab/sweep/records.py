@@ -146,10 +146,10 @@ class Record:
         """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds of a configuration.
 
         The record may be longer than the configured run. A measure in `FINAL_SCORES`, such as AUROC, has only one
-        value. Return this value, or None if the record lacks it.
+        value. Return this value. Return None if the record lacks the measure.
         """
         rounds = planned_rounds(config)
-        if measure in FINAL_SCORES:
+        if measure in FINAL_SCORES or measure not in self.content:
             return self.value_after(measure, rounds)
         return mean_of_last(until(self._points(measure), rounds), config.mean_last).accuracy
 
@@ -331,9 +331,9 @@ class Records:
 
     The longest record may not be enough for a job (`is_enough`), because it was not evaluated after the job's last
     round. Then a shorter record is used if it is enough. Among records with equally many rounds, the one added last is
-    used. If the runs start from a trained model, the rounds of the start model are
-    compared first, and the rounds of the run decide only between equals. A job with local evaluation (`eval_local`)
-    only gets records with local evaluation.
+    used. If the runs start from a trained model, the rounds of the start model are compared first, and the rounds of
+    the run decide only between equals. A job with local evaluation (`eval_local`) only gets records with local
+    evaluation.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
