@@ -1,4 +1,6 @@
-"""The budget of a race, and the plan that fits into it. `race` explains rungs and the final, `field` candidates."""
+"""The budget of a race, and the plan that fits into it. `race.py` explains rungs and the final, and `field.py` explains
+candidates.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,7 @@ PLANS = (
     Plan(0, 1, 2, 3),
     Plan(0, 1, 1, 3),
 )
-"""Plans, from the most to the least thorough."""
+"""Plans, from the most to the least thorough. Their numbers are `settings`, `splits`, `finalists`, `final_splits`."""
 
 
 def rung_ends(rounds: int) -> tuple[int, ...]:
@@ -155,7 +157,10 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
 
 
 def shrink_final(plan: Plan, left: float, costs: Costs, rounds: int) -> Plan:
-    """Reduce the final so that it fits into `left`, but keep at least one method besides FedAvg, and three splits."""
+    """Reduce the final to what is left of the budget, but keep at least one method besides FedAvg, and three splits.
+
+    A second method besides FedAvg is preferred to more splits, and more splits are preferred to further methods.
+    """
     smaller = [Plan(plan.settings, plan.splits, finalists, splits)
                for splits in range(plan.final_splits, 2, -1) for finalists in range(plan.finalists, 0, -1)]  # fmt: skip
     fitting = [small for small in smaller if costs.final_cost(small, rounds) <= left]

@@ -130,9 +130,9 @@ def choose(
         the seed and the partition of the `Config` are ignored, too, except `partition.seed`, which must be the
         federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
-    workers: the number of processes that run trials. This process runs all trials if only your program registers one
-        of the methods. It also runs them if `data` is a Python object, unless a configuration gives the same
-        federation, as it can for datasets in the catalogue.
+    workers: the number of processes that run trials. This process runs all trials if one of the methods is registered
+        only in your program, or if `data` is a Python object that a configuration cannot describe. A configuration
+        can describe, for example, a `Federation` of a dataset in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
@@ -147,8 +147,8 @@ def choose(
         raise UserError(f"method is {settings['method']!r}; expected methods= in a race")
     valid = workers is None or (isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1)
     expect(valid, "workers", workers, "a whole number ≥ 1")
-    first = {"seed": data.seed} if isinstance(data, Federation) else {}
-    given = with_values(config or Config(), {**first, **settings})
+    default_seed = {"seed": data.seed} if isinstance(data, Federation) else {}
+    given = with_values(config or Config(), {**default_seed, **settings})
     base, make_federation = _base_and_federation(data, partition, given)
     limit = Budget.parse(budget)
     metric = find_metric(rank_by).name
@@ -245,7 +245,7 @@ def _partition_config(rule: Mapping[str, object], seed: int | None) -> Partition
 
 
 def _trial_config(base: Config) -> Config:
-    """Return the configuration of trials. Most are short, so they compile only if the user asks for it."""
+    """Return the configuration of trials. They compile only if the user asks for it, because most trials are short."""
     every = rung_ends(base.rounds)[0]
     compiled = "never" if base.compile == "auto" else base.compile
     return replace(base, eval_every=1, eval_local=False, checkpoint_every=every, compile=compiled)

@@ -43,8 +43,9 @@ _SAME_COST = 0.02
 """Costs are multiples of FedAvg's. Two costs that differ by no more than this count as equal."""
 
 _ENOUGH_SPLITS = 8
-"""With fewer splits, an answer that chooses another method than FedAvg has a warning. A weakness may not have shown
-yet: a method that fails on one split in six still succeeds on all seven splits in a quarter of the races."""
+"""With fewer splits, an answer that chooses another method than FedAvg has a warning, because a weakness may not have
+shown yet. If a method fails on one split in six, a race with seven splits misses this in more than a quarter of the
+cases."""
 
 
 def decide(

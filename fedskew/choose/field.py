@@ -97,7 +97,7 @@ def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
 
 
 def _names(names: Iterable[str] | None) -> list[str] | None:
-    """Return the names as a list. Refuse anything else than names without settings."""
+    """Return the names as a list. Refuse names with settings, and anything that is not a list of names."""
     if names is None:
         return None
     listed = names if isinstance(names, str) else list(names)

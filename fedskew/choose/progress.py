@@ -33,7 +33,7 @@ class RaceProgress(RaceWatcher):
         self._config, self._rank_by = config, rank_by
         self.repeats = repeats(config.to_mapping())
         self._start = time.monotonic()
-        self.heading, self.trials, self.done = "", 0, 0
+        self.heading, self.trials_to_run, self.done = "", 0, 0
         self._running: dict[str, int] = {}
         """The last round that each running trial has finished, by the trial's key."""
         self._scores: dict[str, tuple[Trial, dict[int, float]]] = {}
@@ -56,7 +56,7 @@ class RaceProgress(RaceWatcher):
         _notice(line)
 
     def on_trials(self, heading: str, trials: Sequence[Trial]) -> None:
-        self.heading, self.trials, self.done = heading, len(trials), 0
+        self.heading, self.trials_to_run, self.done = heading, len(trials), 0
         self._scores, self._running = {}, {}
         self.show()
 
@@ -83,7 +83,7 @@ class RaceProgress(RaceWatcher):
         """Return the progress of the rung in one line."""
         rounds = ", ".join(map(str, list(self._running.values())))
         running = f", running trials at round {rounds}" if rounds else ""
-        return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials} trials done{running}"
+        return f"{self.seconds:.0f} s, {self.heading}: {self.done} of {self.trials_to_run} trials done{running}"
 
     def show(self) -> None:
         """Show the current state."""
@@ -101,7 +101,7 @@ class _Lines(RaceProgress):
         super().on_trials(heading, trials)
 
     def show(self) -> None:
-        if self.trials and time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
+        if self.trials_to_run and time.monotonic() - self._printed_at > SECONDS_BETWEEN_LINES:
             self._printed_at = time.monotonic()
             _notice(self.describe())
 
@@ -165,7 +165,7 @@ class NotebookRace(RaceProgress):
         ]
         notices = "".join(f"<div>{escape(line)}</div>" for line in self._notices)
         table = html_table(records) if records else ""
-        return f"{bar(self.done, self.trials)}<div>{escape(self.describe())}</div>{table}{notices}"
+        return f"{bar(self.done, self.trials_to_run)}<div>{escape(self.describe())}</div>{table}{notices}"
 
 
 @contextmanager

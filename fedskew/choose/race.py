@@ -153,7 +153,7 @@ class Race:
         return [candidate for candidate in field if candidate.method not in self.trials.failures]
 
     def _train(self, heading: str, field: Sequence[Candidate], splits: Sequence[int], until: int) -> None:
-        """Train all candidates on one split after another, so that an interrupted race has complete splits."""
+        """Train all candidates on one split before the next, so that an interruption leaves few splits incomplete."""
         self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
         if {candidate.method for candidate in self._without_failed(field)} == {BASELINE}:
             reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())

@@ -13,6 +13,7 @@ FRACTION = 0.2
 MAX_SAMPLES = 5000
 """The maximum number of validation samples. More would cost more time than the reduction in noise is worth."""
 _PURPOSE = "validation"
+"""Part of the name of the random draw, see `Federation.draw_held_out`."""
 
 
 def validation_fraction(samples: int) -> float:
@@ -34,11 +35,12 @@ def hold_out(federation: Federation, fraction: float, seed: int) -> Federation:
 
 
 _cache: dict[tuple[str, int, float], Federation] = {}
+"""The last results of `validation_federation`, by the split's hash, the seed and the fraction."""
 _CACHE_SIZE = 12
 
 
 def validation_federation(federation: Federation, seed: int, fraction: float) -> Federation:
-    """Return the result of `hold_out` for the federation. The process keeps its last results."""
+    """Return the result of `hold_out`, from the cache if it is there."""
     key = (federation.hash, seed, fraction)
     if key not in _cache:
         while len(_cache) >= _CACHE_SIZE:

@@ -77,7 +77,7 @@ class Flag:
         return f"--{self.parameter.replace('_', '-')}"
 
     def to_parameter(self, with_default: bool) -> inspect.Parameter:
-        """The Typer parameter for this flag."""
+        """The Typer parameter for this flag. `with_default` says whether its help states the default."""
         metavar = None if self.is_switch else self.metavar
         declared = option(self.name, metavar, self.help or self._key_help(with_default), self.panel)
         if self.is_switch:
@@ -215,7 +215,7 @@ class Settings:
 def takes_settings(
     names: Iterable[str], help: Mapping[str, str] | None = None, config_file: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add these flags, `-c` and `--set` to a command. The command receives them as its argument `settings`.
+    """Add the flags `names`, `-c` and `--set` to a command. Its argument `settings` receives their values.
 
     `help` replaces the help of some flags. Without `config_file`, the command has no `-c`. A grid or a paper's protocol
     then sets the defaults, so the help does not state them.

@@ -107,7 +107,9 @@ def _command(
         return
     plan = read_plan(settings, methods, seeds, rank_by)
     if methods is None and settings.sets("method") and not settings.sets("methods"):
-        notice(f"{settings.file} sets method {plan.base.method}, and compare takes --methods (now: {DEFAULT_METHODS})")
+        notice(
+            f"{settings.file} sets method {plan.base.method}, but compare uses --methods (default: {DEFAULT_METHODS})"
+        )
     fitting = _leave_out_unfit(plan) if plan.takes_all else plan.methods
     runs = prepare_comparison(plan.base, fitting, plan.seeds)
     comparison = run_all(runs, Path(out), as_json or quiet, Observers(live, log, plan.rank_by))

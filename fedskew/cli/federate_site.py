@@ -171,7 +171,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
         )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")
-    if settings.secure_aggregation:  # refuse the app if it has another public key for this site
+    if settings.secure_aggregation:  # refuse the app if it has another public key for this site; `str` drops log lines
         SecureSite(site, log=str).identity(SecureTerms.from_settings(settings, config))
     is_approved = require_approval(Path(app), site.folder)
     if not is_approved and site.policy.requires(SECURE_AGGREGATION):

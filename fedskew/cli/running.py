@@ -51,6 +51,7 @@ class RunStatus:
     accuracy: float = 0.0
     best: float = 0.0
     worst: str = ""
+    """The class with the lowest accuracy, and this accuracy."""
     seconds_per_round: float = 0.0
     """Mean seconds per round. Recent rounds count most."""
 

@@ -140,7 +140,11 @@ def _is_header(row: Sequence[str], data_classes: Sequence[str]) -> bool:
 
 
 def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_classes: Sequence[str]) -> bool:
-    """Return whether the first column, whose cells are `first`, contains the clients' names."""
+    """Return whether the first column, whose cells are `first`, contains the clients' names.
+
+    Numbers count as names if the column has a heading for the clients, if the other headings are the data's classes, or
+    if there is no header and they are consecutive.
+    """
     if any(map(_is_name, first)):
         return True
     if header is None:

@@ -184,6 +184,6 @@ def test_a_notice_of_several_runs_is_printed_once(cli, monkeypatch):
 
 def test_the_method_of_a_file_is_not_dropped_in_silence(cli):
     Path("one.yaml").write_text("method: {name: fedprox, mu: 0.5}\nrounds: 1\npartition: {clients: 4}\n")
-    line = "one.yaml sets method fedprox, and compare takes --methods (now: fedavg,fedlmd,fedvls)"
+    line = "one.yaml sets method fedprox, but compare uses --methods (default: fedavg,fedlmd,fedvls)"
     assert line in cli("compare", "-c", "one.yaml", "-q").err
     assert line not in cli("compare", "-c", "one.yaml", "--methods", "fedavg", "-q").err

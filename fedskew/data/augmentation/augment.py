@@ -121,6 +121,7 @@ class AugmentationEntry:
     make: Callable[[Shape], Step]
     smallest_side: int = 1
     channels: tuple[int, ...] | None = None
+    """The numbers of channels that it accepts; None for any number."""
     normalised: bool = False
     """Whether the augmentation changes normalised images rather than raw ones."""
 
@@ -133,13 +134,13 @@ _ENTRIES = (
     AugmentationEntry("crop", "zero-pad by 4, random crop", lambda _: Crop(padding=4, mode="zero")),
     AugmentationEntry(
         "crop-reflect", "reflect-pad by 4 (by 8 if 64×64 or larger), random crop", _reflect_crop, smallest_side=5
-    ),
+    ),  # reflecting 4 pixels needs 5
     AugmentationEntry("flip", "mirror half of the images left to right", lambda _: Flip()),
     AugmentationEntry(
         "cutout",
         "erase a 16×16 square around a random pixel",
         lambda _: Cutout(_CUTOUT_SIZE),
-        smallest_side=_CUTOUT_SIZE + 1,
+        smallest_side=_CUTOUT_SIZE + 1,  # the square could cover all of a smaller image
         normalised=True,
     ),
     AugmentationEntry(

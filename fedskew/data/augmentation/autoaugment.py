@@ -16,7 +16,7 @@ _RANGES = {
     # the lowest and the highest magnitude; operations that are not listed have no magnitude
     ops.SHEAR_X: (-0.3, 0.3),
     ops.SHEAR_Y: (-0.3, 0.3),
-    ops.TRANSLATE_X: (-150 / 331, 150 / 331),
+    ops.TRANSLATE_X: (-150 / 331, 150 / 331),  # a share of the side, as in torchvision: 150 of 331 pixels
     ops.TRANSLATE_Y: (-150 / 331, 150 / 331),
     ops.ROTATE: (-30.0, 30.0),
     ops.POSTERIZE: (4.0, 8.0),

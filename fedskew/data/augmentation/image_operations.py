@@ -23,7 +23,7 @@ POSTERIZE, SOLARIZE, AUTO_CONTRAST, EQUALIZE, INVERT, BRIGHTNESS, CONTRAST = ran
 COLOR, SHARPNESS = range(13, 15)
 
 SMALLEST_SIDE = 3
-"""The least height and width of an image. Sharpness needs a pixel with neighbours on all sides."""
+"""The smallest height and width of an image. Sharpness needs a pixel with neighbours on all sides."""
 
 _LEVELS = 256
 _GREY_WEIGHTS = (19595, 38470, 7471)  # Pillow's weights of red, green and blue, in units of 1/65536
@@ -44,6 +44,7 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
     def amount_of(operation: int) -> Tensor:
         return torch.where(operations == operation, amount, 0.0)
 
+    # Pixel (x, y) of the result is pixel (xx x + xy y + x0, yx x + yy y + y0) of the image.
     angle = amount_of(ROTATE) * (-pi / 180)
     cosine, sine = angle.cos(), angle.sin()
     xx, xy = cosine, sine + amount_of(SHEAR_X)

@@ -95,7 +95,7 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
     stripped = [None if text is None else text.strip() for text in raw]
     values = tuple(dict.fromkeys(text for text in stripped if text))
     index = {text: number for number, text in enumerate(values)}
-    lookup = np.array([*(index.get(text or "", -1) for text in stripped), -1], np.int64)
+    lookup = np.array([*(index.get(text or "", -1) for text in stripped), -1], np.int64)  # code −1 reads the last entry
     return Strings(values, lookup[codes], categorical)
 
 
@@ -109,7 +109,7 @@ def parse_numbers(column: Strings, gaps: Iterable[str], decimal: str = ".") -> t
 
     Also return the index of the first row whose text is neither a number nor a gap, or None.
     """
-    parsed = np.full(len(column.values) + 1, np.nan)
+    parsed = np.full(len(column.values) + 1, np.nan)  # the code of a gap, −1, reads the last entry
     odd = np.zeros(len(column.values) + 1, np.bool_)
     missing = frozenset(gaps)
     for code, text in enumerate(column.values):
@@ -409,7 +409,7 @@ def _label_numbers(column: Strings, decimal: str) -> Array | None:
 
 
 def as_label_values(column: Array | Strings | Cells) -> Sequence[Any] | npt.NDArray[Any]:
-    """Return a column's values as labels. A gap is None, or NaN in an array.
+    """Return a column's values as labels. A gap is NaN among numbers, and None among texts.
 
     The cells of a CSV file are numbers if all of them are numbers, else texts.
     """

@@ -67,12 +67,12 @@ def load_image_folder(
     size = parse_size(image_size)
     folders = [folder]
     if (folder / "train").is_dir():
-        inside = next((folder / name for name in TEST_SPLITS if (folder / name).is_dir()), None)
-        folders = [folder / "train", *([inside] if inside else [])]
+        test_folder = next((folder / name for name in TEST_SPLITS if (folder / name).is_dir()), None)
+        folders = [folder / "train", *([test_folder] if test_folder else [])]
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
-    # One class folder alone does not tell the classes. Then those of other sites are used, if they are known.
+    # A single class folder does not tell the other classes. The classes of other sites, if known, are then used.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
         raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
@@ -106,7 +106,7 @@ def _table_files(path: Path) -> list[Path]:
 
 
 def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Whether the file's name ends so, in any case: some programs write TRAIN.CSV."""
+    """Return whether the file's name ends in one of these. Capitals are accepted: some programs write TRAIN.CSV."""
     return path.name.lower().endswith(suffixes)
 
 

@@ -41,9 +41,10 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
         name or f"Unnamed: {place}": Cells(cells, decimal)
         for place, (name, cells) in enumerate(zip(header, contents, strict=True))
     }
+    # A delimiter at the end of each line makes an empty column without a name. It is left out.
     columns: dict[str, Column] = {
         name: cells for name, cells in named.items() if not is_unnamed(name) or cells.strings.values
-    }  # a delimiter at the end of each line makes an empty column without a name
+    }
     return Table(str(path), _LineNames(path, delimiter), columns)
 
 
@@ -69,8 +70,8 @@ def _check_marks(delimiter: object, decimal: object) -> None:
 def _read_fast(path: Path, delimiter: str) -> tuple[list[str], list[Any]] | None:
     """Read the header and the cells of each column with pyarrow.
 
-    Return None if pyarrow is not installed, cannot read the file or a delimiter such as §, or finds more or fewer
-    columns than the header has.
+    Return None if pyarrow is not installed or cannot read the file, if it finds more or fewer columns than the header
+    has, or if the delimiter is not ASCII, such as §, which pyarrow does not accept.
     """
     try:
         from pyarrow import ArrowException, csv, string
