@@ -23,7 +23,7 @@ from fedskew.live.process import serve
 serve(sys.argv[3:], sys.argv[2])
 """
 _PACKAGE = str(Path(__file__).parent.parent.parent)
-"""The folder of the package, which need not be installed."""
+"""The folder that contains the package `fedskew`. The package need not be installed."""
 
 
 @contextmanager

@@ -1,5 +1,8 @@
 """Cross entropies: plain, smoothed, focal, calibrated by label counts, or over some of the classes.
 
+In the formulas, z are the logits of a sample and y is its class. C is the number of classes, n_c is the client's number
+of samples of class c, and n is their sum. A class with n_c = 0 is vacant.
+
 FedVLS's logit suppression is here as well, because it is added to the calibrated cross entropy.
 """
 
@@ -32,7 +35,7 @@ VacantMode = Literal["exclude", "code"]
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """w_y·CE(z, y): FedAvg's loss for one class per sample, with a weight per class if there are `weights`.
+    """w_y·CE(z, y): FedAvg's loss for one class per sample. w are the `weights` of the classes, 1 by default.
 
     The other cross entropies of this file use `weights` in the same way, unless they say otherwise.
     """
@@ -40,7 +43,10 @@ def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None
 
 
 def binary_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """The mean of −w·y·log σ(z) − (1 − y)·log σ(−z) over the labels: FedAvg's loss for several labels per sample."""
+    """The mean of −w·y·log σ(z) − (1 − y)·log σ(−z) over the labels: FedAvg's loss for several labels per sample.
+
+    y is 1 for a label that the sample has, and 0 for another. w are the `weights` of the labels, 1 by default.
+    """
     return TASKS["multi-label"].loss(logits, targets, weights)
 
 
@@ -58,7 +64,7 @@ def smoothed_cross_entropy(
 
 
 def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0, weights: Tensor | None = None) -> Tensor:
-    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to well-classified samples."""
+    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to samples with a high predicted p_y."""
     log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     one_minus_p = (-torch.expm1(log_p)).clamp(min=1e-12)  # at 0, the gradient would be infinite for γ < 1
     return batch_mean(weigh(-(one_minus_p**gamma) * log_p, targets, weights), targets)

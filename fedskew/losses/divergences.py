@@ -1,4 +1,7 @@
-"""Distillation: divergences from a frozen teacher, or from experts for groups of classes (PKD)."""
+"""Distillation: divergences from a frozen teacher, or from experts for groups of classes (PKD).
+
+In the formulas, τ is the temperature, by which logits are divided before a softmax, and y is a sample's target.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ def present_distillation(
 
 
 def target_distillation(logits: Tensor, teacher_logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
-    """τ²·KL(teacher's b ‖ student's b) with b = (p_y, 1 − p_y): the target against all other classes (DKD's TCKD)."""
+    """τ²·KL(teacher's b ‖ student's b) with b = (p_y, 1 − p_y): the target against all other classes (FedDKD)."""
     teacher, student = (_target_and_rest(z / temperature, targets) for z in (teacher_logits, logits))
     both = torch.ones_like(student, dtype=torch.bool)
     return temperature**2 * batch_mean(restricted_kl(teacher, student, both, both), targets)

@@ -19,13 +19,13 @@ from fedskew.lab.benchmark.results import Failure, Level, Measurement
 
 _SELF = Path("/proc/self")
 _RESET_PEAK = "5"
-"""Written to `clear_refs`, this resets the peak memory of the process."""
+"""Written to `/proc/self/clear_refs`, this resets the peak memory of the process."""
 
 
 class PeakMemory:
     """Measures by how much the peak memory exceeds the memory at the start.
 
-    On a CPU, the memory of workers at the end is added to the peak of this process.
+    On a CPU, the memory that worker processes have at the end is added to the peak of this process.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -122,7 +122,7 @@ class TimingLength:
 
 
 class ContenderTimer:
-    """Times contenders on one device."""
+    """Times contenders on one device. `is_late` says whether the time is up."""
 
     def __init__(self, device: torch.device, length: TimingLength, is_late: Callable[[], bool] = lambda: False) -> None:
         self._device, self._length, self._is_late = device, length, is_late
@@ -131,7 +131,7 @@ class ContenderTimer:
         self.notices: list[str] = []
 
     def measure(self, contenders: Sequence[Contender], show: Callable[[str], None]) -> list[Measurement]:
-        """Time the contenders in turn. Those whose warm-up fails or comes too late are recorded in `failures`."""
+        """Time the contenders in turn. `failures` lists those whose warm-up fails or would begin too late."""
         try:
             with contextlib.ExitStack() as closing:
                 return self._measure(contenders, show, closing)

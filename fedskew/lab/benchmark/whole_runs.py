@@ -1,4 +1,4 @@
-"""Whole commands on a GPU, timed from the start of the process to its end, as a user waits for them.
+"""Whole commands on a GPU, timed as a user waits for them: from the start of the process to its end.
 
 In each round, 10 of 100 clients train the CNN, each on its own 600 images of 28×28 pixels, for 5 local epochs in
 batches of 50.
@@ -22,6 +22,7 @@ _WORK = (
     "--data mnist --data-dir . --partition iid --clients 100 --clients-per-round 10 --model cnn --local-epochs 5 "
     "--batch-size 50 --lr 0.01"
 )
+"""The training described above, as options of `fedskew run` and `fedskew compare`."""
 _GRID = f"""\
 data: mnist
 data_dir: .
@@ -36,7 +37,10 @@ grid:
   method: [{", ".join(_METHODS)}]
 seeds: {_SEEDS}
 """
+"""The same training with all methods and seeds, for `fedskew sweep`."""
 PRECISIONS = "bf16", "tf32", "float32"
+
+# The names of the commands in the results.
 IMPORTS = "imports of fedskew run"
 FIRST = "fedskew run, 1 round, bf16, no kernel cached"
 ONE_ROUND = {precision: f"fedskew run, 1 round, {precision}, second time" for precision in PRECISIONS}
@@ -59,8 +63,9 @@ class WholeRuns:
     """The commands, in the order in which they are measured."""
 
     fill_caches: tuple[Command, ...]
-    """Commands that first run untimed. They compile the kernels, as a user's first runs do."""
+    """Commands that run before the others, untimed. They compile the kernels, as a user's first runs do."""
     single: tuple[Command, ...]
+    """The imports of `fedskew run`, and single runs."""
     several: tuple[Command, ...]
     """A comparison and a sweep."""
 
@@ -69,12 +74,12 @@ def whole_runs(device: str) -> WholeRuns:
     files = _mnist_files()
     run = ("run", *_WORK.split(), "--method", "fedavg", "--device", device, "--out", "run")
     imports = Command((), "end", name=IMPORTS, python=("-c", "import fedskew.cli.running"))
-    one = {
+    one_round = {
         precision: Command((*run, "--rounds", "1", "--precision", precision), "end", None, name, files=files)
         for precision, name in ONE_ROUND.items()
     }
-    first = Command(one["bf16"].arguments, "end", None, FIRST, files=files, empty_caches=True)
-    many = tuple(
+    first = Command(one_round["bf16"].arguments, "end", None, FIRST, files=files, empty_caches=True)
+    all_rounds = tuple(
         Command((*run, "--rounds", str(ROUNDS), "--precision", precision), "end",
                 MAX_RUN_SECONDS if precision == "bf16" else None, name, files=files)
         for precision, name in ALL_ROUNDS.items()
@@ -84,7 +89,9 @@ def whole_runs(device: str) -> WholeRuns:
     compare = Command(("compare", *_WORK.split(), *several, *machine), "end", MAX_SEVERAL_SECONDS, COMPARE, files=files)
     grid = (*files, ("grid.yaml", _GRID.encode()))
     sweep = Command(("sweep", "grid.yaml", *machine), "end", MAX_SEVERAL_SECONDS, SWEEP, files=grid)
-    return WholeRuns((imports, *one.values()), (imports, first, *one.values(), *many), (compare, sweep))
+    return WholeRuns(
+        (imports, *one_round.values()), (imports, first, *one_round.values(), *all_rounds), (compare, sweep)
+    )
 
 
 def _mnist_files() -> tuple[tuple[str, bytes], ...]:

@@ -67,6 +67,7 @@ class Candidate:
 
 
 def _joined(parts: Sequence[str], nothing: str) -> str:
+    """Join the different texts among `parts`. `nothing` is the text of a part that has none, such as "none"."""
     kept = [text for text in dict.fromkeys(parts) if text != nothing]
     return ", ".join(kept) or nothing
 
@@ -83,6 +84,7 @@ def candidates(neighbours: Sequence[Neighbour]) -> list[Candidate]:
 
 
 def _is_known(method: str) -> bool:
+    """Whether this version of fedskew has the method."""
     try:
         return all(find(part) for part in method.split("+"))
     except UserError:

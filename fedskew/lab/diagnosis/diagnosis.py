@@ -63,8 +63,8 @@ class Diagnosis:
             raise UserError(f"clients_per_round is {per_round}; expected at most {clients}, the number of clients")
         per_round = per_round or usual_per_round(clients)
         share = min(per_round or clients, clients) / clients
-        same = None if config is None else config_setting(config)
-        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share, same), per_round)
+        own_setting = None if config is None else config_setting(config)
+        return cls(counts, nearest(Skew(counts.counts), known_settings(results), share, own_setting), per_round)
 
     @cached_property
     def skew(self) -> Skew:
@@ -89,6 +89,7 @@ class Diagnosis:
 
     @property
     def beta_words(self) -> str:
+        """The effective β in words. Near the ends of the range in which β is searched, only a bound is given."""
         beta = self.skew.beta
         if beta is None:
             return "not defined for one client"

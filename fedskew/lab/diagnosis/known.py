@@ -112,7 +112,7 @@ class Neighbour:
 
     setting: KnownSetting
     distance: float
-    """Rounded to two decimals. Even different splits of one setting differ by more than the rest."""
+    """Rounded to two decimals. Further decimals say nothing: the splits of two seeds differ by more."""
 
     @property
     def is_near(self) -> bool:
@@ -123,20 +123,21 @@ def nearest(
     skew: Skew,
     settings: Iterable[KnownSetting],
     participation: float | None = None,
-    itself: KnownSetting | None = None,
+    own_setting: KnownSetting | None = None,
 ) -> list[Neighbour]:
     """Sort the settings by the distance of their skew. Settings whose split cannot be drawn are left out.
 
     Among equally distant settings, those with a similar number of clients and classes come first. With `participation`,
-    only settings with a similar share of clients per round are returned. `itself` is the federation's own setting, if
-    it is known. A setting with its data and split has distance 0, whatever the number of clients per round.
+    only settings with a similar share of clients per round are returned. `own_setting` is the federation's own
+    setting, if it is known. A setting with the same data and split has distance 0, whatever the number of clients per
+    round.
     """
     coordinates = skew.coordinates()
     found = []
     for setting in settings:
         if participation is not None and not _is_similar(setting.participation, participation):
             continue
-        if itself is not None and replace(setting, per_round=itself.per_round) == itself:
+        if own_setting is not None and replace(setting, per_round=own_setting.per_round) == own_setting:
             found.append(Neighbour(setting, 0.0))
             continue
         try:

@@ -74,6 +74,7 @@ def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
     Compared runs differ only in the keys of `MAY_DIFFER`, and in keys that `flat_config` leaves out, such as the seed.
     Unfinished runs, runs from a trained start model, reference bounds and runs without a `config_setting` are left out.
     """
+    # By setting, protocol and other configuration values; then by method; then by the method's parameters.
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}
     for record in records:
         config, setting = record.config, config_setting(record.config)
@@ -115,6 +116,7 @@ def _complete_params(config: Config) -> dict[str, Any]:
 
 
 def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, dict[str, Runs]]) -> list[Rerun]:
+    """Pair each method's runs with FedAvg's, over the seeds that both have. Without such a seed, omit the method."""
     baseline = _most_frequent(BASELINE, methods.get(BASELINE, {}))
     found = []
     for method, variants in methods.items():
@@ -128,7 +130,8 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
 
 
 def _most_frequent(method: str, variants: Mapping[str, Runs]) -> Runs:
-    """The runs with the parameters that have the most seeds. Among equals, those with the fewest changed defaults."""
+    """The runs with the parameters that have the most seeds. Among equals, those that change the
+    fewest defaults."""
     try:
         defaults: Mapping[str, Any] = make_method(method).params
     except UserError:

@@ -93,6 +93,7 @@ class KnownSetting:
         return sum(known) / len(known) if known else None
 
     def coordinates(self) -> Floats:
+        """The numbers by which settings are compared (see `Skew.coordinates`), as means over `SEEDS`."""
         return _coordinates(self.rule, self.params, self.clients, self.classes)
 
 

@@ -148,7 +148,7 @@ class Skew:
                 self.vacant.mean(),
                 self.minority.mean(),
                 self.hellinger.mean(),
-                min(1.0, self.size_spread / 2),
+                min(1.0, self.size_spread / 2),  # 1 if the deviation is at least twice the mean
                 self.global_imbalance,
             ]
         )

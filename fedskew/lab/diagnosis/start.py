@@ -1,4 +1,4 @@
-"""A configuration to start from: the user's data and split, or a stand-in dataset with the same classes."""
+"""A configuration to start from: the user's data and split, or a stand-in: synthetic data with the same classes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 MAX_PER_ROUND = 10
 """Clients per round in a large federation."""
 STAND_IN_SAMPLES = (500, 20_000)
-"""The minimum and the maximum number of training samples of a stand-in dataset."""
+"""The minimum and the maximum number of training samples of a stand-in."""
 STAND_IN_ROUNDS = 20
-"""The rounds of a run on a stand-in dataset. They are fewer than the default, because synthetic classes are easy."""
+"""The rounds of a run on a stand-in. They are fewer than the default, because synthetic classes are easy to learn."""
 
 
 def usual_per_round(clients: int) -> int | None:

@@ -39,6 +39,7 @@ _SHAPES = {
     "ag_news": (200,),
     "20newsgroups": (200,),
 }
+"""The shape of a sample, by dataset."""
 _VOCABULARY = 98_635
 """The default maximum number of token ids. The estimate uses it for every text dataset."""
 _ASSUMED_CLIENTS = 10

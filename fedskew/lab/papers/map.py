@@ -126,10 +126,10 @@ def _draw(found: Sequence[FederationResult], path: Path) -> None:
     shares = sorted({federation.share for federation in found})
     gains = [gain for federation in found for m in methods if (gain := federation.gain(m)) is not None]
     limit = max(1.0, max(map(abs, gains), default=1.0))
-    down = -(-len(methods) // _ACROSS)
-    figure = Figure(figsize=(2.3 * _ACROSS, 2.2 * down + 0.6), layout="constrained")
+    panel_rows = -(-len(methods) // _ACROSS)
+    figure = Figure(figsize=(2.3 * _ACROSS, 2.2 * panel_rows + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(down, _ACROSS, squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(panel_rows, _ACROSS, squeeze=False, sharex=True, sharey=True)
     for axis, method in zip(axes.flat, methods, strict=False):
         picture = _panel(axis, method, found, betas, shares, limit)
     for axis in axes.flat[len(methods) :]:

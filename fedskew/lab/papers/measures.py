@@ -61,7 +61,7 @@ def measure(metric: str) -> Measure:
 
 
 def _classes(choose: Callable[[list[float]], float]) -> Measure:
-    return Measure(lambda r: choose(r.record.class_accuracy))
+    return Measure(lambda inputs: choose(inputs.record.class_accuracy))
 
 
 def _mean(values: list[float]) -> float:
@@ -96,28 +96,29 @@ def _speed_up(inputs: MetricInputs) -> float:
     return speed_up(until(inputs.baseline.curve, inputs.rounds), inputs.curve)
 
 
-def _stages(inputs: MetricInputs, start: str) -> list[dict[str, Any]]:
+def _stages(inputs: MetricInputs, prefix: str) -> list[dict[str, Any]]:
     stages = inputs.record.content["stages"]
-    return [stage for name, stage in stages.items() if name.startswith(start)]
+    return [stage for name, stage in stages.items() if name.startswith(prefix)]
 
 
-def _compute_per_round(start: str) -> Measure:
+def _compute_per_round(prefix: str) -> Measure:
     """Make a metric: the computation per round, in FedAvg rounds, summed over the stages whose name has this prefix."""
 
     def read(inputs: MetricInputs) -> float | None:
-        stages = _stages(inputs, start)
+        stages = _stages(inputs, prefix)
         return sum(stage["compute"] / stage["rounds"] for stage in stages) if stages else None
 
     return Measure(read, percent=False, higher_is_better=False)
 
 
 def _activation(inputs: MetricInputs) -> float | None:
-    """The share of sample visits during distillation in which an expert taught."""
+    """The share of sample visits in PKD's distillation in which an expert (a model for a group of classes) taught."""
     stages = _stages(inputs, "distil")
     return sum(stage.get("distilled", 0.0) for stage in stages) / sum(s["visits"] for s in stages) if stages else None
 
 
 def _compute_before_distillation(inputs: MetricInputs) -> float | None:
+    """The computation of PKD's stages before the distillation, in FedAvg rounds."""
     stages = [*_stages(inputs, "warm-up"), *_stages(inputs, "expert")]
     return sum(stage["compute"] for stage in stages) if stages else None
 
@@ -132,6 +133,8 @@ def _compute_to_worst(target: float) -> Callable[[MetricInputs], float | None]:
 
 
 def _local(read: Callable[[MetricInputs, dict[str, Any]], float | None], **how: bool) -> Measure:
+    """Make a metric from a record's `local`: what a run with `eval_local` measures on the clients' updates."""
+
     def compute(inputs: MetricInputs) -> float | None:
         local = inputs.record.content["local"]
         return None if local is None else read(inputs, local)
@@ -140,6 +143,7 @@ def _local(read: Callable[[MetricInputs, dict[str, Any]], float | None], **how: 
 
 
 def _after(inputs: MetricInputs, local: dict[str, Any]) -> list[float]:
+    """The class accuracies after the update of the client in `inputs`."""
     return list(local["after"][str(inputs.client)])
 
 
@@ -148,7 +152,7 @@ def _mean_after(_: MetricInputs, local: dict[str, Any]) -> float:
 
 
 _DOMAINS = {"mnist": "mnist", "usps": "usps", "svhn": "svhn", "syn": "syn-digits"}
-"""The papers' names of the domains of Digits, and fedskew's."""
+"""The papers' names of the domains of the dataset `digits-domains`, and fedskew's."""
 
 
 def _best_on(domain: str) -> Callable[[MetricInputs], float | None]:
@@ -167,20 +171,24 @@ def _best_mean_of_domains(inputs: MetricInputs) -> float | None:
 
 
 MEASURES: dict[str, Measure] = {
-    "best": Measure(lambda r: best(r.curve).accuracy),
+    "best": Measure(lambda inputs: best(inputs.curve).accuracy),
     **{f"best on {name}": Measure(_best_on(domain)) for name, domain in _DOMAINS.items()},
     "best, mean of domains": Measure(_best_mean_of_domains),
-    "last": Measure(lambda r: r.curve[-1][1]),
-    "last-10 accuracy": Measure(lambda r: mean_of_last(r.curve, _MAP_LAST).accuracy),
-    "last-50 accuracy": Measure(lambda r: mean_of_last(r.curve, _FEDGR_LAST).accuracy),
-    "last-50 macro-F1": Measure(lambda r: mean_of_last(until(r.record.f1_curve, r.rounds), _FEDGR_LAST).accuracy),
+    "last": Measure(lambda inputs: inputs.curve[-1][1]),
+    "last-10 accuracy": Measure(lambda inputs: mean_of_last(inputs.curve, _MAP_LAST).accuracy),
+    "last-50 accuracy": Measure(lambda inputs: mean_of_last(inputs.curve, _FEDGR_LAST).accuracy),
+    "last-50 macro-F1": Measure(
+        lambda inputs: mean_of_last(until(inputs.record.f1_curve, inputs.rounds), _FEDGR_LAST).accuracy
+    ),
     "speed-up": Measure(_speed_up, percent=False, needs_baseline=True),
     "rounds to FedAvg": Measure(_rounds_to_baseline, percent=False, higher_is_better=False, needs_baseline=True),
     "speed-up over 1000 rounds": Measure(_speed_up_to_baseline, percent=False, needs_baseline=True),
     "best class": _classes(max),
     "mean class": _classes(_mean),
     "worst class": _classes(min),
-    "class gap": Measure(lambda r: max(r.record.class_accuracy) - min(r.record.class_accuracy), higher_is_better=False),
+    "class gap": Measure(
+        lambda inputs: max(inputs.record.class_accuracy) - min(inputs.record.class_accuracy), higher_is_better=False
+    ),
     "drift diversity": _local(lambda _, local: local["drift_diversity"], percent=False, higher_is_better=False),
     "warm-up compute": _compute_per_round("warm-up"),
     "experts' compute": _compute_per_round("expert"),
@@ -190,8 +198,8 @@ MEASURES: dict[str, Measure] = {
     "compute to worst class 50": Measure(_compute_to_worst(0.5), percent=False, higher_is_better=False),
     "before update": _local(lambda _, local: _mean(local["before"])),
     "after update": _local(_mean_after),
-    "after update, mean class": _local(lambda r, local: _mean(_after(r, local))),
-    **{f"after update, class {c}": _local(lambda r, local, c=c: _after(r, local)[c]) for c in range(10)},  # type: ignore[misc]
+    "after update, mean class": _local(lambda inputs, local: _mean(_after(inputs, local))),
+    **{f"after update, class {c}": _local(lambda inputs, local, c=c: _after(inputs, local)[c]) for c in range(10)},  # type: ignore[misc]
     **{f"before update, class {c}": _local(lambda _, local, c=c: local["before"][c]) for c in range(10)},  # type: ignore[misc]
     "before update, mean class": _local(lambda _, local: _mean(local["before"])),
 }

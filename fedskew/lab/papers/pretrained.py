@@ -1,8 +1,10 @@
 """The section of RESULTS.md on pretrained starts: whether label skew still hurts them, and which method helps.
 
-It is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and `method`
-have one network each. The grid with the axis `network` has heads that are computed in closed form, without training.
-They are the same for every split.
+A start is the weights with which training starts, random or pretrained.
+
+The section is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and
+`method` have one network each. The grid with the axis `network` has heads that are computed in closed form, without
+training. These heads are the same for every split.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def closed_forms(sweeps: Sequence[Sweep]) -> dict[str, dict[str, float]]:
 
 
 def pretrained_section(sweeps: Sequence[Sweep], finding: Sequence[str]) -> list[str]:
-    """Write the section. Empty if there are no records."""
+    """Write the section, with the comment `finding`. It is empty if there are no records."""
     if not sweeps:
         return []
     introduction = (
@@ -144,9 +146,9 @@ def _draw(results: Sequence[StartResult], heads: Mapping[str, Mapping[str, float
     colours = {start: f"C{number}" for number, start in enumerate(dict.fromkeys(r.start for r in results))}
     for row, network in zip(axes, networks, strict=True):
         for axis, federation in zip(row, federations, strict=True):
-            own = [r for r in results if (r.network, r.federation) == (network, federation)]
-            axis.set_visible(bool(own))
-            _panel(axis, own, colours, heads.get(network, {}))
+            shown = [r for r in results if (r.network, r.federation) == (network, federation)]
+            axis.set_visible(bool(shown))
+            _panel(axis, shown, colours, heads.get(network, {}))
             axis.set_xticks(betas, [f"β {beta:g}" for beta in betas])
             axis.set_title(f"{network}, {federation}", fontsize=9)
         row[0].set_ylabel("accuracy %", fontsize=9)

@@ -106,11 +106,14 @@ class Protocol:
     splits: Mapping[str, Mapping[str, Any]]
     """Additional settings of splits, by `dataset/split` pattern."""
     methods: Mapping[str, Mapping[str, Any]]
+    """Settings by the paper's name of a method. `at` has those for some datasets and splits only."""
     conditions: Mapping[str, Any]
     """By a condition's name: the configuration key that it sets, or the settings for each of its values."""
     variants: Mapping[str, Mapping[str, Any]]
+    """Named deviations from the protocol: the settings that change, and the reason (`why`)."""
     tables: Mapping[str, TableSpec]
     misprints: tuple[str, ...]
+    """Known flaws of the paper and its program, and illegible numbers."""
 
     def values(
         self, table: str, dataset: str, split: str, condition: str, method: str, variant: str | None = None

@@ -26,7 +26,7 @@ from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, merge_jobs
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells to run, with the same seeds and changed settings."""
+    """Cells to run, the number of seeds, and the settings that all of them change."""
 
     tables: tuple[str, ...]
     """Names such as `fedlmd/table3`, or a paper for all of its tables."""

@@ -1,8 +1,8 @@
 """Jobs (the runs of a sweep), and when two jobs are the same experiment.
 
 Device, engine and number format do not distinguish experiments, because results differ only by rounding. Usually, the
-number of rounds does not distinguish them, because a longer run contains the shorter one. With a method that has a
-`Schedule`, the number of rounds does, because the lengths of the stages may depend on it.
+number of rounds does not distinguish them, because a longer run contains the shorter one. With a method that
+trains in stages (`Schedule`), it does, because the lengths of the stages may depend on it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _init_digest(config: Config) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _file_digest(path: Path, changed: int) -> str:  # noqa: ARG001 - a part of the cache's key
+def _file_digest(path: Path, modified_ns: int) -> str:  # noqa: ARG001 - a part of the cache's key
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -94,7 +94,7 @@ def _partition(config: Config) -> dict[str, Any]:
 
 
 def _canonical(value: Any) -> Any:
-    """Make 1 and 1.0 the same, and also tuples and lists."""
+    """Turn 1.0 into 1, and tuples into lists, so that equal configurations have the same hash."""
     if isinstance(value, dict):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -150,14 +150,14 @@ def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
     """
     found: dict[str, list[Job]] = {}
     for job in jobs:
-        same = found.setdefault(job.identity, [])
-        for i, before in enumerate(same):
+        merged = found.setdefault(job.identity, [])
+        for i, before in enumerate(merged):
             if _can_merge(before.config, job.config):
-                same[i] = _merge(before, job)
+                merged[i] = _merge(before, job)
                 break
         else:
-            same.append(job)
-    return [job for same in found.values() for job in same]
+            merged.append(job)
+    return [job for merged in found.values() for job in merged]
 
 
 def _can_merge(one: Config, other: Config) -> bool:

@@ -36,6 +36,7 @@ MAX_MOVES = 3
 _TIMEOUT = 5.0
 """Seconds to wait for a connection, or for an answer from `_StatusBoard`."""
 _SECONDS_BETWEEN_CHECKS = 1.0
+"""Seconds between two checks of the nodes, and at least between two reports of a run's progress."""
 _PROBE_TIMEOUT = 60.0
 """Seconds in which a node must start a process and look for the shared folder."""
 _LOCK_TIMEOUT = 120.0
@@ -113,7 +114,7 @@ class _RayJobs:
         """Show the progress of jobs, and move the jobs of dead nodes."""
         try:
             reports = self._ray.get(self._board.read.remote(), timeout=_TIMEOUT)
-        except Exception:  # too slow, so look again later
+        except Exception:  # the board is too slow; look again later
             return
         dead = {node["NodeID"]: node["NodeManagerAddress"] for node in self._ray.nodes() if not node["Alive"]}
         for reference, attempt in list(self._running.items()):
