@@ -124,7 +124,7 @@ class TableEncoding:
 
     @property
     def only_numbers(self) -> bool:
-        """Whether each column is one standardised number. Names, means and deviations alone then describe the encoding."""
+        """Whether each column is one standardised number. Then names, means and deviations describe the encoding."""
         return all(column.categories is None and not column.marks_gaps for column in self.columns)
 
     def encode(self, table: RawTable) -> npt.NDArray[np.float32]:

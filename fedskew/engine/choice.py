@@ -123,8 +123,8 @@ def arithmetic(precision: str, deterministic: bool = True) -> Iterator[None]:
 def choose_engine(name: str, model: nn.Module, sample: Tensor, device: torch.device, seconds: float = 0.0) -> str:
     """Resolve `auto`. `sample` is one input of the model, and `seconds` is the estimated duration of the run.
 
-    A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which needs fewer kinds of operations. No engine was timed
-    there. For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its
+    A CUDA GPU uses `stacked`. Apple's GPU uses `plain`, which needs fewer kinds of operations. No engine was timed on
+    Apple's GPU. For a short run on a CPU, `single_process_engine` decides. A long run on a CPU keeps `auto` in its
     configuration, because its engine depends on the machine: `cpu_engine` decides when the run starts. A resumed run
     keeps the engine that it started with.
     """

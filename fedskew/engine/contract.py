@@ -178,8 +178,8 @@ class RoundWork:
     def companion(self, name: str, state: Tensors) -> ModelState:
         """Return the frozen model that the objective knows as `name`.
 
-        The teacher and a model from the client's state have the client's personal tensors. A model from an earlier
-        stage does not.
+        `teacher` is the model that the server sent, and `state/NAME` is a model in the client's state. Both have the
+        client's own personal tensors. Any other name is a model from an earlier stage, which does not have them.
         """
         if name == "teacher":
             return self._with_personal(self.sent, state)
@@ -208,8 +208,8 @@ class RoundWork:
         """Plan the batches of each client.
 
         A full batch has `batch_size` samples, or as many as the round's largest client has, if that is fewer. A last
-        batch of fewer than `smallest` samples is dropped. A round without epochs keeps it, because only passes in eval
-        mode use the batches. Balanced batches need the training `data`, because they depend on the labels.
+        batch of fewer than `smallest` samples is dropped. A round without epochs keeps all batches, because only
+        passes in eval mode use them. Balanced batches need the training `data`, because they depend on the labels.
         """
         largest = max(len(a.samples) for a in self.assignments)
         width, epochs = min(self.local.batch_size, largest), self.local.epochs
@@ -225,7 +225,7 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The clients' results. Tensors have a leading axis of clients, in the order of the assignments."""
+    """The results of K clients. Tensors have a leading axis of clients, in the order of the assignments."""
 
     trained: ModelState
     uplink: Tensors

@@ -119,10 +119,10 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
     batches = _padded([plan.pass_batches for plan in stack.plans])
 
     def one_client(
-        out: Tensors, y: Tensor, keys: Tensor, gradient: Tensors, label_counts: Tensor, state: Tensors
+        out: Tensors, y: Tensor, row_keys: Tensor, gradient: Tensors, label_counts: Tensor, state: Tensors
     ) -> Tensors:
         client = data_pass.work.client(label_counts, state)
-        return data_pass.batch_sums(Seen(Outputs.from_tensors(out), y, keys, gradient), client)
+        return data_pass.batch_sums(Seen(Outputs.from_tensors(out), y, row_keys, gradient), client)
 
     sums: Tensors = {}
     for indices in torch.from_numpy(batches).to(device):
@@ -138,7 +138,7 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
 
 
 def with_opening_pass(network: Network, data: DeviceSamples, work: RoundWork, plans: Sequence[BatchPlan]) -> RoundWork:
-    """Run the opening pass. Return the work with its sums in the states that `RoundWork.client` reads."""
+    """Run the opening pass. Return the work with the sums in the clients' states, for `RoundWork.client`."""
     data_pass, device = DataPass(work, "opening"), data.y.device
     opened: list[Assignment] = []
     for first in range(0, len(plans), _CLIENTS_AT_A_TIME):

@@ -41,6 +41,7 @@ class Evaluator:
     def __init__(self, network: Network, data: DeviceSamples, compile_steps: bool = False) -> None:
         self._network, self._data, self._compile = network, data, compile_steps
         self._programs: list[Callable[[], None]] | None = None
+        """A CUDA graph per batch. None before the first attempt to capture them. Empty if that failed."""
         self._memory: Memory = {}
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 
@@ -129,7 +130,7 @@ class Evaluator:
 def _memory(layouts: tuple[RowLayout, RowLayout], model: ModelState, data: DeviceSamples) -> Memory:
     progress = {
         **_zero_sums(data),
-        "first": torch.zeros((), dtype=torch.int64, device=data.y.device),
+        "first": torch.zeros((), dtype=torch.int64, device=data.y.device),  # the next batch's first sample
     }
     return {**_rows(layouts, model), "data": data.tensors(), "progress": progress}
 
@@ -231,8 +232,8 @@ def _logits(network: Network, model: ModelState, data: DeviceSamples, rows: Tens
 def _parts(rows: Tensor) -> Sequence[Tensor]:
     """Split rows into parts of about equal size.
 
-    If the last part were shorter, it could be a single sample. Models that use the batch's statistics even in eval mode
-    would fail on it.
+    If only the last part were shorter, it could be a single sample. Models that use the batch's statistics even in eval
+    mode would fail on it.
     """
     parts: Sequence[Tensor] = rows.tensor_split(-(-len(rows) // _BATCH))
     return parts

@@ -80,7 +80,7 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
     shared = last = None
     visits = np.zeros(len(work.assignments), np.int64)
     for number, phase in enumerate(part.phases()):
-        last = engine.train(phase_work(work, phase, number, carried, keeps_model=part.own_solver() is not None))
+        last = engine.train(phase_work(work, phase, number, carried, has_second_model=part.own_solver() is not None))
         shared = last if phase.trains != "personal" else shared
         whole = {**last.trained.params, **last.trained.buffers}
         changed = last.trained.params.keys() | work.sent.buffers.keys() | work.personal_names
@@ -101,11 +101,11 @@ def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResul
 
 
 def phase_work(
-    work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], keeps_model: bool = False
+    work: RoundWork, phase: Phase, number: int, carried: Mapping[str, Tensor], has_second_model: bool = False
 ) -> RoundWork:
     """Return the work of one phase. `carried` has the tensors that earlier phases may have changed, stacked by client.
 
-    `keeps_model` means that each client also has a second model, which the phases do not train.
+    `has_second_model` means that each client also has a second model, which the phases do not train.
     """
     trained = {
         "all": work.sent.params.keys(),
@@ -121,26 +121,29 @@ def phase_work(
         sent=sent,
         personal=None,
         assignments=[
-            replace(a, state=_phase_state(a.state, {n: t[row] for n, t in carried.items()}, keeps_model))
+            replace(a, state=_phase_state(a.state, {n: t[row] for n, t in carried.items()}, has_second_model))
             for row, a in enumerate(work.assignments)
         ],
         local=replace(work.local, epochs=work.local.epochs if phase.epochs is None else phase.epochs),
         key=replace(work.key, phase=number),
     )
-    if phase.trains == "personal":
+    if phase.trains == "personal":  # the method's other parts see only the shared tensors
         return replace(phase_of_round, solver=SGD(), server=Mean(), weighting=None)
     if trained & work.personal_names and type(work.solver).direction is not Solver.direction:
         return replace(phase_of_round, solver=SharedSolver(work.solver, work.personal_names))
     return phase_of_round
 
 
-def _phase_state(state: Tensors, carried: Tensors, keeps_model: bool) -> Tensors:
+def _phase_state(state: Tensors, carried: Tensors, has_second_model: bool) -> Tensors:
     """Return a client's state at the start of a phase, without its second model."""
-    return without_personal(state) if keeps_model else {**state, **pack(PERSONAL, carried)}
+    return without_personal(state) if has_second_model else {**state, **pack(PERSONAL, carried)}
 
 
 def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
-    """Train the clients' second models with this solver, and add them to the clients' states."""
+    """Train the clients' second models with this solver, and add them to the clients' states.
+
+    `number` is the number of this phase.
+    """
     starts = [unpack(PERSONAL, a.state) for a in work.assignments]
     own = replace(
         work,

@@ -5,7 +5,7 @@
 ℓ_i is the loss of sample i alone, C is the clip, and z is the noise multiplier. B is the size of the client's full
 batches, which is known in advance. If one sample is replaced, the sum moves by at most 2·C. At the same parameters, the
 sums of the epoch's other batches do not change. An epoch is therefore one Gaussian mechanism with μ = 2/z for each
-sample. If a solver computes several gradients per step, the epoch counts as that many mechanisms.
+sample (`gaussian_privacy`). If a solver computes several gradients per step, the epoch counts as that many mechanisms.
 
 Abadi et al., "Deep learning with differential privacy", CCS 2016. Their amplification by sampling is not used: batches
 are not drawn independently, but cut from a shuffled list.
@@ -142,10 +142,10 @@ def clipped_sums(gradients: Mapping[str, Tensor], clip: float, included: Tensor)
     accurate = ACCURATE[included.device.type]
     rows = {name: g.reshape(len(g), -1) for name, g in gradients.items()}
     norms = torch.stack([torch.linalg.vector_norm(r, dim=1, dtype=accurate) for r in rows.values()]).norm(dim=0)
-    counts = included & norms.isfinite()
-    scale = torch.where(counts, (clip / norms.clamp(min=1e-30)).clamp(max=1.0), 0.0)
-    if not counts.all():
-        rows = {name: torch.where(counts.unsqueeze(1), r, 0.0) for name, r in rows.items()}
+    counted = included & norms.isfinite()
+    scale = torch.where(counted, (clip / norms.clamp(min=1e-30)).clamp(max=1.0), 0.0)
+    if not counted.all():
+        rows = {name: torch.where(counted.unsqueeze(1), r, 0.0) for name, r in rows.items()}
     return {name: (scale @ r.to(accurate)).view(gradients[name].shape[1:]) for name, r in rows.items()}
 
 

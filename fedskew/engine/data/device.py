@@ -29,7 +29,7 @@ class Augmentation(Protocol):
 
     @property
     def moves_pixels_only(self) -> bool:
-        """Whether it only moves or erases pixels."""
+        """Whether it only moves or erases pixels. Compiled code then gives bit-identical images."""
         ...
 
     def augment_raw(self, images: Tensor, keys: Tensor) -> Tensor:

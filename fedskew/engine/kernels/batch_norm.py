@@ -63,7 +63,7 @@ _MAX_SPLITS = 128
 
 
 def _channel_block(clients: int, channels: int) -> int:
-    """Return the widest block, of 128 or 64 channels, with at most a quarter of padding, or else 32.
+    """Return the number of channels per block: 128 or 64 if at most a quarter of them is padding, or else 32.
 
     With few clients, blocks are narrower, so that there are enough programs. There are only three widths, because each
     is compiled separately.
@@ -156,6 +156,7 @@ def launch_normalisation(
     activation: str,
     tiling: Tiling,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Return normalised and activated images, mean and variance. `partial` is the result of `launch_statistics`."""
     from fedskew.engine.kernels.batch_norm_programs import normalisation_program
 
     clients, channels = x.shape[0], x.shape[4]

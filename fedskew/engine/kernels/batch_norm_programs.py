@@ -11,8 +11,11 @@ reverse order, because the last rows of the first time are still in the cache.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
 `groups` times ALIGNED, where ALIGNED is the number of values that one instruction may load. Channels at or after C are
-not `known`. Triton would compile again for sizes that are 1 or multiples of 16, and for weights that are not aligned to
-16 bytes. `do_not_specialize` and `do_not_specialize_on_alignment` prevent this.
+not `known`. A sample has `pixels` rows, and SHIFTS means that this number is a power of two. A split has `chunk` rows,
+or fewer at the end. `spread` is a sum of squared deviations from a mean.
+
+Triton would compile again for sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
+`do_not_specialize` and `do_not_specialize_on_alignment` prevent this.
 """
 
 import triton
@@ -35,6 +38,7 @@ def _counted(valid, row, rows, pixels, SHIFTS: tl.constexpr, HAS_VALID: tl.const
 
 @triton.jit
 def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.constexpr):
+    """Load the values of these channels, or return OTHERWISE for each if the tensor does not exist."""
     found = tl.full(channel.shape, OTHERWISE, dtype=tl.float32)
     if EXISTS:
         found = tl.load(values + channel, mask=known, other=OTHERWISE).to(tl.float32)
@@ -43,7 +47,7 @@ def _per_channel(values, channel, known, EXISTS: tl.constexpr, OTHERWISE: tl.con
 
 @triton.jit
 def _all_statistics(partial, counts, splits, client, channel, known, C):
-    """Combine each split's count, mean and squared deviation into the mean and variance (Chan et al.)."""
+    """Combine each split's count, mean and spread into the mean and variance (Chan et al.)."""
     clients = tl.num_programs(1)
     count = 0.0
     mean = tl.zeros(channel.shape, dtype=tl.float32)
@@ -121,7 +125,7 @@ def statistics_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute count, mean and squared deviation by Welford's recurrence, which is accurate for values far from zero."""
+    """Compute count, mean and spread by Welford's recurrence, which is accurate for values far from zero."""
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -295,7 +299,12 @@ def input_gradient_program(
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
-    """Compute the gradient of the images. The programs of the first split store the gradients of weight and bias."""
+    """Compute the gradient of the images. The programs of the first split store the gradients of weight and bias.
+
+    Let n be the normalised images, and s the gradient of n·weight + bias. Then the gradient of a valid row is
+    (s − mean(s) − n·mean(s·n))·weight/√(var + eps), where the means are over the valid rows. Other rows have the
+    gradient s·weight/√(var + eps).
+    """
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)

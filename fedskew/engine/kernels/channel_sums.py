@@ -23,7 +23,7 @@ def _cut(images: Tensor) -> tuple[int, int, int]:
     """Return the rows and channels of a block, and the number of splits. A thread has two 16-byte loads in flight."""
     clients, samples, h, w, channels = images.shape
     block_channels = power_of_two(16, 64, channels)
-    block_rows = 4 * 32 * 32 // images.dtype.itemsize // block_channels
+    block_rows = 4 * 32 * 32 // images.dtype.itemsize // block_channels  # 4 warps of 32 threads, 32 bytes each
     splits = min(
         blocks(samples * h * w, 4 * block_rows), max(1, _PROGRAMS // (clients * blocks(channels, block_channels)))
     )

@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """The Triton programs of a dense convolution. Each computes one block of a client's result.
 
-Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order, and gradients of the weights
-[splits, K, taps·C, O] are contiguous. Only the input's gradient takes each client's weights in any memory order.
+Sizes are named as in `Geometry`. Images [K, pixels, channels], weights [K, O, taps, C] with taps = KH·KW in row order,
+and gradients of the weights [splits, K, taps·C, O] are contiguous. A split is a `chunk` of the pixels. Only the input's
+gradient takes each client's weights in any memory order.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
 `fixed` programs, for narrow layers, are an exception: their loops are short, and compiled sizes make them faster. C is

@@ -54,7 +54,7 @@ _PROGRAMS = 1056
 
 
 def _channel_block(channels: int) -> int:
-    """Return the largest power of two from 16 to 64 that divides the channels, or else a padded block."""
+    """Return the channels per block: the largest of 64, 32 and 16 that needs no padding, or else one that does."""
     return next((c for c in (64, 32, 16) if channels % c == 0), power_of_two(16, 64, channels))
 
 
@@ -65,7 +65,11 @@ def pass_tiling(shape: Geometry) -> Tiling:
 
 
 def _can_slide(shape: Geometry) -> bool:
-    """Return whether `sliding_programs` can process these images, row by row."""
+    """Return whether `sliding_programs` can process these images, row by row.
+
+    The stride must be 1, and the window needs at least two rows. It must be larger than the padding, or the padding of
+    `Geometry.reversed` would be negative.
+    """
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
 
@@ -73,8 +77,8 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
     """Return a tiling with 8 values per thread. A thread needs registers for a sum per value and tap."""
     block_channels = _channel_block(shape.c)
     pixels = 1024 // block_channels
-    columns = blocks(samples * shape.wo, pixels)
-    max_splits = columns if _can_slide(shape) else max(1, columns * shape.ho // 8)
+    column_blocks = blocks(samples * shape.wo, pixels)
+    max_splits = column_blocks if _can_slide(shape) else max(1, column_blocks * shape.ho // 8)
     splits = min(max_splits, blocks(_PROGRAMS, clients * blocks(shape.c, block_channels)))
     return Tiling(pixels, block_channels, splits=splits)
 

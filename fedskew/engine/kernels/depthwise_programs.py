@@ -1,8 +1,9 @@
 # mypy: ignore-errors
 """The Triton programs of a depthwise convolution. Each computes one block of a client's result.
 
-All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with taps = KH·KW in row order, and gradients of
-the weights [splits, K, taps, C]. A split is a `chunk` of the pixels, over which one program sums the gradient.
+Sizes are named as in `Geometry`. All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with
+taps = KH·KW in row order, and gradients of the weights [splits, K, taps, C]. A split is a `chunk` of the pixels, over
+which one program sums the gradient.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
 number of channels C is `groups` times ALIGNED, where ALIGNED is the number of values that one instruction may load.

@@ -18,7 +18,7 @@ _SIZE = 1024
 
 
 def can_step(param: Tensor, grad: Tensor) -> bool:
-    """Return whether the kernel can update this parameter [K, …]. The clients' values may lie apart in memory."""
+    """Return whether the kernel can update this parameter [K, …]. A client's values must be contiguous."""
     return supported(grad, grad) and param.dtype == torch.float32 and (param.numel() == 0 or param[0].is_contiguous())
 
 

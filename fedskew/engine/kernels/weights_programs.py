@@ -28,7 +28,7 @@ def pack_program(
     """Write all taps of a block of one client's weights to `packed`, whose strides are `to_out`, `to_tap` and `to_in`.
 
     The block has OUTS output channels and CHANNELS input channels, so that it is read and written in runs of memory.
-    Added channels become zero.
+    Added channels become zero. TAP_SLOTS is TAPS rounded up to a power of two.
     """
     client = tl.program_id(1).to(tl.int64)
     channel_blocks: tl.constexpr = (WIDE + CHANNELS - 1) // CHANNELS

@@ -188,7 +188,8 @@ def _is_size(node: fx.Node) -> bool:
 def _is_not_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
     """Return whether no node sees that the assignment `change` writes into the memory of `source`.
 
-    Besides `user`, nodes may only have computed new tensors from `source` before the change.
+    `user` is the node between `source` and the change, or the change itself. Other nodes may only have computed new
+    tensors from `source` before the change.
     """
     others = [node for node in source.users if node is not user and (node.users or node.op == "output")]
     if source.op == "get_attr" or not all(node < change and _makes_tensor(node, module) for node in others):
@@ -204,20 +205,20 @@ _TENSOR_MAKERS = {
     "adaptive_avg_pool2d", "relu", "gelu", "silu", "elu", "tanh", "sigmoid", "softmax", "log_softmax", "batch_norm",
     "layer_norm", "group_norm", "normalize", "size", "dim",
 }  # fmt: skip
-"""Functions and methods whose result is a number, or a tensor that never shares memory with their arguments."""
+"""Functions and methods whose result never shares memory with their arguments."""
 _TENSOR_MAKING_LAYERS = (
     nn.Linear, nn.Conv1d, nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.Embedding,
     nn.MultiheadAttention, nn.RNNBase, nn.AvgPool2d, nn.MaxPool2d, nn.AdaptiveAvgPool2d,
 )  # fmt: skip
 """Layers whose result never shares memory with their input."""
-_NUMBERS = ("shape", "dtype", "device", "ndim")
-"""Attributes of a tensor that are no tensors."""
+_PLAIN_ATTRIBUTES = ("shape", "dtype", "device", "ndim")
+"""Attributes of a tensor that are not tensors."""
 
 
 def _makes_tensor(node: fx.Node, module: nn.Module) -> bool:
     if node.op == "call_module":
         return isinstance(module.get_submodule(str(node.target)), _TENSOR_MAKING_LAYERS)
-    return _called_name(node) in _TENSOR_MAKERS or (node.target is getattr and node.args[1] in _NUMBERS)
+    return _called_name(node) in _TENSOR_MAKERS or (node.target is getattr and node.args[1] in _PLAIN_ATTRIBUTES)
 
 
 def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Operation:
@@ -285,8 +286,8 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
 
     A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
     apply a ReLU before it, if nothing else uses the ReLU's result or its input. If a layer of the model works in place,
-    the ReLU must also follow a convolution: other results may share memory with a tensor that is used or changed
-    elsewhere.
+    the ReLU must also follow a convolution: the results of other layers may share memory with a tensor that is used or
+    changed elsewhere.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
@@ -334,7 +335,7 @@ def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
 # -- operations without a rule -----------------------------------------------------------------------------
 
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
-
+"""Functions of single elements. They are called directly if all stacked arguments have one shape."""
 
 _LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: embedding}
 """Functions that `vmap` would lift wrongly, and what replaces them."""

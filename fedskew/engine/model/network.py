@@ -40,6 +40,7 @@ class Network:
         self._dtype = dtype
         self._autocast = autocast
         self._context = LayerContext()
+        # Both have keyed dropout. Only the second, for padded batches and for stacks, has a BatchNorm of valid rows.
         self._plain, self._stackable = (
             _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
@@ -60,6 +61,7 @@ class Network:
         self._convolves = any(isinstance(m, nn.Conv2d) for m in self._model.modules())
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
+        """The answers of `mixes_rows`."""
 
     def to(self, device: torch.device) -> Network:
         for module in (self._model, self._plain, self._stackable):

@@ -180,8 +180,8 @@ def _convolution(forward: StackedForward, name: str, layer: nn.Conv2d, x: Tensor
     weight, bias, padding = forward.tensor(name, "weight"), forward.tensor(name, "bias"), layer.padding
     assert weight is not None
     if layer.padding_mode != "zeros":
-        wide = F.pad(x.flatten(0, 1), layer._reversed_padding_repeated_twice, layer.padding_mode)
-        x, padding = _split(wide, 0, x.shape[:2]), (0, 0)
+        padded = F.pad(x.flatten(0, 1), layer._reversed_padding_repeated_twice, layer.padding_mode)
+        x, padding = _split(padded, 0, x.shape[:2]), (0, 0)
     if not isinstance(padding, str) and layer.dilation == (1, 1) and kernels.supported(x, weight):
         stride, padding = (layer.stride[0], layer.stride[1]), (padding[0], padding[1])
         if layer.groups == 1 and layer.kernel_size == (1, 1) and (stride, padding) == ((1, 1), (0, 0)):

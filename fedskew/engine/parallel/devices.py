@@ -30,11 +30,12 @@ class DevicesEngine(Engine):
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._trained_kinds: set[tuple[int, str]] = set()
+        """The number of a device, and a method with which it has trained."""
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        # The threads set and restore torch's global random state at the same time, so a thread may restore the
-        # seed of another. Therefore the state is restored once more here.
+        # The threads set and restore torch's global random state at the same time, so a thread may restore a state
+        # that another thread set. Therefore the first state is restored once more here.
         with torch.random.fork_rng(devices=[]):
             results = self._results(work, shares)
         for engine in self._engines:

@@ -218,6 +218,7 @@ class StackedEngine(Engine):
         self._compile = compile_steps and data.y.device.type == "cuda"
         self._max_slots = max_slots
         self._abilities: dict[str, tuple[Sequence[Part], _Ability]] = {}
+        """The method's parts and the engine's ability, by kind of work (`_work_kind`)."""
         self._slots: dict[int, tuple[str, Slots]] = {}
         """Kind of work and slots, by phase of the local training. Methods without a personal part have one phase."""
         self._prefetched: tuple[RoundWork, list[BatchPlan]] | None = None
@@ -313,7 +314,10 @@ class StackedEngine(Engine):
         torch.cuda.empty_cache()
 
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
-        """Return the number of rows of a batch, with padding. A GPU uses few numbers: each needs its own CUDA graph."""
+        """Return the number of rows of a batch, with padding.
+
+        A GPU rounds it up to a power of two or to the batch size, because each number needs its own CUDA graph.
+        """
         width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:
             return width
