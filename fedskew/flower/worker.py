@@ -16,10 +16,12 @@ import sys
 import threading
 import time
 import traceback
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.flower import audit
+from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.contract import ContractMismatch
 from fedskew.flower.frames import receive_frame, send_frame
@@ -53,6 +55,7 @@ def main(site: str, superexec: int) -> None:
 def serve(site: Path, listener: socket.socket) -> None:
     """Answer ClientApps. Return when the app's code has changed, or when none connects for `patience` seconds."""
     handler = _RequestHandler(site)
+    sys.meta_path.insert(0, handler.finder)
     while True:
         listener.settimeout(handler.patience)
         try:
@@ -71,6 +74,21 @@ def serve(site: Path, listener: socket.socket) -> None:
                 continue
 
 
+class _AppFinder:
+    """Finds the package of the app that the site received last.
+
+    Otherwise, the package could be imported from an earlier app, or from the site's own copy in the current folder or
+    in PYTHONPATH. These may be old versions.
+    """
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        """The import path of the ClientApp. It begins with the folder of the received app."""
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, self.paths) if name == PACKAGE else None
+
+
 class _RequestHandler:
     """Answers every request, perhaps with a refusal. It reads site.yaml and the data again if they have changed.
 
@@ -84,7 +102,8 @@ class _RequestHandler:
         """The configuration's modification time and the data's version when both were last read."""
         self._site: Site | None = None
         self._apps: list[str] = []
-        """Folders of apps, from which methods and models may be imported."""
+        """Folders of received apps, from which methods and models may be imported."""
+        self.finder = _AppFinder()
         self._last_problem = ""
         self.idle: float | None = None
         """Seconds to wait for the next ClientApp. None means no limit."""
@@ -121,7 +140,8 @@ class _RequestHandler:
 
     def _answer(self, facts: Facts, payload: bytes) -> Answer:
         try:
-            new = [path for path in facts.pop("paths", []) if path not in sys.path]
+            self.finder.paths = facts.pop("paths", [])
+            new = [path for path in self.finder.paths if path not in sys.path]
             self._apps += new
             sys.path += new
             site = self._current_site()

@@ -75,14 +75,16 @@ def write_files(folder: Path) -> Path:
 
 
 @contextmanager
-def started(folder: Path) -> Iterator[Running]:
+def started(folder: Path, current: Path | None = None) -> Iterator[Running]:
+    """Start a worker, in the folder `current` if there is one."""
     site = write_files(folder)
     contract = Contract.from_dataset(load(str(folder / "digits.npz")))
     config = resolve_config(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
     guardian = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     command = [sys.executable, "-m", "fedskew.flower.worker", str(site), str(guardian.pid)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
     with (folder / "log").open("wb") as log:
-        worker = subprocess.Popen(command, start_new_session=True, stderr=log)
+        worker = subprocess.Popen(command, start_new_session=True, stderr=log, cwd=current, env=env)
     terms = {"contract": contract.to_json(), "config": config.to_mapping() | {"data": {"name": "federation"}}}
     try:
         yield Running(guardian, worker, site, terms)
@@ -246,14 +248,24 @@ def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) 
     assert not socket_path(running.site, running.guardian.pid).exists()
 
 
+def write_app(folder: Path, code: str = "") -> str:
+    """An app with a model. `code` is executed when the app is imported."""
+    folder.mkdir()
+    (folder / "federation_app.py").write_text(
+        f"{code}\nfrom torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    )
+    return str(folder)
+
+
+def with_own_model(running: Running) -> dict[str, Any]:
+    """The terms of a run with the app's model."""
+    return {"terms": {**running.terms, "config": {**running.terms["config"], "model": "federation_app:make"}}}
+
+
 def test_it_gives_way_when_the_app_brings_other_code(running: Running, tmp_path: Path) -> None:
     for version in ("one", "two"):
-        (tmp_path / version).mkdir()
-        (tmp_path / version / "federation_app.py").write_text(
-            "from torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
-        )
-    config = {**running.terms["config"], "model": "federation_app:make"}
-    own = {"terms": {**running.terms, "config": config}}
+        write_app(tmp_path / version)
+    own = with_own_model(running)
     assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180
     assert running.asked(**own, paths=[str(tmp_path / "one")])["samples"] == 180
     with running.connected() as connection:
@@ -261,3 +273,14 @@ def test_it_gives_way_when_the_app_brings_other_code(running: Running, tmp_path:
         with pytest.raises((EOFError, ConnectionError)):
             receive_frame(connection)
     assert running.worker.wait(PATIENCE) == 0
+
+
+def test_it_imports_the_app_that_it_received_last(tmp_path: Path) -> None:
+    """Not the site's own copy in the current folder, nor an earlier app of which it has imported nothing."""
+    old = "raise RuntimeError('an old version')"
+    copy, first = write_app(tmp_path / "copy", old), write_app(tmp_path / "first", old)
+    second = write_app(tmp_path / "second")
+    (tmp_path / "site").mkdir()
+    with started(tmp_path / "site", Path(copy)) as running:
+        assert running.asked(paths=[first, copy])["samples"] == 180
+        assert running.asked(**with_own_model(running), paths=[second, copy]).get("samples") == 180
