@@ -108,7 +108,7 @@ class Race:
     def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
         """Return the plan with a final that still fits into the budget.
 
-        The first estimates may have been too low, and FedAvg may have taken part beyond the planned size of a rung.
+        The first estimates may have been too low. FedAvg's candidates may also have made a rung larger than planned.
         """
         if self.record.final_plan is None:
             left = (

@@ -131,7 +131,7 @@ class _PauseAt(Callback):
 
 
 def serve(request: Message, report: Report, make_federation: MakeFederation = shared_federation) -> Message:
-    """Run a trial in this process. It uses only the training data of its federation."""
+    """Run a trial in this process. The test set of its federation is not used."""
     began = time.perf_counter()
     config, folder = Config.from_mapping(request["config"]), Path(request["folder"])
     prepared = prepare(config, validation_federation(make_federation(config), config.seed, request["fraction"]))

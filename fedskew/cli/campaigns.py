@@ -83,7 +83,7 @@ class JobProgress(Watcher):
 
     @property
     def total_rounds(self) -> int:
-        """Number of rounds of all runs, as far as it is known."""
+        """Number of rounds of all runs. A run that has not begun counts as configured."""
         return sum(self._total_rounds.values())
 
     @property

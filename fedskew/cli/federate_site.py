@@ -200,7 +200,7 @@ def _show_column_sums(site: SiteConfig, contract: Contract, federation: Federati
 
 
 def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -> None:
-    """Show what the site will answer in a survey. An answer that it has given is repeated."""
+    """Show what the site will answer in a survey. If it has answered before, it will repeat that answer."""
     from dataclasses import replace
 
     from fedskew.cli.federate_inquiries import describe_column

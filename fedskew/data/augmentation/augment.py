@@ -134,7 +134,7 @@ _ENTRIES = (
     AugmentationEntry("crop", "zero-pad by 4, random crop", lambda _: Crop(padding=4, mode="zero")),
     AugmentationEntry(
         "crop-reflect", "reflect-pad by 4 (by 8 if 64×64 or larger), random crop", _reflect_crop, smallest_side=5
-    ),  # reflecting 4 pixels needs 5
+    ),  # reflecting 4 pixels needs a side of 5
     AugmentationEntry("flip", "mirror half of the images left to right", lambda _: Flip()),
     AugmentationEntry(
         "cutout",

@@ -345,17 +345,17 @@ def _label_column(table: Table, label: str | None) -> str:
         if label not in table.columns:
             raise unknown(f"label column in {table.where}:", str(label), table.columns)
         return label
-    called = next((column for name in LABEL_NAMES for column in table.columns if column.lower() == name), None)
+    by_name = next((column for name in LABEL_NAMES for column in table.columns if column.lower() == name), None)
     if len(table.class_names) == 1:
         with_names = next(iter(table.class_names))
-        if called not in (None, with_names) and with_names.lower() not in LABEL_NAMES:
+        if by_name not in (None, with_names) and with_names.lower() not in LABEL_NAMES:
             raise UserError(
-                f"{table.where}: column {with_names!r} has class names, but column {called!r} has the name of a label; "
-                "name the label column with label=NAME"
+                f"{table.where}: column {with_names!r} has class names, but column {by_name!r} has the name of a "
+                "label; name the label column with label=NAME"
             )
         return with_names
-    if called is not None:
-        return called
+    if by_name is not None:
+        return by_name
     raise UserError(
         f"{table.where}: no column named {', '.join(LABEL_NAMES)}; name the label column with label=NAME; "
         f"columns: {', '.join(table.columns)}"
