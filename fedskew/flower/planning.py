@@ -22,6 +22,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import refuse_unfit
 from fedskew.flower.settings import FederationSettings, read_settings
 from fedskew.flower.versions import version_problem
+from fedskew.user_code import importing_from_current_folder
 
 
 def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
@@ -46,7 +47,10 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
 
 def resolve_config_at_site(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
-    """Resolve the configuration of an app at a site. Only the server has the file of `init`, so its hash stays."""
+    """Resolve the configuration of an app at a site.
+
+    Only the server has the file of `init`. The site does not read it, but keeps its hash, which the app has.
+    """
     resolved = resolve_config(replace(config, init=None), contract, sites)
     return replace(resolved, init_sha256=config.init_sha256)
 
@@ -118,12 +122,22 @@ def require_app_code(path: str | Path, config: Config) -> None:
     for name in (*config.method.split("+"), config.model):
         if name.strip().partition(":")[0].partition(".")[0] != PACKAGE:
             continue
-        found = find_spec(PACKAGE)
-        if found is None or found.origin is None or Path(found.origin).resolve().parent != package.resolve():
+        if not _is_found(package):
             raise UserError(
                 f"{name.strip()!r} is code of the app, which this command would execute; expected PYTHONPATH="
                 f"{package.parent}, after you have read the code in {package}"
             )
+        with importing_from_current_folder():
+            if not _is_found(package):
+                raise UserError(
+                    f"the current folder has another {PACKAGE}, which Python imports first; expected another folder"
+                )
+
+
+def _is_found(package: Path) -> bool:
+    """Whether Python would import this package under its name."""
+    found = find_spec(package.name)
+    return found is not None and found.origin is not None and Path(found.origin).resolve().parent == package.resolve()
 
 
 def _project_file(path: str | Path) -> Path:

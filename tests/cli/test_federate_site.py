@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,15 @@ def test_code_of_the_app_is_executed_only_if_the_user_agrees(
         assert message in capsys.readouterr().err
     assert not (app / "federation_app" / "ran").exists()
     monkeypatch.syspath_prepend(str(app))
+    shutil.copytree(app, site / "other")
+    monkeypatch.chdir(site / "other")  # the method would be imported from here
+    for command in commands:
+        assert main(command) == 2
+        assert (
+            "error: the current folder has another federation_app, which Python imports first"
+            in capsys.readouterr().err
+        )
+    monkeypatch.chdir(site)
     for command in commands:
         assert main(command) == 0
     for module in ("federation_app", "federation_app.mine"):
