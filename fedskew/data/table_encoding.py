@@ -40,7 +40,7 @@ class Strings:
 
     def to_list(self) -> list[str | None]:
         """Return each row's text, or None for a gap."""
-        texts = (*self.values, None)
+        texts = (*self.values, None)  # −1, the code of a gap, is the last entry
         return [texts[code] for code in self.codes.tolist()]
 
 
@@ -292,8 +292,9 @@ def _mark_categories(
 ) -> npt.NDArray[np.bool_]:
     """Set the feature of each row's category to 1, and return which rows are gaps."""
     place = {value: number for number, value in enumerate(categories)}
+    # Unknown values have no category (−1), and neither has a gap: its code, −1, is the last entry.
     lookup = np.array([*(place.get(value, -1) for value in column.values), -1], np.int64)
-    known = lookup[column.codes]
-    rows = np.flatnonzero(known >= 0)
-    out[rows, start + known[rows]] = 1.0
+    category = lookup[column.codes]
+    rows = np.flatnonzero(category >= 0)
+    out[rows, start + category[rows]] = 1.0
     return column.codes < 0

@@ -82,7 +82,7 @@ class PrivateGradient:
         }
 
     def _planned_samples(self, part: LossPart | None) -> int:
-        """Return how many samples of a full batch this part of the loss uses."""
+        """Return how many samples of a full batch this part of the loss uses. An empty half means the whole batch."""
         halves = {"first": -(-self._full_batch // 2), "second": self._full_batch // 2}
         return halves.get(part or "", 0) or self._full_batch
 

@@ -27,7 +27,7 @@ class Counts(CountedPartition):
     names are optional. If the data has too few samples, all counts are scaled down. Samples beyond the counts are not
     used.
 
-    Columns are matched to classes by name, in any order. If one column has the name of a class, all must have one. If
+    Columns are matched to classes by name, in any order. If one column has the name of a class, all columns must. If
     none has, the first column is the first class, and so on. Classes without a column are left out. If there are more
     columns than classes, several columns share a class.
     """

@@ -58,7 +58,7 @@ class LabelsPerClient(FewLabels):
         self.require_clients(self.clients, len(labels))
         clients = np.arange(self.clients)
         orders = random_orders(self.clients, labels.classes, seed, "partition labels")
-        rank = np.argsort(orders, axis=1)
+        rank = np.argsort(orders, axis=1)  # each class's place in the client's random order
         rank[clients, clients % labels.classes] = -1  # client i always has class i mod C
         return self.share(np.argsort(rank, axis=1)[:, : self.labels_per_client], labels)
 

@@ -172,6 +172,7 @@ class Partition(ABC):
             found = "None" if drawn is None else f"a {type(drawn).__name__} ({error})"
             reason = f"draw returned {found}; expected a list with one array of sample indices per client"
             raise self.error(reason) from error
+        # `join` silently turns fractions and masks into whole numbers.
         for part, indices in zip(drawn, joined, strict=True) if joined is not drawn else ():
             array = np.asarray(part)
             if array.dtype.kind == "b" or bool(np.any(array != indices)):

@@ -25,7 +25,7 @@ def load_digits() -> Dataset:
     They have no official split. The test set is a fixed fifth of each class.
     """
     rows = np.loadtxt(_digits_file(), delimiter=",")
-    x = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)
+    x = np.rint(rows[:, :-1].reshape(-1, 1, 8, 8) * (255 / 16)).astype(np.uint8)  # the file has grey levels 0 to 16
     y = rows[:, -1].astype(np.int64)
     train, test = stratified_holdout(y, TEST_FRACTION, "digits")
     return Dataset(

@@ -23,7 +23,7 @@ class MedicalImages:
     """One of MedMNIST's datasets.
 
     Sizes, classes and checksums are those in the package medmnist 2.1.0 (info.py), which downloads from `URL`. The
-    licence of dermamnist is the one that medmnist states since version 2.2.3.
+    licence of dermamnist is the one that medmnist has stated since version 2.2.3.
     """
 
     name: str

@@ -120,6 +120,7 @@ def _sizes(x: Tensor) -> tuple[int, int, int]:
 
 
 def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
+    """Return the mask as bytes. If it is missing, return the images in its place, as in `_by_client`."""
     return x if valid is None else valid.contiguous().view(torch.uint8)
 
 
