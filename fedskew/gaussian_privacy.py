@@ -48,4 +48,5 @@ def _log_normal(x: float) -> float:
     """Compute log Φ(x), even where Φ itself is too small for a float."""
     if x > -30:
         return math.log(_normal(x))
+    # For smaller x, the first two terms of the asymptotic series of Φ.
     return -x * x / 2 - math.log(-x) - math.log(2 * math.pi) / 2 + math.log1p(-1 / (x * x))

@@ -1,6 +1,6 @@
 """NVIDIA's Multi-Process Service (MPS), which lets several processes compute on a GPU at the same time.
 
-Without it, processes take turns on the GPU, and a small model leaves most of the GPU idle during its turn.
+Without it, processes take turns on the GPU, and a process that trains a small model leaves most of the GPU idle.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers GET requests whose `Host` is this machine.
 
-        A web page from elsewhere may point its own host name at 127.0.0.1, to read the metrics through a browser
-        on this machine. Its requests have another `Host` and are refused.
+        The owner of a web page can point its host name at 127.0.0.1, so that the page reads the metrics through a
+        browser on this machine. The page's requests have that name as `Host`, so they are refused.
         """
 
         def do_GET(self) -> None:

@@ -184,7 +184,7 @@ def main(options: list[str]) -> None:
         _run_superexec(f"127.0.0.1:{port}", supernode, Path(site))
         return
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads this name when it exits
+    sys.argv = ["flower-supernode", *options, "--isolation", "process"]  # Flower reads the program's name when it exits
     fleet_http_connection.make_simple_http_retry_invoker = patient_retry_invoker  # type: ignore[attr-defined]
     flower_supernode()
     # Flower gave up on the server. The SuperNode would stay alive without another attempt to connect, so no service

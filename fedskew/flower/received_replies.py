@@ -22,6 +22,7 @@ from fedskew.flower.wire import Facts, digest
 
 FOLDER = "received"
 _NAME = re.compile(r"round-(\d+)\.(.+)")
+"""The name of a reply's file. It has the round and the site."""
 
 
 class ReceivedReplies:

@@ -18,8 +18,8 @@ from fedskew.flower.wire import Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
-"""A site's state stays at the site. In its place, the server keeps one number under this key: the model's round after
-which the site saved the state."""
+"""A site's state stays at the site. In its place, the server keeps one number under this key: for how many rounds the
+model had been trained when the site saved the state."""
 
 
 @dataclass(frozen=True)

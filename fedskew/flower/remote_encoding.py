@@ -43,7 +43,10 @@ class FittedEncoding:
 
 
 def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) -> FittedEncoding:
-    """Ask the connected sites for their sums, and fit the encoding. A site that declines can still train."""
+    """Ask the connected sites for their sums, and fit the encoding. A site that declines can still train.
+
+    `draft` is the app's contract, whose encoding is not fitted yet.
+    """
     assert draft.encoding is not None
     sites.wait_for(settings.begin_with or settings.required_sites)
     sites.wait_for_greetings(settings.grace_seconds)

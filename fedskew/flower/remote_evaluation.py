@@ -57,7 +57,7 @@ class SiteEvaluation:
 
     @property
     def by_sites(self) -> bool:
-        """Whether the sites' test data give a row's `evaluation`. Otherwise, the server's test data do."""
+        """Whether the sites' test data give the `evaluation` of a round's row. Otherwise, the server's test data do."""
         return self._settings.evaluation == "sites"
 
     def test_request(self, tested: TestedModel, labels: Labels, frozen: Sequence[str] = ()) -> Facts | None:

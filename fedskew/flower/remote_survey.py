@@ -23,7 +23,8 @@ from fedskew.flower.wire import Facts, Garbled, is_count, one_line
 COUNTS, SURVEY = "counts.csv", "survey.json"
 _MAX_VALUES = 10_000
 """The maximum number of categories per column that a site may name."""
-_BOUNDS = ("low", "median", "high")
+_SUMMARY = ("low", "median", "high")
+"""What a site reports of a column of numbers (see `site_survey`). All three are None if the column has few values."""
 
 
 def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings) -> dict[str, Any]:
@@ -69,10 +70,10 @@ def _is_column(found: Any) -> bool:
         values = found.get("values")
         is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(map(_is_text, values))
         return is_list and found.keys() == {"name", "kind", "missing", "values"}
-    bounds = [found.get(key) for key in _BOUNDS]
-    are_numbers = all(isinstance(b, int | float) and abs(b) <= sys.float_info.max for b in bounds)
-    has_form = are_numbers or bounds == [None] * len(bounds)  # a column of too few values has no bounds
-    return found.get("kind") == "number" and has_form and found.keys() == {"name", "kind", "missing", *_BOUNDS}
+    summary = [found.get(key) for key in _SUMMARY]
+    are_numbers = all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in summary)
+    has_form = are_numbers or summary == [None] * len(summary)
+    return found.get("kind") == "number" and has_form and found.keys() == {"name", "kind", "missing", *_SUMMARY}
 
 
 def _is_text(value: Any) -> bool:

@@ -84,7 +84,7 @@ class SiteTraining:
         others: dict[int, Facts] = {}
         if test_request is not None:
             idle = [client for client in self._sites.online if client not in participants]
-            # The entry `kind` makes these requests tests. The requests to the participants have the kind `train`.
+            # The entry `kind` makes each of these requests a test. Requests to the participants have the kind `train`.
             others = {c: {"kind": "evaluate", **test_request, **(kept or {}).get(c, {})} for c in idle}
         payload = to_bytes(work_tensors(plan.work, plan.stage.concatenates))
         answers = self._request_updates(plan.before.round, round_name(plan), participants, others, payload)

@@ -6,9 +6,9 @@ times its usual time, and more than `at_least` seconds. So the round waits for a
 site that hangs.
 
 Before a site's first reply to a kind of work, its usual time is unknown, and only the round's time-out limits the wait.
-After the site has missed a time-out for such work, the median over the reply times of all sites for such work stands in
-for its usual time. After any missed time-out, this holds for every kind of work to which the site has never replied,
-until the site replies to something.
+After the site has missed a time-out for such work, its usual time is the median over the reply times of all sites for
+such work. After any missed time-out, this holds for every kind of work to which the site has never replied, until the
+site replies to something.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ReplyTimes:
         """The site's usual time for this kind of work. None if it is not known."""
         known = list(self._seconds.get((client, work), ()))
         if not known and (client in self._silent or (client, work) in self._missed):
-            known = [seconds for (_, done), times in self._seconds.items() if done == work for seconds in times]
+            known = [seconds for (_, other), times in self._seconds.items() if other == work for seconds in times]
         return median(known) if known else None
 
     def limit(self, client: int, work: str) -> float:

@@ -63,7 +63,9 @@ _TRAINING: Mapping[str, Check] = {
     "share_loss": _FLAG,
     "noise": _PAIR,
 }
+"""What a request for training must have."""
 _OPTIONAL: Mapping[str, Check] = {"central_noise": _PAIR, "local_tests": _FLAG, "tests": _or_none(_MAPPING)}
+"""What a request for training can have in addition."""
 _TESTS: Mapping[str, Check] = {
     "detail": _TEXT,
     "labels": _or_none((_is_list_of_counts, "a list of labels")),
@@ -72,6 +74,7 @@ _TESTS: Mapping[str, Check] = {
     "round": _COUNT,
     "notes": _MAPPING,
 }
+"""What the entry `tests` of a request for training must have."""
 _LABEL_SURVEY: Mapping[str, Check] = {"predictions": _FLAG}
 _STAGE_SURVEY: Mapping[str, Check] = {
     "client": _COUNT,

@@ -29,7 +29,7 @@ _MAY_CHANGE = (
     "survey", "evaluate_only", "purpose", "tested_model",
 )  # fmt: skip
 """Settings that may change when a run resumes: how long and for how many sites the server waits, how often it attempts
-a round, the folder, and what the server asks without training."""
+a round, the folder, and the settings of surveys and tests without training."""
 
 
 class RunRecord:

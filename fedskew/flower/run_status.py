@@ -26,9 +26,10 @@ from fedskew.platforms import is_alive, start_time
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
-_CLOCK_SECONDS = 60.0
-"""Tolerance in seconds when start times are compared, because the system's clock may have been corrected since."""
+_START_ERROR_SECONDS = 60.0
+"""The largest error of a process's start time. It has an error if the system's clock has been corrected since."""
 _ANSWERS = ("reply", "refused", "failed")
+"""The events with which a site answers a request."""
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
 """The state of a site after an event."""
 
@@ -145,13 +146,13 @@ class RunHistory:
                 self._sites[name].waiting_since = entry["time"]
                 self._works[name] = str(entry.get("work", entry["kind"]))
         elif entry.get("site") in self._names:
-            self._add_time(entry)
+            self._add_reply_time(entry)
             _update_status(self._sites[entry["site"]], entry)
 
-    def _add_time(self, entry: Entry) -> None:
-        """Add the time of a site's reply, or a reply that was not there in time, as the running server does.
+    def _add_reply_time(self, entry: Entry) -> None:
+        """Record how long a site took to reply, or that it missed a time-out, as the running server does.
 
-        A refusal or a failure says nothing about the time. A reply to a greeting does not count either.
+        A refusal or a failure does not show how long the work takes. A reply to a greeting does not count either.
         """
         name, event = entry["site"], entry["event"]
         number, since = self._names.index(name), self._sites[name].waiting_since
@@ -203,9 +204,9 @@ def _open_attempt(began: Entry) -> Attempt:
 
 
 def _is_newer(process: int, time: str) -> bool:
-    """Whether a process began after this time. If so, another process had its number at that time."""
+    """Whether a process began after this time. If so, the process that had its number before has ended."""
     began = start_time(process)
-    return began is not None and began > datetime.fromisoformat(time).timestamp() + _CLOCK_SECONDS
+    return began is not None and began > datetime.fromisoformat(time).timestamp() + _START_ERROR_SECONDS
 
 
 def _update_status(site: SiteStatus, entry: Entry) -> None:

@@ -43,11 +43,11 @@ def _option(default: Any, check: Check, help: str) -> Any:
 
 def _names(key: str, value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, list | tuple) else str("" if value is None else value).split(",")
-    sites = tuple(" ".join(str(name).split()) for name in names)  # as a server reads a site's name in a message
+    sites = tuple(" ".join(str(name).split()) for name in names)  # as `one_line` does with the name in a site's message
     if not all(sites) or len(set(sites)) < len(sites):
         raise invalid_value(key, value, "different names, separated by commas")
     if unusable := [name for name in sites if "/" in name]:
-        raise invalid_value(key, unusable[0], "a name without /, because file names contain it")
+        raise invalid_value(key, unusable[0], "a name without /, because it is a part of file names")
     return sites
 
 

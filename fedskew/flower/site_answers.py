@@ -1,6 +1,6 @@
 """Answers that a site computes only once. They are on disk before they leave, so a restart does not forget them.
 
-A server that may ask about the same data again and again learns more with each answer. So the site records its test
+A server that asks about the same data again and again learns more with each answer. So the site records its test
 results, sums and counts. A repeated request gets the recorded answer, even if the data have changed since. Otherwise,
 the difference of two answers would show the rows that changed. The site also limits how many different requests for the
 same thing it answers.

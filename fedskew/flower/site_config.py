@@ -46,6 +46,7 @@ class SiteConfig:
     data_params: Mapping[str, Any] = field(default_factory=dict)
     """The options with which the data are loaded: the keys of `data` other than `name`."""
     data_dir: str | None = None
+    """The folder with the files of a named dataset."""
     state: str = "state"
     device: str = "auto"
     threads: int | None = None

@@ -79,7 +79,7 @@ class SiteLedger:
             )
 
     def charge(self, release: Release) -> None:
-        """Record an update before it leaves, or refuse it. The lock keeps two processes from overspending."""
+        """Record an update before it leaves, or refuse it. The lock keeps two processes from exceeding the budget."""
         try:
             with self._log.locked():
                 self.require_budget(release)

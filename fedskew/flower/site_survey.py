@@ -120,8 +120,8 @@ def _describe_numbers(name: str, column: Numbers, smallest: int) -> dict[str, An
         return entry | {"low": None, "median": None, "high": None}
     low, median, high = (float(values[position]) for position in (outside, len(values) // 2, len(values) - 1 - outside))
     step = _step(high - low, abs(median))
-    bounds = (math.floor(low / step), round(median / step), math.ceil(high / step))
-    return entry | dict(zip(("low", "median", "high"), (_plain(number * step) for number in bounds), strict=True))
+    multiples = (math.floor(low / step), round(median / step), math.ceil(high / step))
+    return entry | dict(zip(("low", "median", "high"), (_plain(number * step) for number in multiples), strict=True))
 
 
 def _step(distance: float, size: float) -> float:

@@ -24,7 +24,7 @@ _CHOSEN_BY_SERVER = ("notes", "companions", "kept")
 
 @dataclass(frozen=True)
 class SiteTrainings:
-    """The trainings of one site. `most` is the number of different requests for the same round that it answers."""
+    """The trainings of one site. The site answers at most `most` different requests for the same round."""
 
     state_folder: Path
     most: int

@@ -97,7 +97,7 @@ def _tls_context(authority: Path | None) -> ssl.SSLContext:
     """Make a context that trusts this authority's certificate, or the authorities of the system."""
     try:
         return ssl.create_default_context(cafile=authority)
-    except OSError as error:  # ssl.SSLError is one, too
+    except OSError as error:  # ssl.SSLError is an OSError, too
         raise UserError(
             f"cannot read {authority} ({error.strerror or error}); expected an authority's certificate in PEM, as the "
             "server's operator sends it"

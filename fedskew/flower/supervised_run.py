@@ -32,6 +32,7 @@ WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 """Seconds before each restart. If a whole series of restarts brings no new update from a site, the run has failed."""
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
+"""Seconds in which `flwr stop` must end. After that, the stopped run has as many seconds to unlock its folder."""
 _LOGGED = re.compile(r"fedskew: (.*)")
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 

@@ -36,7 +36,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     With `column_sums`, the server fits the encoding of the tables to sums that the sites send.
     """
     federation = build_federation(config)
-    # A note may say that a file of counts changed the classes. The sites' data would still have the old ones.
+    # If there are notes, a file of counts may have changed the classes. The sites' data would still have the old ones.
     if federation.notes:
         data = load(config.data, config.data_dir, **data_options(config))
         if federation.dataset.classes != data.classes:
@@ -46,7 +46,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
             )
     names = site_names(federation)
     is_secure = bool(settings.get("secure_aggregation"))
-    keys = make_credentials(folder / "keys", names) if is_secure else None  # the app then lists their public keys
+    keys = make_credentials(folder / "keys", names) if is_secure else None  # the app then has the sites' public keys
     values = {
         "minimum": federation.clients,
         **_test_settings(config, is_secure),
@@ -58,7 +58,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
     contract = contract.draft() if column_sums else contract
     planned = make_settings(names, values)
     app = folder / "app"
-    with TemporaryDirectory() as drafts:  # if the folder has another run, its app and its split stay
+    with TemporaryDirectory() as drafts:  # if `folder` has another run, that run's app and split must stay
         draft, split = Path(drafts) / "app", Path(drafts) / "split.json"
         write_app(draft, planned, contract, resolve_config(config, contract, names))
         federation.save_split(split)
@@ -77,7 +77,7 @@ def plan_trial(folder: Path, config: Config, settings: Mapping[str, Any], column
 
 
 def _require_same_run(folder: Path, app: Path, split: Path) -> None:
-    """Refuse a folder whose run has other settings or other data."""
+    """Refuse a folder whose run has other settings than `app`, or other data than `split`."""
     settings, contract, config = read_app(app)
     run = RunFolder(settings.folder)
     if not run.config_path.exists():

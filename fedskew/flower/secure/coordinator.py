@@ -1,4 +1,7 @@
-"""The server's side of a session of secure aggregation: pass on keys and shares, and remove the masks from the sum."""
+"""The server's side of a session of secure aggregation: pass on keys and shares, and remove the masks from the sum.
+
+`__init__.py` lists the steps of a session by number.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ class Coordinator:
         return {name: keys.to_json() for name, keys in self._keys.items()}
 
     def receive_shares(self, sealed: Mapping[str, dict[str, str]]) -> None:
-        """After step 2: keep each site's encrypted shares, by receiver."""
+        """After step 2: keep the encrypted shares. `sealed[a][b]` has those that site a sends to site b."""
         self._sealed = dict(sealed)
 
     @property

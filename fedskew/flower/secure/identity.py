@@ -1,8 +1,8 @@
 """Sites' identities: node keys, which sign session keys and lists of contributors, and the roster of public keys.
 
 The roster is part of the federation's app. Before a site's administrator approves the app, the administrator asks the
-other sites for their fingerprints, for example by telephone, and compares them with the roster. So a server cannot
-pretend to be a site.
+other sites for the fingerprints of their keys, for example by telephone, and compares them with the roster. So a server
+cannot pretend to be a site.
 """
 
 from __future__ import annotations

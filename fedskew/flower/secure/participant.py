@@ -1,6 +1,7 @@
 """The site's side of a session of secure aggregation.
 
-A site takes each step once, in order. Its refusals in `confirm` and `unmask` protect it from a dishonest server.
+A site takes each step once, in order. `__init__.py` lists the steps by number. The refusals in `confirm` and `unmask`
+protect the site from a dishonest server.
 """
 
 from __future__ import annotations
@@ -125,7 +126,9 @@ class Participant:
     def mask(self, vector: Vector, request: str) -> Vector:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
         if self._next != "confirm" or self._request:
-            raise UserError("this session's masks are used already; a second vector would reveal the difference")
+            raise UserError(
+                "this session's masks have been used; a second vector would reveal the difference of the two"
+            )
         self._request = request
         masked = vector + expand_seed(self._seed, len(vector))
         for peer in self._held_shares.keys() - {self._name}:
@@ -137,8 +140,8 @@ class Participant:
 
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
         of the session's sites have signed the sum's list. If sites also signed lists without themselves, a server could
-        have several lists unmasked for the same request, each by other sites in another session. The difference of two
-        sums could be a single vector.
+        have the sums over several lists unmasked for the same request, each in another session and with other signers.
+        The difference of two sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:

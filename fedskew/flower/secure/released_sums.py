@@ -3,8 +3,9 @@
 A repeated round gives the same updates. If the sums over two different sets of sites were unmasked, they could differ
 by a single update. So for one request, a site helps to unmask the sum over only one set of sites.
 
-A server could also make a tiny change to a request and ask again. So a site helps to unmask only a few different
-requests for the same round or test. The record is in the site's state folder, so it survives a restart of the worker.
+A server could also make a tiny change to a request and ask again. So a site helps to unmask the sums of only a few
+different requests for the same round or test. The record is in the site's state folder, so it survives a restart of the
+worker.
 """
 
 from __future__ import annotations

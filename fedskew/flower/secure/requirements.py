@@ -40,7 +40,7 @@ def _refuse_stages(config: Config) -> None:
     method = make_method(config.method, config.method_params)
     for stage in method.stages(config.rounds, config.local_epochs, {}):
         asks = stage.survey is not None or stage.labels is not None
-        needs = [f"asks every site about its data in stage {stage.name!r}"] if asks else []
-        needs += filter(None, (individual_updates_reason(type(part)) for part in stage.parts))
-        if needs:
-            raise UserError(f"{method.name} {needs[0]}, so it cannot use secure aggregation; expected another method")
+        reasons = [f"asks every site about its data in stage {stage.name!r}"] if asks else []
+        reasons += filter(None, (individual_updates_reason(type(part)) for part in stage.parts))
+        if reasons:
+            raise UserError(f"{method.name} {reasons[0]}, so it cannot use secure aggregation; expected another method")

@@ -162,9 +162,9 @@ def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
 
     def samples(count: int) -> Samples:
         row = np.arange(count)
-        kind = row // _BLOCK_ROWS % CLASSES
+        pattern = row // _BLOCK_ROWS % CLASSES
         noise = rng.integers(0, 128, (count // 2 + 1, *shape), dtype=np.uint8)
-        return Samples(patterns[kind] + noise[row // 2], (kind + row % 2) % CLASSES)
+        return Samples(patterns[pattern] + noise[row // 2], (pattern + row % 2) % CLASSES)
 
     names = tuple(str(label) for label in range(CLASSES))
     return Dataset("random", "image", names, samples(rows), samples(tests))

@@ -29,7 +29,7 @@ class Command:
     arguments: tuple[str, ...]
     until: Until
     bound: float | None = None
-    """The maximum seconds that the command may take on an otherwise idle machine."""
+    """The target: the largest accepted time in seconds, on an otherwise idle machine. None: no target."""
     name: str = ""
     """A short name for tables. If it is empty, tables show the command itself."""
     python: tuple[str, ...] = ("-m", "fedskew")
@@ -107,7 +107,7 @@ def time_commands(
 def _environment() -> dict[str, str]:
     """The environment of the commands.
 
-    They import this copy of fedskew. They may write bytecode, so only the first of them compiles PyTorch's modules.
+    They import this copy of fedskew. They can write bytecode, so only the first of them compiles PyTorch's modules.
     """
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     paths = str(Path(fedskew.__file__).parents[1]), inherited.get("PYTHONPATH")

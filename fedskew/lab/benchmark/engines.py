@@ -82,9 +82,10 @@ class FedskewEngine:
         return call, samples
 
     def _stacked_step(self, work: RoundWork) -> tuple[Callable[[], object] | None, int]:
-        """Return a function that does one step, and the number of samples in a step. The function may be None.
+        """Return a function that does one step, and the number of samples in a step.
 
-        A step trains the clients that are stacked together. On a CPU, these can be fewer than the round's clients.
+        A step trains the clients that are stacked together. On a CPU, these can be fewer than the round's clients. The
+        function is None on other engines, or if the stacked engine gives a notice.
         """
         engine = self._server.engine
         if not isinstance(engine, StackedEngine):

@@ -24,14 +24,15 @@ from fedskew.platforms import kill_group
 OURS, JAX = "fedskew", "JAX vmap"
 """The names of the two contenders in the output of `compare.py`."""
 _COMPARE = Path(fedskew.__file__).parents[1] / "benchmarks" / "peers" / "compare.py"
-_FIGURES = ("seconds_per_round", "start_up", "whole_run")
+_TIMES = ("seconds_per_round", "start_up", "whole_run")
+"""The measured times, as `compare.py` names them. `PeerTime` says what they are."""
 
 MIN_JAX_PER_ROUND = {"cuda": {"tf32": 2.5, "bf16": 4.0}, "cpu": {"float32": 1.0}}
 """JAX's seconds per round, divided by fedskew's, must be at least this. By device and number format."""
 MAX_FLOAT32_ROUND = 0.070
 """fedskew's maximum seconds per round in float32 on a GPU."""
 MAX_SHARE_OF_JAX = {"cuda": 0.4}
-"""The time of fedskew's whole run, divided by JAX's in the same number format, may be at most this. By device."""
+"""The time of fedskew's whole run, divided by JAX's in the same number format, must be at most this. By device."""
 MIN_JAX_START_UP = {"cpu": 1.0}
 """JAX's seconds until the first round ends, divided by fedskew's, must be at least this. By device."""
 
@@ -140,5 +141,5 @@ def _started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator
 
 
 def _peer_time(row: Mapping[str, Any], comparison: Mapping[str, Any]) -> PeerTime:
-    lowest = {figure: min(repeat[figure] for repeat in row["repeats"]) for figure in _FIGURES}
+    lowest = {key: min(repeat[key] for repeat in row["repeats"]) for key in _TIMES}
     return PeerTime(row["peer"], row["precision"], comparison["work"], comparison["rounds"], **lowest)

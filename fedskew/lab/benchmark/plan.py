@@ -40,7 +40,7 @@ class Plan:
     workload: Workload
     length: TimingLength
     budget: float
-    """Seconds after which no new group or contender starts. `PEERS` and `SCALE` run last, whatever the time."""
+    """Seconds after which no new group or contender starts. `PEERS` and `SCALE` run last, even after this time."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
@@ -151,7 +151,8 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     if "whole-runs" in plan.levels and plan.kind == "cuda":
         runs = whole_runs(plan.device)
         yield 5, Group("whole runs", commands=runs.single, fill_caches=runs.fill_caches)
-        yield 5, Group("a comparison and a sweep", commands=runs.several, fill_caches=runs.fill_caches[:1])
+        imports = runs.fill_caches[:1]  # only these, because the group before has compiled kernels
+        yield 5, Group("a comparison and a sweep", commands=runs.several, fill_caches=imports)
 
 
 def _steps(plan: Plan, case: Case) -> Group:
@@ -163,7 +164,7 @@ def _steps(plan: Plan, case: Case) -> Group:
     ]
     # Compiling a large model takes minutes, so engines train it in its fastest formats only.
     engine_cases = [each for each in cases if each.compiled or case.model not in LARGE]
-    contenders = [_bare(each, engine, engine) for each in engine_cases for engine in plan.engines]
+    contenders = [_bare(each, engine) for each in engine_cases for engine in plan.engines]
     contenders += [_loop_steps(each, tuned) for each in cases for tuned in (False, True)]
     if case.method == "fedavg":
         contenders += [_limit(each, plan.compiled_limit) for each in cases if each.precision in candidates]
@@ -177,7 +178,7 @@ def _steps(plan: Plan, case: Case) -> Group:
 def _rounds(plan: Plan, case: Case) -> Group:
     """Measure whole rounds of each method and, for comparison, bare steps of FedAvg and rounds of the plain loop."""
     engine = plan.engines[0]
-    contenders = [_bare(replace(case, augmented=False), engine, BARE, "rounds")]
+    contenders = [_bare(replace(case, augmented=False), engine, "rounds")]
     contenders += [_engine_rounds(replace(case, method=method), engine) for method in plan.methods]
     if case.model == plan.models[0] and case.clients > 1:
         contenders.append(_engine_rounds(replace(case, sizes="unequal"), engine))
@@ -187,6 +188,7 @@ def _rounds(plan: Plan, case: Case) -> Group:
 
 
 def _is_large(case: Case) -> bool:
+    """Whether the device cannot hold all contenders of this case together."""
     return case.model in LARGE and case.clients > SCALING_CLIENTS
 
 
@@ -226,14 +228,19 @@ def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
 # -- the contenders ------------------------------------------------------------------------------------------
 
 
-def _bare(case: Case, engine: str, name: str, level: Level = "steps") -> Contender:
+def _bare(case: Case, engine: str, level: Level = "steps") -> Contender:
+    """Make a contender of an engine's local steps.
+
+    It has the engine's name. Beside whole rounds, which have that name, it is called `BARE`.
+    """
+
     def make() -> Ready:
         fedskew = FedskewEngine(case, engine)
         call, samples = fedskew.bare_steps()
         return Ready(
             call,
             lambda: samples,
-            lambda: name if name == BARE else fedskew.name,
+            lambda: BARE if level == "rounds" else fedskew.name,
             fedskew.close,
             fedskew.threads,
             fedskew.notices,

@@ -35,6 +35,7 @@ class Benchmark:
         self._timer = ContenderTimer(self._device, plan.length, self._is_late)
         now = datetime.now(UTC).replace(microsecond=0).isoformat()
         self.results = Results(_machine(self._device), about.versions(), command, now)
+        # The same lists as the timer's, which adds to them.
         self.results.failures, self.results.notices = self._timer.failures, self._timer.notices
 
     def run(self, show_progress: ShowProgress, save: Callable[[Results], None] = lambda _: None) -> Results:

@@ -55,7 +55,8 @@ def tables(results: Results) -> list[Table]:
 
 
 _LEGEND = (
-    "- loop: the plain PyTorch loop over the clients; for local steps on a GPU, the faster of it and the tuned loop\n"
+    "- loop: the plain PyTorch loop over the clients; for local steps on a GPU, the faster of this loop and the tuned "
+    "loop\n"
     "- limit: one model, trained on one batch as large as all clients' batches together"
 )
 
@@ -171,10 +172,10 @@ def _peers(results: Results) -> Table:
     rows: list[Row] = []
     for peer in results.peers:
         cells = [peer.peer, peer.precision]
-        for figure in ("seconds_per_round", "start_up", "whole_run"):
-            value = getattr(peer, figure)
-            same = ours.get(peer.precision)
-            cells += [f"{value:.3f}", f"{value / getattr(same, figure):.2f}" if same else ""]
+        fedskew = ours.get(peer.precision)
+        for key in ("seconds_per_round", "start_up", "whole_run"):
+            value = getattr(peer, key)
+            cells += [f"{value:.3f}", f"{value / getattr(fedskew, key):.2f}" if fedskew else ""]
         rows.append(tuple(cells))
     work = f"{results.peers[0].work}, {results.peers[0].rounds} rounds" if results.peers else ""
     headings = (

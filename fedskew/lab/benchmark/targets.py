@@ -260,18 +260,18 @@ def _rounds(results: Results) -> Iterator[Target]:
 
 
 def _growth(results: Results) -> Iterator[Target]:
-    federation = sorted_by_size(results.measurements, "federation")
-    change = largest_change(m.time for m in federation)
+    by_federation = sorted_by_size(results.measurements, "federation")
+    change = largest_change(m.time for m in by_federation)
     if change is not None:
-        sizes = f"{federation[0].federation:,} to {federation[-1].federation:,} clients"
+        sizes = f"{by_federation[0].federation:,} to {by_federation[-1].federation:,} clients"
         yield Target(f"{sizes}: change in time per round", change, MAX_FEDERATION_CHANGE, False)
-        memory = largest_change(m.memory for m in federation if m.memory)
-        if memory is not None and results.kind == "cuda":  # too coarse on a CPU
+        memory = largest_change(m.memory for m in by_federation if m.memory)
+        if memory is not None and results.kind == "cuda":  # on a CPU, the measured memory is too coarse
             yield Target(f"{sizes}: change in memory", memory, MAX_FEDERATION_CHANGE, False)
-    participants = sorted_by_size(results.measurements, "participants")
-    cost = last_cost_ratio(participants)
+    by_participants = sorted_by_size(results.measurements, "participants")
+    cost = last_cost_ratio(by_participants)
     if cost is not None:
-        numbers = f"{participants[-2].clients} to {participants[-1].clients} participants"
+        numbers = f"{by_participants[-2].clients} to {by_participants[-1].clients} participants"
         yield Target(f"{numbers}: time per participant", cost, MAX_COST_RATIO, False)
 
 
