@@ -81,7 +81,7 @@ def _listen(port: int | None, handler: type[BaseHTTPRequestHandler]) -> Threadin
 
 def _handler(live: LiveServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests. It refuses other host names, so that no web page from elsewhere can read the state."""
+        """Answers GET requests to a loopback host name only, so that no other web page can read the state."""
 
         def handle(self) -> None:
             with suppress(ConnectionError):  # a browser may close the page before it has received everything

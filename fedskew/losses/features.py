@@ -1,6 +1,7 @@
 """Terms on features: contrast, decorrelation, and distances to prototypes and class centres.
 
-`gravitation` is a term on the rows of the clients' heads.
+In the formulas, f are a sample's features, y is its class, and τ is the temperature. `gravitation` is a term on the
+rows of the clients' heads.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _off_diagonal(features: Tensor, alike: Tensor) -> Tensor:
     """Return the mean square of the off-diagonal entries of XᵀX, summed over groups of rows and divided by N.
 
     `alike[B, B]` marks pairs of rows in the same group. X has the standardised features of one group. N is the number
-    of rows in groups of two or more. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed.
+    of rows in groups of two or more. Since ‖XᵀX‖ = ‖XXᵀ‖, no d×d matrix is needed for d features.
     """
     x, width = features.flatten(1), features[0].numel()
     together = alike.to(x.dtype)
@@ -140,10 +141,11 @@ def _distances(points: Tensor, others: Tensor) -> Tensor:
 def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
-    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks the labels that the
-    participant has. The factor A attracts the other participants' rows of label i to row i of participant k. The factor
-    R repels their rows of other labels from row i. Row i itself gets no gradient from these two factors. If no other
-    participant has label i, A is left out. Without `attraction`, only −Σ log R remains, which is FedGC's regulariser.
+    `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks Y_k, the labels that
+    participant k has. The factor A attracts the other participants' rows of label i to row i of participant k. The
+    factor R repels their rows of other labels from row i. Row i itself gets no gradient from these two factors. If no
+    other participant has label i, A is left out. Without `attraction`, only −Σ log R remains, which is FedGC's
+    regulariser.
     """
     clients, classes, _ = classifiers.shape
     present = present.to(torch.bool)

@@ -6,16 +6,16 @@ He et al., "AFL: a single-round analytic approach for federated learning with pr
     server   C = Σ_k C_k,  W = C⁻¹ Σ_k C_k W_k               the absolute aggregation law
              W ← (C − KγI)⁻¹ C W                              removes the K clients' γ
 
-z are the features of the initial model, so this model should be pretrained (`--init`). The result is the least-squares
-head on the data of all clients, the same for every split and every γ. The published code joins two clients at a time,
-which gives the same matrix. The head has no bias: a bias of the model becomes 0. If the features are linearly
-dependent, for example because one is always zero, C − KγI has no inverse. The pseudo-inverse then gives the head of
-least norm.
+z_i are the features of sample i under the initial model, so this model should be pretrained (`--init`). e_c is the
+one-hot vector of class c. The result is the least-squares head on the data of all clients, the same for every split and
+every γ. The published code joins two clients at a time, which gives the same matrix. The head has no bias: a bias of
+the model becomes 0. If the features are linearly dependent, for example because one is always zero, C − KγI has no
+inverse. The pseudo-inverse then gives the head of least norm.
 
 Sent to the server: W_k and C_k, once. The model is also sent, unchanged. The columns of C_k W_k are the sums s_c of the
-features per class. From them, the server can compute the client's label counts, n_c = s_cᵀ(C_k − γI)⁺ Σ s. They are
-exact if the features of the client's samples are linearly independent, which is likely with few samples. Otherwise,
-they are estimates.
+features per class. From them, the server can compute the client's label counts, n_c = s_cᵀ(C_k − γI)⁺ Σ_c' s_c', where
+⁺ is the pseudo-inverse. They are exact if the features of the client's samples are linearly independent, which is
+likely with few samples. Otherwise, they are estimates.
 Extra compute: one forward pass of each sample, one linear system per client, and no training.
 """
 

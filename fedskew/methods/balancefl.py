@@ -2,15 +2,19 @@
 
 Shuai et al., "BalanceFL: addressing class imbalance in long-tail federated learning", IPSN 2022.
 
-    L = CE(head(f + m·ε), y),  ε ~ N(0, Σ),  m = 1 with probability 1 − n_y/max_c n_c, else 0
-    Σ = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, under the received model
+    L = CE(head(f + m·ε), y),  ε ~ N(0, S),  m = 1 with probability 1 − n_y/max_c n_c, else 0
+    S = Σ_c n_c·Cov_c / n, the mean covariance of the client's features within a class, under the received model
+
+f are the features of a sample of class y. n_c is the client's number of samples of class c, and n is the number of all
+its samples.
 
 The softmax is over the classes of the batch, as in the published code. BalanceFL's other parts (distillation,
 entropy, balanced sampling) are not included.
 
 The noise is the sum over the client's samples i of ξ_i·(f_i − μ_{y_i})·√(n_{y_i}/((n_{y_i} − 1)·n)) with normal ξ_i.
-Its covariance is Σ, and computing it needs no d×d matrix. As in the published code, a client draws 500 noise vectors
-per round, and each perturbed sample takes one of them.
+f_i and its class's mean μ_{y_i} are those of the received model. The covariance of the noise is S, and computing it
+needs no d×d matrix. As in the published code, a client draws 500 noise vectors per round, and each perturbed sample
+takes one of them.
 
 Sent to the server: the model.
 Extra compute: one forward pass of each sample per round.
@@ -64,6 +68,7 @@ class BalanceFL(Objective):
         members = class_masks(seen.y, len(counts)).to(features.dtype)
         drawn = _normal(seen.keys.unsqueeze(-1), torch.arange(self.noises, device=features.device), features.dtype)
         scaled = drawn * (members @ _scales(counts, features)).unsqueeze(-1)
+        # The class means are known only after the pass, so `perturbed` subtracts their part of the noise.
         return {
             "noise": scaled.T @ features,
             "noise_by_class": scaled.T @ members,

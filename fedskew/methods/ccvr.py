@@ -7,8 +7,8 @@ Luo et al., "No fear of heterogeneity: classifier calibration for federated lear
              Σ_c = Σ_k (N_ck − 1)/(N_c − 1)·Σ_ck + Σ_k N_ck/(N_c − 1)·(μ_ck − μ_c)(μ_ck − μ_c)ᵀ
              M features z ~ N(μ_c, Σ_c) of each class;  head ← SGD on CE(head(z), c), from the trained head
 
-CCVR takes the last round of a run, after rounds of any objective. A class without samples has no virtual features. A
-class with one sample has Σ_c = 0.
+N_c is the sum of N_ck over all clients k. CCVR takes the last round of a run, after rounds of any objective. A class
+without samples has no virtual features. A class with one sample has Σ_c = 0.
 
 Sent to the server: number, mean and covariance of the features of each class, in the last round. The model is also
 sent, unchanged.
@@ -94,10 +94,10 @@ class VirtualFeatures(Calibration):
         classes, width = mean.shape
         shape = classes, self.virtual_features, width
         numbers = torch.arange(classes * self.virtual_features * width, device=mean.device).view(shape)
-        z = normal(fold(torch.tensor(key, device=mean.device), numbers))
+        noise = normal(fold(torch.tensor(key, device=mean.device), numbers))
         root = _square_root(covariance)
         present = counts > 0
-        features = mean.unsqueeze(1) + z @ root
+        features = mean.unsqueeze(1) + noise @ root
         labels = torch.arange(classes, device=mean.device).unsqueeze(-1).expand(shape[:2])
         return features[present].flatten(0, 1), labels[present].flatten()
 

@@ -1,6 +1,7 @@
 """Composition: `fedlmd+fedprox+fedavgm` is FedLMD's objective, FedProx's solver and FedAvgM's server rule.
 
-`make_method` turns such a name, or a user's part, into a `Method` with at most one part in each slot.
+`make_method` turns such a name, or a user's part, into a `Method`. A method has slots for its parts, such as
+`objective` and `server`, and each slot takes at most one part.
 """
 
 from __future__ import annotations

@@ -3,14 +3,16 @@
 Shang et al., "Federated learning on heterogeneous and long-tailed data via classifier re-training with federated
 features", IJCAI 2022.
 
-    client   g_c^k = ∇_R CE(R h, c), the mean over its samples of class c, for each of its classes;  then as in FedAvg
+    client   g_c^k = the mean of ∇_R CE(R h, c) over its samples of class c, for each of its classes
+             then it trains as in FedAvg
     server   G and encoder: the weighted mean;  g_c = the mean of g_c^k over the participants that have class c
              F ← F − η_F·∇_F Σ_c D(∇_R CE(R F_c, c), g_c), for some steps;  D = Σ_rows (1 − cos)
              R ← SGD on CE(R F_c, c) over the features of all classes, from random values
 
-h are the features of the received model. Clients train the encoder and the head G. The server trains R, on M federated
-features F_c per class, which start at random and stay on the server. In D, the gradient of the bias is one more row.
-The model predicts with R, so R is tested and exported. A class that no participant of a round has keeps its features.
+h are the features of a sample under the received model. Clients train the encoder and the head G. The server trains R,
+on M federated features F_c per class, which start at random and stay on the server. D compares the rows of two
+gradients, and the gradient of the bias is one more row. The model predicts with R, so R is tested and exported. A class
+that no participant of a round has keeps its features.
 
 The method chooses the model's head (`--head retrained`).
 
@@ -53,10 +55,11 @@ class FederatedFeatures(ServerRule):
     """The weighted mean of the models, with a second head that the server trains on federated features."""
 
     features_per_class: int = 100
-    """M."""
+    """M, the number of federated features per class."""
     match_steps: int = 100
+    """The number of steps on the federated features in each round."""
     match_lr: float = 0.1
-    """η_F."""
+    """η_F, the learning rate of these steps."""
     head_lr: float = 0.01
     head_epochs: int = 300
     head_batch: int = 32
@@ -131,6 +134,7 @@ class FederatedFeatures(ServerRule):
     def retrain(self, features: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """Train a head on the features, from random values. Return its weight and bias."""
         classes, count, width = features.shape
+        # Draw 2 of the keys, because `normal` takes draws 0 and 1 of the same keys for the features.
         start = (2 * uniform(_keys(key, features.new_empty(classes, width + 1)), 2) - 1).to(features) / width**0.5
         labels = torch.arange(classes, device=features.device).repeat_interleave(count)
         training = HeadTraining(self.head_lr, self.head_epochs, self.head_batch)

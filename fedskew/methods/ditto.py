@@ -6,8 +6,9 @@ Li et al., "Ditto: fair and robust federated learning through personalization", 
              v_k ← v_k − η·(∇CE(v_k) + λ·(v_k − w)), for the run's local epochs, from the client's v_k
     server   w ← Σ a_k·w_k
 
-w is the model that the client received. v_k starts at the initial global model and never leaves the client. Both models
-are tested. An objective that Ditto is combined with trains both models. A solver or a server rule concerns w only.
+w is the received global model, a_k is client k's weight in the average, and η is the learning rate. v_k starts at the
+initial global model and never leaves the client. Both models are tested. An objective that Ditto is combined with
+trains both models. A solver or a server rule concerns w only.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: the local training of a second model in each round.

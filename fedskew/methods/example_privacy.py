@@ -39,7 +39,10 @@ def uncovered_use(part: type[Part]) -> str:
 
 
 def is_sample_by_sample(part: type[Part]) -> bool:
-    """Return whether the part declares `sample_by_sample`. A class that overrides a loss must declare it again."""
+    """Return whether the part declares `sample_by_sample` (see `Part`).
+
+    A class that overrides a loss must declare it again.
+    """
     for kind in part.__mro__:
         if "sample_by_sample" in vars(kind):
             return bool(kind.sample_by_sample)  # type: ignore[attr-defined]

@@ -5,8 +5,8 @@ Fanì et al., "Accelerating heterogeneous federated learning with closed-form cl
     client   A_k = Σ_i z_i z_iᵀ,   b_k = Σ_i z_i e_{y_i}ᵀ          z has a last entry 1
     server   W = (Σ_k A_k + λI)⁻¹ Σ_k b_k,   each column divided by the norm of its weights
 
-z are the features of the initial model, so this model should be pretrained (`--init`). The last row of W is the bias,
-which is divided by the same norm, as in the published code.
+z_i are the features of sample i under the initial model, so this model should be pretrained (`--init`). e_c is the
+one-hot vector of class c. The last row of W is the bias, which is divided by the same norm, as in the published code.
 
 Sent to the server: A_k and b_k, once. The last row of b_k is the label counts, and the last entry of A_k is their sum.
 The model is also sent, unchanged.
@@ -32,7 +32,7 @@ class RidgeHead(ClosedFormHead):
     """Fed3R's server: ridge regression of the labels on all clients' features."""
 
     ridge: float = 0.01
-    """λ."""
+    """λ, the weight of the penalty on large W."""
     normalise: bool = True
     """Whether each class's weights are divided by their norm."""
 

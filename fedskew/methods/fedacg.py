@@ -5,9 +5,12 @@ Kim et al., "Communication-efficient federated learning with accelerated client 
     client   starts from s = w + λ·m;  L = CE + (μ/2)·‖u − s‖², hence direction = ∇CE(u) + μ·(u − s)
     server   m ← λ·m + Σ a_k·(u_k − s),  w ← w + m, with m = 0 before the first round
 
-The clients here compute with v = u − λ·m. So v starts from the received w, the direction is ∇CE(v + λ·m) + μ·(v − w),
-and the server adds the mean of v_k − w to λ·m. The models are the same as in the formulas above, and the server tests
-and keeps w instead of s. Weight decay acts on v instead of u.
+w is the global model and m the server's momentum. u is the client's model during training, u_k is that model at the
+end, and a_k is client k's weight in the average.
+
+In fedskew, clients compute with v = u − λ·m. So v starts from the received w, and the server adds the mean of v_k − w
+to λ·m. The direction is ∇CE(v + λ·m) + μ·(v − w). The models are the same as in the formulas above, and the server
+tests and keeps w instead of s. Weight decay acts on v instead of u.
 
 Sent to the server: the model.
 Extra compute: negligible.

@@ -5,7 +5,10 @@ McMahan et al., "Communication-efficient learning of deep networks from decentra
     client   v ← v − η·∇CE(v), for E epochs over its samples, from v = w
     server   w ← Σ a_k·w_k,  a_k = n_k/Σ n (average=samples) or 1/K (average=uniform)
 
-A method without an objective, solver, weighting or server rule uses the one of this file.
+w is the global model, v is the client's model during training, and w_k is that model at the end. η is the learning
+rate, n_k is the client's number of samples, and K is the number of participants.
+
+A method without an objective, solver, weighting or server rule uses FedAvg's, which is in this file.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: none. Other methods' costs are relative to this one.

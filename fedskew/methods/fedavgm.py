@@ -4,7 +4,7 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
     m ← β·m + (w − w̄),  w ← w − η_g·m
 
-w̄ is FedAvg's mean.
+w is the global model, w̄ is FedAvg's mean of the clients' models, and m is the momentum, which starts at 0.
 
 Sent to the server: the model.
 Extra compute: none on the client.
@@ -27,9 +27,9 @@ class FedAvgM(ServerRule):
     """Server momentum on the mean update."""
 
     server_momentum: float = 0.7
-    """β."""
+    """β, the share of the momentum that each round keeps."""
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the server's learning rate."""
 
     uses_only_mean = True
 

@@ -6,6 +6,8 @@ Oh et al., "FedBABU: toward enhanced representation for federated image classifi
     server   φ ← Σ a_k·φ_k
     test     (h, φ) ← SGD on the cross entropy for τ_f epochs on the client's training samples, from the final (h, φ)
 
+φ are the weights of the body, h are those of the head, and a_k is client k's weight in the average.
+
 The head h has the same random values at all clients and never changes before fine-tuning. The global model (h, φ) is
 tested as it is. If clients hold out samples, the fine-tuned models are tested on these after the last round.
 

@@ -4,8 +4,11 @@ Xu et al., "FedCM: federated learning with client-level momentum", arXiv:2106.10
 
     direction = α·g + (1 − α)·Δ,  g = ∇L(v),  Δ ← Σ a_k·(w − w_k)/(J_k·η) on the server, 0 before the first round
 
-This is MoFedSAM (fedsam.py) without sharpness-aware steps. J_k is the client's number of steps or, with momentum, the
-number of steps without momentum that would move as far.
+v is the client's model during training, and w_k is that model at the end. w is the received model, a_k is client k's
+weight in the average, and η is the learning rate. J_k is the client's number of steps or, with momentum, the number of
+steps without momentum that would move as far.
+
+This is MoFedSAM (fedsam.py) without sharpness-aware steps.
 
 Sent to the server: the model and J_k.
 Extra compute: none.

@@ -4,10 +4,11 @@ Shoham et al., "Overcoming forgetting in federated learning on non-IID data", FL
 
     direction = ∇L(v) + 2λ·Σ_{j≠k} F_j∘(v − w_j)
 
-The sum is over all clients j that have taken part so far. w_j is the last model of client j, and F_j is the diagonal of
-its Fisher information at w_j. F_j is computed from the client's batches: it is the mean of the squared gradients of the
-batches' mean cross entropies. The server keeps Σ F_j and Σ F_j∘w_j. A client remembers its own share of both sums,
-subtracts it from what it receives, and sends the change of its share.
+v is client k's model during training, and ∘ multiplies entry by entry. The sum is over all clients j that have taken
+part so far. w_j is the last model of client j, and F_j is the diagonal of its Fisher information at w_j. F_j is
+computed from the client's batches: it is the mean of the squared gradients of the batches' mean cross entropies. The
+server keeps Σ F_j and Σ F_j∘w_j. A client remembers its own share of both sums, subtracts it from what it receives, and
+sends the change of its share.
 
 Sent to the server: the model, and the changes of F_k and of F_k∘w_k.
 Extra compute: one forward and backward pass of each sample per round.

@@ -4,8 +4,8 @@ Shi et al., "Towards understanding and mitigating dimensional collapse in hetero
 
     L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
 
-X has the batch's N standardised feature vectors as rows. The base is cross entropy, or the loss of the objective that
-FedDecorr is combined with.
+X has the batch's N standardised feature vectors as rows, and i and j are features. The base is cross entropy, or the
+loss of the objective that FedDecorr is combined with.
 
 Sent to the server: the model.
 Extra compute: negligible.
@@ -30,6 +30,7 @@ class FedDecorr(Regulariser):
     """A penalty on correlated features."""
 
     beta: float = 0.1
+    """β, the weight of the penalty."""
 
     needs_features = True
     multi_label = True

@@ -4,9 +4,9 @@ Ye et al., "FedDisco: federated learning with discrepancy-aware collaboration", 
 
     a_k ∝ max(0, n_k/Σn − a·d_k + b),  d_k = KL(p_k ‖ T)/Σ_j KL(p_j ‖ T)
 
-p_k is the client's label distribution. T is the target, the label distribution of the test population, which is uniform
-by default. The sums are over the round's participants. With `distance=l2`, d_k = ‖p_k − T‖ is not divided by the sum.
-If no participant has a positive weight, the weights are n_k/Σn.
+n_k is the number of samples of client k, and p_k is its label distribution. T is the target, the label distribution of
+the test population, which is uniform by default. The sums are over the round's participants. With `distance=l2`, the
+distance ‖p_k − T‖ is not divided by the sum. If no participant has a positive weight, the weights are n_k/Σn.
 
 Sent to the server: the model and the client's distance, one number, but no label counts.
 Extra compute: none.

@@ -5,8 +5,9 @@ Acar et al., "Federated learning based on dynamic regularization", ICLR 2021.
     client   direction = ∇L(v) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w)
     server   h ← h − (1/K)·Σ_S (w_k − w);          w ← Σ a_k·w_k − h
 
-K is the number of clients, and S is the set of participants. The server's h is the paper's h divided by α, so the
-server does not need to know α.
+v is the client's model during training, and w_k is that model at the end. w is the received model, and a_k is client
+k's weight in the average. h_k stays on the client, and h on the server; both start at 0. K is the number of clients,
+and S is the set of participants. The server's h is the paper's h divided by α, so the server does not need to know α.
 
 Sent to the server: the model.
 Extra compute: negligible.
@@ -25,9 +26,10 @@ from fedskew.methods.parts import Client, Gradient, ServerRule, Solver, Tensors,
 
 @dataclass(frozen=True)
 class DynamicRegularisation(Solver):
-    """The gradient, minus the client's linear term, plus a pull towards the received model."""
+    """The gradient, minus the client's linear term h_k, plus a pull towards the received model."""
 
     alpha: float = 0.1
+    """α, the pull towards the received model."""
 
     def __post_init__(self) -> None:
         expect(self.alpha > 0, "alpha", self.alpha, "a number > 0")

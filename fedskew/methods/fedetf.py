@@ -5,8 +5,9 @@ classifier", ICCV 2023.
 
     z_c = s·cos(P h, m_c),   L = CE(z_c + γ·log max(n_c, 1), y)
 
-m is a simplex equiangular tight frame, the same for all clients and never trained. The projection P and the scale s are
-trained like all other weights. n_c is the client's number of samples of class c; the paper's γ is 1.
+h are the features. m is a simplex equiangular tight frame, the same for all clients and never trained. The projection P
+and the scale s are trained like all other weights. n_c is the client's number of samples of class c. The paper has
+γ = 1.
 
 The method chooses the model's head (`--head etf`). Personal fine-tuning, the paper's second part, is not included.
 

@@ -4,7 +4,8 @@ Jhunjhunwala et al., "FedExP: speeding up federated averaging via extrapolation"
 
     Δ_k = w_k − w,  Δ = Σ a_k·Δ_k,  η_g = max(1, Σ a_k·‖Δ_k‖² / (2·(‖Δ‖² + ε))),  w ← w + η_g·Δ
 
-The norms are over the parameters only. Buffers are averaged.
+w is the global model, w_k is the model that client k sends back, and a_k is its weight in the average. The norms are
+over the parameters only. Buffers, such as BatchNorm's statistics, are averaged.
 
 Sent to the server: the model.
 Extra compute: none on the client.

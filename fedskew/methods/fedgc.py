@@ -7,9 +7,10 @@ Niu and Deng, "Federated learning for face recognition with gradient correction"
              then the encoder is averaged over all participants, and each row of the head over the participants that
              have its label. A row stays unchanged if no participant has its label
 
-U^k are the rows of client k's head, and Y_k are its labels. R falls as row i of client k becomes more similar to the
-other clients' rows of other labels. FedGR uses the same R (`losses.gravitation`). In the paper no two clients share a
-label, so every row has one owner. If clients share labels, the mean over a row's owners gives one common model.
+U^k are the rows of client k's head, Y_k are its labels, and η is the learning rate. R falls as row i of client k
+becomes more similar to the other clients' rows of other labels. FedGR uses the same R (`losses.gravitation`). In the
+paper no two clients share a label, so every row has one owner. If clients share labels, the mean over a row's owners
+gives one common model.
 
 Sent to the server: the model and which labels the client has.
 Extra compute: none on the client; on the server, one gradient step on the participants' heads.

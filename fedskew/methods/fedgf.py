@@ -6,6 +6,9 @@ Lee and Yoon, "Rethinking the flat minima searching in federated learning", ICML
     server   w ← Σ a_k·w_k;  w̃ = w + ρ_g·(w_old − w)/‖w_old − w‖
              c = the share of the last W rounds in which mean_k ‖w_old − w_k‖ > T_D
 
+v is the client's model during training, w_k is that model at the end, and a_k is client k's weight in the average. g is
+the gradient at v. w is the global model after the round, w_old is the one before it, and w̃ is a perturbed w.
+
 In the first round c = 0, which is FedSAM. Before W rounds are done, c is the share of all rounds so far.
 
 Clients drift farther if they train longer. So by default, T_D is the published value (0.3 for 8 steps with a learning
@@ -38,7 +41,7 @@ from fedskew.methods.parts import (
 )
 
 _DRIFT_PER_PATH = 0.3 / (8 * 0.01)
-"""The published threshold, 0.3, divided by the published number of steps times the learning rate."""
+"""The published threshold, 0.3, per unit of path. The path is the number of steps, 8, times the learning rate, 0.01."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class PerturbedMean(ServerRule):
     """FedGF's server: the mean of the models. It also keeps a perturbed copy, and counts the rounds with much drift."""
 
     global_rho: float = 0.1
-    """ρ_g."""
+    """ρ_g, the distance between w and w̃."""
     threshold: float | None = None
     """T_D (c_o in the authors' script). Rounds with a larger mean drift increase c. Default: 3.75 × lr × the mean
     number of steps."""

@@ -5,10 +5,10 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
     client   L = CE(γ_c·z_c, y) over the client's labels, γ_c ∝ 1/n_c                                  Eq. 3
     server   U^k ← U^k − λ·η·∇_{U^k} Reg,  Reg = −Σ_k Σ_{i∈Y_k} (log A + log R),  then the mean        Eq. 9
 
-U^k are the rows of client k's head, and Y_k are its labels. A attracts rows of the same label, and R repels rows of
-different labels (see `gravitation`). The head's bias, if any, counts as one more column.
+U^k are the rows of client k's head, Y_k are its labels, and η is the learning rate. A attracts rows of the same label,
+and R repels rows of different labels (see `gravitation`). The head's bias, if any, counts as one more column.
 
-Sent to the server: the model. For the server's half, also which labels the client has.
+Sent to the server: the model. With the server rule, also which labels the client has.
 Extra compute: none on the client; on the server, one gradient step on the participants' heads.
 """
 
@@ -62,7 +62,7 @@ class Gravitation(ServerRule):
     """FedGR's server only: the heads' rows of one label attract each other, and rows of different labels repel."""
 
     gravity: float = 0.5
-    """λ."""
+    """λ, the weight of the regulariser."""
     reduction: Literal["sum", "mean"] = "sum"
     """Sum or mean of the regulariser's terms, one per participant and label. The paper uses the sum."""
 

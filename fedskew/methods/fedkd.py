@@ -6,7 +6,11 @@ client. FedEKD and FedDKD are variants that Guo et al., AAAI 2025, compare with 
 
     FedKD    L = CE + β·τ²·KL( σ(z^g/τ) ‖ σ(z/τ) )
     FedEKD   the same with both softmaxes over the client's classes
-    FedDKD   L = CE + τ²·( α·KL(b^g ‖ b) + β·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) ) ),  b = (p_y, 1 − p_y) at τ
+    FedDKD   L = CE + τ²·( α·KL(b^g ‖ b) + β·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) ) ),  b = (p_y, 1 − p_y)
+
+z are the client's logits, and z^g are those of the received global model, the teacher. σ is the softmax and τ is the
+temperature. z_{≠y} are the logits of all classes but the target y. p_y is the target's entry of σ(z/τ), and b^g is the
+teacher's b.
 
 Sent to the server: the model.
 Extra compute: one forward pass of the teacher.
@@ -36,7 +40,9 @@ class FedKD(Objective):
     """Cross entropy and distillation over all classes."""
 
     beta: float = 1.0
+    """β, the weight of the distillation."""
     temperature: float = 1.0
+    """τ."""
 
     extra_compute = "1 teacher forward"
     sample_by_sample = True
@@ -72,10 +78,11 @@ class FedDKD(Objective):
     """Cross entropy and decoupled distillation: the target against the rest, and the non-target classes."""
 
     alpha: float = 1.0
-    """Weight of the term for the target against the rest (TCKD)."""
+    """α, the weight of the term for the target against the rest (TCKD)."""
     beta: float = 8.0
-    """Weight of the term for the non-target classes (NCKD)."""
+    """β, the weight of the term for the non-target classes (NCKD)."""
     temperature: float = 4.0
+    """τ."""
 
     extra_compute = "1 teacher forward"
     sample_by_sample = True

@@ -5,8 +5,9 @@ Li et al., "Revisiting weighted aggregation in federated learning with neural ne
     server   w ← γ·Σ_k a_k·w_k;  a = softmax(λ) and γ = e^s minimise CE on the server's samples
              λ_k = log of the client's usual weight and s = 0 before Adam's steps, anew in each round
 
-Weights that sum to less than 1 shrink the model, which acts like weight decay. The server needs samples that no client
-trains on (`--server-data 0.02`). They come from the training set, equally many of each class if there are enough.
+w is the global model, and w_k is the model that client k sends back. Weights that sum to less than 1 shrink the model,
+which acts like weight decay. The server needs samples that no client trains on (`--server-data 0.02`). They come from
+the training set, equally many of each class if there are enough.
 
 Sent to the server: the model.
 Extra compute: none on the clients.

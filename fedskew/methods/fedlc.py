@@ -4,8 +4,9 @@ Zhang et al., "Federated learning with label distribution skew via logits calibr
 
     L = CE(z_c − τ·n_c^(−1/4), y)
 
-The softmax is over all classes. The paper's sum over c ≠ y makes training collapse (docs/fidelity.md). With τ > 0, a
-vacant class has an infinite margin and drops out.
+z_c is the logit of class c, and n_c is the client's number of samples of it. The softmax is over all classes. The
+paper's denominator sums over c ≠ y only, which makes training collapse (docs/fidelity.md). With τ > 0, a vacant class
+has an infinite margin and drops out.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.
@@ -29,6 +30,7 @@ class FedLC(Objective):
     """Cross entropy with a larger margin for rarer classes."""
 
     tau: float = 0.5
+    """τ, the scale of the margins."""
 
     takes_class_weights = True
 

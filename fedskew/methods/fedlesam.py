@@ -5,10 +5,11 @@ minimization", ICML 2024.
 
     direction = ∇L(v + ρ·(w_old − w)/‖w_old − w‖),  with the norm over all parameters together
 
-w is the received global model, and w_old is the one that the client received when it last took part. A client that
-takes part for the first time steps along the plain gradient. The global model moved from w_old to w to lower the loss.
-So the way back estimates the direction in which the federation's loss rises. FedSAM (fedsam.py) estimates this
-direction with the gradient on the client's batch, which costs a second gradient per step.
+v is the client's model during training, w is the received global model, and w_old is the one that the client received
+when it last took part. A client that takes part for the first time steps along the plain gradient. The global model
+moved from w_old to w to lower the loss. So the way back estimates the direction in which the federation's loss rises.
+FedSAM (fedsam.py) estimates this direction with the gradient on the client's batch, which costs a second gradient per
+step.
 
 Sent to the server: the model.
 Extra compute: negligible.

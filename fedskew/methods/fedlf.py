@@ -5,9 +5,9 @@ Lu et al., "FedLF: adaptive logit adjustment and feature optimization in federat
     L = CE(α_c·z_c, y) + λ₁·CE(−d_c, y) + λ₂·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
     α_c = α + (1 − α)·n_c/max n,  d_c = ‖f − μ_c‖ + m·1[c = y],  m = min(max_{c,c'} ‖μ_c − μ_c'‖, 100)
 
-μ_c is the client's mean feature of class c under the received model, and 0 for a vacant class. X has the batch's N
-standardised feature vectors as rows. The first term is FedRS's with `soft`, and the last is FedDecorr's
-(docs/fidelity.md).
+z are the logits and f the features. μ_c is the client's mean feature of class c under the received model, and 0 for a
+vacant class. X has the batch's N standardised feature vectors as rows. The first term is FedRS's with `soft`, and the
+last is FedDecorr's (docs/fidelity.md).
 
 Sent to the server: the model. Label counts and centres stay on the client.
 Extra compute: one forward pass of each sample per round.
@@ -34,9 +34,9 @@ class FedLF(Objective):
     alpha: float = 0.25
     """The scale of a vacant class's logits. With 1, nothing is scaled."""
     centre_weight: float = 0.01
-    """λ₁."""
+    """λ₁, the weight of the pull to the centres."""
     decorrelation_weight: float = 0.01
-    """λ₂."""
+    """λ₂, the weight of the decorrelation."""
     max_margin: float = 100.0
     """The maximum of m."""
 

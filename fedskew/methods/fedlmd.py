@@ -5,9 +5,12 @@ Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 
     FedLMD     L = CE + β·τ²·KL( σ(z^g/τ) over minority∖{y} ‖ σ(z/τ) over all classes ≠ y )
     FedLMD-Tf  the same with the uniform distribution over minority∖{y} as the teacher
 
+z are the client's logits, and z^g are those of the received global model, the teacher. σ is the softmax, τ is the
+temperature, and y is the target.
+
 C is the number of classes. A class is a majority class of the client if it has more than n/C of the client's n samples.
-All other classes are the client's minority, including vacant ones.
-With `majority_rule=paper`, C is the number of classes that the client has, and n/C samples are enough.
+All other classes are the client's minority, including vacant ones. With `majority_rule=paper`, C is the number of
+classes that the client has, and n/C samples are enough.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher; none for Tf.
@@ -44,6 +47,7 @@ class FedLMD(FedKD):
     """
 
     majority_rule: MajorityRule = "code"
+    """Which classes are majority classes: as in the published code, or as in the paper."""
 
     takes_class_weights = True
 

@@ -45,6 +45,7 @@ class FedMR(Regulariser):
     """A penalty on features that are correlated within a class (FedMR's intra-class term)."""
 
     mu: float = 0.01
+    """μ, the weight of L_intra."""
 
     needs_features = True
 
@@ -61,7 +62,9 @@ class FedMRInter(SendsClassMeans):
     """FedMR with both terms: decorrelation within each class, and a margin to the other classes' prototypes."""
 
     mu: float = 0.01
+    """μ, the weight of L_intra."""
     nu: float = 0.1
+    """ν, the weight of L_inter."""
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")

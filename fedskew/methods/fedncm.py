@@ -2,7 +2,7 @@
 
 Legate et al., "Guiding the last layer in federated learning with pre-trained models", NeurIPS 2023.
 
-    client   s_c = Σ_{i: y_i = c} z_i,  n_c
+    client   s_c = Σ_{i: y_i = c} z_i,  n_c = the number of its samples of class c
     server   μ_c = Σ_k s_c^k / Σ_k n_c^k,   head: w_c = μ_c/‖μ_c‖, b = 0
 
 z are the features of the initial model, so this model should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest

@@ -5,6 +5,9 @@ Dai et al., "Tackling data heterogeneity in federated learning with class protot
     client   CE(s·cos(h, w_c), y) with fixed w;  then μ_c = normalised mean of the class's normalised features
     server   w_c ← norm(ρ·w_c + (1 − ρ)·norm(Σ_k n_c^k μ_c^k / Σ_k n_c^k))
 
+h are the features, w_c is the prototype of class c, and norm(x) = x/‖x‖. n_c^k is client k's number of samples of class
+c, and μ_c^k is its μ_c.
+
 The prototypes w start as far apart as possible, or at random if there are more classes than features. Clients train the
 encoder and the scale s, but not w. A class that no participant has keeps its prototype.
 

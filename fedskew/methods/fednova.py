@@ -4,8 +4,9 @@ Wang et al., "Tackling the objective inconsistency problem in heterogeneous fede
 
     d_k = (w − w_k)/‖A_k‖₁,  w ← w − (Σ a_k·‖A_k‖₁)·Σ a_k·d_k
 
-‖A_k‖₁ is the number of local steps or, with momentum, the number of steps without momentum that would move as far. A
-client that takes no step has d_k = 0.
+w is the global model, w_k is the model that client k sends back, and a_k is its weight in the average. ‖A_k‖₁ is the
+number of local steps or, with momentum, the number of steps without momentum that would move as far. A client that
+takes no step has d_k = 0.
 
 Sent to the server: the model and ‖A_k‖₁.
 Extra compute: none.

@@ -5,6 +5,9 @@ Lee et al., "Preservation of the global knowledge by not-true distillation in fe
     FedNTD     L = CE + β·τ²·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) )
     FedNTD-Tf  the same with the uniform distribution over the classes ≠ y as the teacher (Lu et al., ACM MM 2023)
 
+z_{≠y} are the client's logits of all classes but the target y, and z^g are the logits of the received global model, the
+teacher. σ is the softmax and τ is the temperature.
+
 Sent to the server: the model.
 Extra compute: one forward pass of the teacher; none for Tf.
 """

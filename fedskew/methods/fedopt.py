@@ -34,10 +34,11 @@ class _Adaptive(ServerRule):
     """The base of the three methods, which differ in how the second moment v changes."""
 
     server_lr: float = 0.01
-    """η_g."""
+    """η_g, the server's learning rate."""
     tau: float = 1e-3
     """With a small τ, the steps of all coordinates have similar sizes. With a large τ, they are proportional to m."""
     beta1: float = 0.9
+    """β₁, the share of m that each round keeps."""
 
     uses_only_mean = True
 
@@ -80,6 +81,7 @@ class _WithBeta2(_Adaptive):
     """The base of FedYogi and FedAdam, in which β₂ sets how fast v changes."""
 
     beta2: float = 0.99
+    """β₂. The closer it is to 1, the more slowly v changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

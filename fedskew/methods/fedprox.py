@@ -4,7 +4,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
     L = CE + (μ/2)·‖v − w‖²,  hence  direction = ∇CE(v) + μ·(v − w)
 
-The norm is over the trainable parameters.
+v is the client's model during training, and w is the received model. The norm is over the trainable parameters.
 
 Sent to the server: the model.
 Extra compute: negligible.
@@ -25,7 +25,7 @@ class FedProx(Solver):
     """SGD with a proximal pull towards the received model."""
 
     mu: float = 0.01
-    """The FedVLS paper uses 0.01, and the FedLMD paper 0.5."""
+    """μ, the strength of the pull. The FedVLS paper uses 0.01, and the FedLMD paper 0.5."""
 
     def __post_init__(self) -> None:
         expect(self.mu >= 0, "mu", self.mu, "a number ≥ 0")

@@ -6,8 +6,8 @@ Collins et al., "Exploiting shared representations for personalized federated le
              φ_k ← SGD on CE(h_k, φ) for the run's local epochs, with the head fixed
     server   φ ← Σ a_k·φ_k
 
-A client that never took part has the initial head. There is no global model: the server's head is never trained, so
-every client's model is tested instead.
+a_k is client k's weight in the average. A client that never took part has the initial head. There is no global model:
+the server's head is never trained, so every client's model is tested instead.
 
 Sent to the server: the model without its head, and the client's number of samples.
 Extra compute: τ more epochs per round, which train only the head.

@@ -4,6 +4,8 @@ Li and Zhan, "FedRS: federated learning with restricted softmax for label distri
 
     L = CE(α_c·z_c, y),  α_c = 1 for present classes, α for vacant ones
 
+z_c is the logit of class c. A class is present if the client has samples of it, and vacant otherwise.
+
 Sent to the server: the model. Label presence stays on the client.
 Extra compute: none.
 """
@@ -26,9 +28,9 @@ class FedRS(Objective):
     """Cross entropy with the logits of vacant classes scaled down."""
 
     alpha: float = 0.7
-    """The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1, the method is FedAvg."""
+    """α. The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1, the method is FedAvg."""
     soft: bool = False
-    """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code."""
+    """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code. n_c are the client's samples of class c."""
 
     takes_class_weights = True
 

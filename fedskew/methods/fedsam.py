@@ -5,7 +5,9 @@ Qu et al., "Generalized federated learning via sharpness aware minimization", IC
     FedSAM    direction = g̃ = ∇L(v + ρ·g/‖g‖),  g = ∇L(v), with the norm over all parameters together
     MoFedSAM  direction = β·g̃ + (1 − β)·Δ,  Δ ← Σ a_k·(w − w_k)/(J_k·η) on the server, 0 before the first round
 
-J_k is the client's number of steps or, with momentum, the number of steps without momentum that would move as far.
+v is the client's model during training, and w_k is that model at the end. w is the received model, a_k is client k's
+weight in the average, and η is the learning rate. J_k is the client's number of steps or, with momentum, the number of
+steps without momentum that would move as far.
 
 Sent to the server: the model, and J_k for MoFedSAM.
 Extra compute: one more forward and backward pass.

@@ -7,6 +7,7 @@ smooth landscape", ICML 2023.
              direction = ∇L(v + e) − h_k + α·(v − w);  h_k ← h_k − α·(w_k − w), at the end of the round
     server   s ← ρ·m/‖m‖,  m = the mean of the participants' μ_k;  the model as in FedDyn
 
+v is the client's model during training, w_k is that model at the end, and w is the received model. h_k is as in FedDyn.
 The dual variables μ_k pull the perturbations of all clients towards a common one, s.
 
 Sent to the server: the model and μ_k, which has the size of one model.

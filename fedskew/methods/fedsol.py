@@ -6,8 +6,11 @@ Lee et al., "FedSOL: stabilized orthogonal learning with proximal restrictions i
              λ = |v − w|, each tensor divided by its norms along the first axis; 1 without `adaptive`
     server   the weighted mean
 
+v is the client's model during training, and z are its logits. z^g are those of the received model w, σ is the softmax,
+and τ is the temperature.
+
 Lowering the loss at v + ε makes the loss insensitive to moves along the proximal gradient g. So local steps become
-nearly orthogonal to g, and forget less of the received model w, whose logits are z^g.
+nearly orthogonal to g, and forget less of w.
 
 Sent to the server: the model.
 Extra compute: one forward pass of the teacher, and one more forward and backward pass.

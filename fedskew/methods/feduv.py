@@ -4,8 +4,9 @@ Son et al., "FedUV: uniformity and variance for heterogeneous federated learning
 
     L = base + λ·mean_c max(0, 1/√C − std_B(p_c)) + μ·mean_{i<j} exp(−‖h_i − h_j‖²/σ)
 
-p are the predicted probabilities and h the features of a batch. 1/√C is the standard deviation of p_c if every class is
-predicted once, with probability 1. σ is the median of the batch's squared distances that are not 0.
+p are the predicted probabilities and h the features of a batch, and std_B is the standard deviation over the batch.
+1/√C is the standard deviation of p_c if every class is predicted once, with probability 1. σ is the median of the
+batch's squared distances that are not 0.
 
 The base is cross entropy, or the loss of the objective that FedUV is combined with.
 
@@ -33,9 +34,9 @@ class FedUV(Regulariser):
     """Penalties on predictions that vary too little over the batch, and on features that lie close together."""
 
     variance: float = 2.5
-    """λ."""
+    """λ, the weight of the penalty on predictions."""
     uniformity: float = 0.5
-    """μ."""
+    """μ, the weight of the penalty on features."""
 
     needs_features = True
 

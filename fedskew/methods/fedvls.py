@@ -6,9 +6,9 @@ Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 
       + λ · KL(q^g ‖ q) over the vacant classes           vacant-class distillation, Eq. 3
       + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}      logit suppression, Eqs. 4–5
 
-p(c) is the share of class c in the client's samples, and the teacher is the received global model. With the paper's
-w = 1, the loss has no minimum. The published code has w = 0.005 and a variant of the last term with a lower bound
-(docs/fidelity.md).
+z are the logits, and p(c) is the share of class c in the client's samples. q and q^g are the softmaxes of the client's
+model and of the teacher, the received global model. With the paper's w = 1, the loss has no minimum. The published code
+has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher.
@@ -32,9 +32,9 @@ class FedVLS(Objective):
     """Calibrated loss, vacant-class distillation and logit suppression."""
 
     distill_weight: float = 0.1
-    """λ; the paper's value for CIFAR-100 and Tiny-ImageNet is 0.5."""
+    """λ, the weight of the distillation; the paper's value for CIFAR-100 and Tiny-ImageNet is 0.5."""
     suppress_weight: float = 0.005
-    """w."""
+    """w, the weight of the logit suppression."""
     suppress_variant: SuppressVariant = "lade"
     """`lade`: the last term of the published code, from the method LADE. `paper`: Eqs. 4–5."""
     teacher_mode: Mode = "train"

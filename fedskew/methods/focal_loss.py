@@ -4,6 +4,8 @@ Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline in PK
 
     L = −(1 − p_y)^γ·log p_y
 
+p_y is the predicted probability of the sample's class.
+
 Sent to the server: the model.
 Extra compute: none.
 """
@@ -26,6 +28,7 @@ class FocalLoss(Objective):
     """Cross entropy with less weight on well-classified samples."""
 
     gamma: float = 2.0
+    """γ. With 0, the loss is the cross entropy."""
 
     sample_by_sample = True
     takes_class_weights = True

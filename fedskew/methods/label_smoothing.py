@@ -26,7 +26,7 @@ class LabelSmoothing(Objective):
     """Cross entropy against targets mixed with the uniform distribution."""
 
     smoothing: float = 0.1
-    """μ."""
+    """μ, the share of the uniform distribution in the targets."""
 
     sample_by_sample = True
     takes_class_weights = True

@@ -4,9 +4,10 @@ Menon et al., "Long-tail learning via logit adjustment", ICLR 2021.
 
     L = CE(z_c + τ·log π_c, y)
 
-π is the share of each class. The server estimates it from the label counts of the participants of all earlier rounds.
-With all clients in every round, the estimate is exact from the second round on. In the first round π is uniform, which
-changes nothing. A class that no participant had so far counts as one sample, so that π has no zero.
+z_c is the logit of class c, and π_c is the class's share of all samples. The server estimates it from the label counts
+of the participants of all earlier rounds. With all clients in every round, the estimate is exact from the second round
+on. In the first round π is uniform, which changes nothing. A class that no participant had so far counts as one sample,
+so that π has no zero.
 
 Sent to the server: the model and the label counts.
 Extra compute: none.
@@ -32,6 +33,7 @@ class LogitAdjustment(Objective):
     """Cross entropy with logits shifted by the log of the classes' shares in the whole federation."""
 
     tau: float = 1.0
+    """τ, the scale of the shift. With 0, the loss is the cross entropy."""
 
     sends = "label counts"
     reveals: ClassVar[Reveals] = "label counts"

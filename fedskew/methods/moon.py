@@ -31,9 +31,9 @@ class MOON(Objective):
     """Cross entropy and a contrast of the features with those of the global and of the client's previous model."""
 
     mu: float = 0.01
-    """The default is the value in the FedVLS paper. The FedLMD paper uses 0.1."""
+    """μ. The default is the value in the FedVLS paper. The FedLMD paper uses 0.1."""
     temperature: float = 0.5
-    """The default is the value in the FedVLS paper. The FedLMD paper mostly uses 1."""
+    """τ. The default is the value in the FedVLS paper. The FedLMD paper mostly uses 1."""
     teacher_mode: Mode = "train"
     """The mode of both frozen models. In `train` mode, dropout is active, and BatchNorm uses the batch's statistics. In
     `eval` mode, both models use the received running statistics, because a client does not keep those of its previous
