@@ -66,8 +66,9 @@ class Admission:
         self._log, self._audit = log, audit
         self._most_samples, self._knows_samples, self._start = most_samples, knows_samples, start
         self._nodes: dict[int, _Node] = {}
+        """The connected nodes, by Flower's node id."""
         self.admitted: dict[int, int] = {}
-        """The node of each admitted site, by the site's number."""
+        """The node id of each admitted site, by the site's number."""
         self.samples = [0] * len(names)
         """Training samples per site: 0 until it is admitted, and then 1 if sites do not report their numbers."""
 
@@ -76,9 +77,9 @@ class Admission:
         """Whether a connected node has not replied to its greeting yet."""
         return any(node.greetings for node in self._nodes.values())
 
-    def start_time(self, node: int) -> str:
+    def start_time(self, node_id: int) -> str:
         """When the SuperNode of a node connected, as Flower writes the time."""
-        return self._nodes[node].started
+        return self._nodes[node_id].started
 
     def refresh(self) -> None:
         """Update the list of connected nodes, send due greetings, and admit nodes whose replies are acceptable."""
@@ -89,43 +90,43 @@ class Admission:
                 del self.admitted[node.client]
                 self._log(f"warning: {self._names[node.client]} is disconnected")
                 self._audit({"event": "disconnected", "site": self._names[node.client]})
-        for number, info in connected.items():
-            self._nodes.setdefault(number, _Node(info.name)).started = info.last_activated_at
+        for node_id, info in connected.items():
+            self._nodes.setdefault(node_id, _Node(info.name)).started = info.last_activated_at
         self._send_greetings()
         self._receive_replies()
 
     def _send_greetings(self) -> None:
         now = time.monotonic()
-        for number, node in self._nodes.items():
+        for node_id, node in self._nodes.items():
             is_waiting, seconds = bool(node.greetings), now - node.greeted_at
             is_new = not is_waiting and node.client is None and node.refusal is None
             is_due_again = not is_waiting and node.refusal is not None and seconds > _GREET_AGAIN_SECONDS
             is_lost = is_waiting and seconds > _LOST_SECONDS
             if is_new or is_due_again or is_lost:
-                self._greet(number, node)
+                self._greet(node_id, node)
                 node.greeted_at = now
 
-    def _greet(self, number: int, node: _Node) -> None:
+    def _greet(self, node_id: int, node: _Node) -> None:
         facts: Facts = {"terms": self._terms, "versions": installed_versions()}
         facts |= {"refused": node.refusal} if node.refused_by_server else {}
         tensors = tensors_record(self._start) if self._start else None
         greeting = functools.partial(make_message, "hello", facts=facts, tensors=tensors, timeout=_HELLO_SECONDS)
-        entry = {"event": "request", "kind": "hello", "sites": [node.name or f"node {number}"]}
+        entry = {"event": "request", "kind": "hello", "sites": [node.name or f"node {node_id}"]}
         self._audit(entry | (describe_tensors(self._start) if self._start else {}))
-        node.greetings += self._calls.send(greeting, [number])
+        node.greetings += self._calls.send(greeting, [node_id])
 
     def _receive_replies(self) -> None:
-        pending = {sent: (number, node) for number, node in self._nodes.items() for sent in node.greetings}
+        pending = {sent: (node_id, node) for node_id, node in self._nodes.items() for sent in node.greetings}
         if not pending:
             return
         for message in self._calls.fetch_replies(pending):
-            number, node = pending[message.metadata.reply_to_message_id]
+            node_id, node = pending[message.metadata.reply_to_message_id]
             if not node.greetings:
                 continue  # it has already replied to another greeting
             node.greetings = []
-            site, reply = node.name or f"node {number}", read_reply(message)
+            site, reply = node.name or f"node {node_id}", read_reply(message)
             self._audit({"site": site, "kind": "hello"} | describe_answer(reply))
-            refusal = self._admit(number, node, reply)
+            refusal = self._admit(node_id, node, reply)
             if refusal and refusal != node.refusal:
                 self._log(f"warning: {site} is not admitted: {refusal}")
                 self._audit({"event": "discarded", "site": site, "kind": "hello", "reason": refusal})
@@ -134,7 +135,7 @@ class Admission:
                     node.greeted_at = -_GREET_AGAIN_SECONDS  # greet it again at once, to tell it the reason
             node.refusal = refusal
 
-    def _admit(self, number: int, node: _Node, reply: Reply | Failure) -> str | None:
+    def _admit(self, node_id: int, node: _Node, reply: Reply | Failure) -> str | None:
         """Admit a node, or return the reason why not."""
         if isinstance(reply, Failure):
             return reply.reason
@@ -151,9 +152,9 @@ class Admission:
         if samples > self._most_samples:
             return f"it reports {samples} samples; expected at most {self._most_samples} (federation.most_samples)"
         client = self._names.index(name)
-        if self.admitted.get(client, number) != number:
+        if self.admitted.get(client, node_id) != node_id:
             return f"node {self.admitted[client]} is already admitted as {name!r}"
-        node.client, self.admitted[client], self.samples[client] = client, number, samples
+        node.client, self.admitted[client], self.samples[client] = client, node_id, samples
         for warning in version_warnings(versions, installed_versions()):
             self._log(f"warning: {name} has {warning}")
         self._log(f"{name} is connected" + (f" with {plural(samples, 'sample')}" if self._knows_samples else ""))

@@ -47,7 +47,7 @@ def read_approvals(folder: Path) -> list[Approval] | None:
     try:
         return [Approval(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError) as error:
-        if isinstance(error, FileNotFoundError) and not path.is_symlink():  # a link to a missing file is no consent
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():  # with a broken link, the list is lost
             return None
         raise UserError(f"{path} cannot be read ({error}); restore it, or delete it and approve again") from error
 

@@ -32,6 +32,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.storage.files import reporting_os_errors
 
 _AUTHORITY_DAYS = 3650
+"""Days for which the authority's own certificate is valid."""
 RENEWAL_DAYS = 30
 """A server's certificate should be renewed if it expires within this time."""
 _CLOCK_SKEW = timedelta(minutes=5)

@@ -66,7 +66,7 @@ def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
 
 def _connect_to_worker(site: Path) -> socket.socket:
     """Connect to the site's worker. Start the worker if none runs."""
-    superexec = os.getppid()
+    superexec = os.getppid()  # the SuperExec started this process
     path = socket_path(site, superexec)
     connection = _try_to_connect(path)
     if connection is not None:

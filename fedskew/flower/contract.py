@@ -279,7 +279,7 @@ class Contract:
         return scaled
 
     def blank(self) -> Dataset:
-        """Make a dataset of this form with one blank sample per class, to stand in for the sites' data."""
+        """Make a dataset of this form with one blank sample per class, in place of the sites' data."""
         numbers = np.dtype({"image": "u1", "table": "f4", "text": "i8"}[self.kind])
         samples = Samples(
             np.zeros((len(self.classes), *self.shape), numbers), TASKS[self.task].example_labels(len(self.classes))

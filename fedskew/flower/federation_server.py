@@ -35,7 +35,7 @@ from fedskew.metrics.site_scores import SiteScore, score_site_histograms
 
 
 class FederationServer(Server):
-    """The server of a simulation, except that the sites answer surveys and test models."""
+    """Works like the server of a simulation, except that the sites answer surveys and test models."""
 
     how_to_repeat = f"flwr run, with the federation's app; the data are at the sites, and {NAME} has the other settings"
 

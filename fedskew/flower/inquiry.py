@@ -1,4 +1,4 @@
-"""Runs that train nothing: a survey of the sites' data, or a test of a finished model on these data.
+"""Inquiries: runs that train nothing, but survey the sites' data or test a finished model on these data.
 
 The answers are written to a folder beside that of the training run, such as `runs/first-survey`.
 """
@@ -23,7 +23,7 @@ MakeSites = Callable[[Contract, Config], Sites]
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
-    """The folder of an inquiry's answers. `folder` is the training run's."""
+    """The folder of an inquiry's answers. `folder` is the training run's. `purpose` is `survey` or `evaluate`."""
     run = Path(folder).expanduser()
     return run.with_name(f"{run.name}-{purpose}")
 

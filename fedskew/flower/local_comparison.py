@@ -105,7 +105,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     resolved = resolve_config(replace(config, init=init), contract, settings.sites)
     finished = read_finished_model(str(file), contract, resolved)
     terms = {"contract": contract.to_json(), "config": resolved.to_mapping()}
-    without_limits = replace(site, policy=Policy())  # the policy is for requests of a server; this is the site's own
+    without_limits = replace(site, policy=Policy())  # a policy limits what a server may request
     run = SiteRun(without_limits, site.federation(contract), terms)
     tests = run.held(None).dataset.test
     if not len(tests):

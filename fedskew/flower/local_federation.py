@@ -33,6 +33,7 @@ from fedskew.flower.supernode import node_config, supernode_command
 from fedskew.flower.supervised_run import FlowerRun
 
 _START_SECONDS = 120.0
+"""The longest time for the SuperLink to start, and then to register the sites' keys."""
 _RESTART_SECONDS = 10.0
 """The shortest time between two starts of the same site."""
 _CONNECTED = "SuperNode ID"
@@ -49,7 +50,8 @@ class LocalFederation:
     ) -> None:
         """With `forks_workers`, the sites' workers are forks of one process, so imported modules are in memory once."""
         self.folder, self.app, self.keys, self.sites = folder.resolve(), app.resolve(), keys, tuple(sites)
-        self.port, *self._runtime_ports = free_ports(1 + len(sites))
+        self.port, *self._node_ports = free_ports(1 + len(sites))
+        """The port of the SuperLink, and one for the processes of each site to talk to each other."""
         self.superlink: Process | None = None
         self.nodes: dict[str, Process] = {}
         self.addresses: dict[str, str] = {}
@@ -144,7 +146,7 @@ class LocalFederation:
     def start_site(self, site: str) -> Process:
         if site in self.nodes:
             self.nodes[site].kill()
-        port = self._runtime_ports[self.sites.index(site)]
+        port = self._node_ports[self.sites.index(site)]
         address = self.addresses.get(site, f"127.0.0.1:{self.port}")
         command = supernode_command(self.site_file(site), address, self.keys.node(site), port, self.node_config(site))
         self.nodes[site] = self._start_process(site, command)
@@ -184,6 +186,7 @@ class LocalFederation:
         return Process(name, command, self.folder / "logs" / f"{name}.log", self.environment)
 
     def _write_connection(self, authority: Path) -> None:
+        """Write Flower's configuration file, in which `flwr run` finds the SuperLink."""
         home = self.folder / "flower"
         home.mkdir(parents=True, exist_ok=True)
         certificates = json.dumps(str(authority), ensure_ascii=False)  # TOML has no surrogate escapes
