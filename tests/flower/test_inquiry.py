@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock, PropertyMock, call
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from fedskew.cli.federate_inquiries import show_evaluation, show_survey
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.data.label_counts import read_counts
 from fedskew.data.table_encoding import RawTable, Strings
+from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.export import export_run
@@ -30,8 +33,9 @@ from fedskew.flower.chained_log import read_chain
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.policy import EvaluationRules, Policy, read_policy
-from fedskew.flower.remote_scoring import EVALUATION, weights_file
-from fedskew.flower.remote_survey import COUNTS, SURVEY, read_description
+from fedskew.flower.remote_encoding import fit_at_sites
+from fedskew.flower.remote_scoring import EVALUATION, score_at_sites, weights_file
+from fedskew.flower.remote_survey import COUNTS, SURVEY, read_description, survey_sites
 from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
@@ -102,6 +106,17 @@ def test_a_survey_waits_for_a_site_that_is_greeted_and_names_one_that_is_not_con
     assert (list(found["sites"]), found["absent"]) == (["site-0", "site-1"], ["site-2"])
     show_survey(found)
     assert "not connected, so not asked: site-2\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ask", [survey_sites, score_at_sites, fit_at_sites])
+def test_sites_are_asked_only_after_those_that_are_greeted_had_time_to_reply(ask: Callable[..., object]) -> None:
+    settings = make_settings(["a", "b"], {"begin_with": 1, "grace_seconds": 7.0})
+    sites, model = MagicMock(), MagicMock(state=ModelState({}, {}))
+    type(sites).online = PropertyMock(side_effect=InterruptedError)
+    given = [sites, model, MagicMock(), MagicMock(), settings] if ask is score_at_sites else [sites, model, settings]
+    with pytest.raises(InterruptedError):
+        ask(*given)
+    assert sites.method_calls == [call.wait_for(1), call.wait_for_greetings(7.0)]
 
 
 def test_another_survey_gets_the_same_answer_so_noise_is_not_averaged_out(
