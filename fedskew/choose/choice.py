@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from html import escape
+from numbers import Integral
 from os import PathLike
 from pathlib import Path
 from shlex import quote
@@ -145,7 +146,7 @@ def choose(
     refuse_data_settings(settings, data, partition)
     if "method" in settings:
         raise UserError(f"method is {settings['method']!r}; expected methods= in a race")
-    valid = workers is None or (isinstance(workers, int) and not isinstance(workers, bool) and workers >= 1)
+    valid = workers is None or (isinstance(workers, Integral) and not isinstance(workers, bool) and workers >= 1)
     expect(valid, "workers", workers, "a whole number ≥ 1")
     default_seed = {"seed": data.seed} if isinstance(data, Federation) else {}
     given = with_values(config or Config(), {**default_seed, **settings})

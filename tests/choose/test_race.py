@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -387,6 +388,8 @@ def test_settings_that_a_race_cannot_use_are_refused() -> None:
     for workers in (0, -1, "2", True):
         with pytest.raises(UserError, match=f"workers is {workers!r}; expected a whole number ≥ 1"):
             choose("digits", ["fedprox"], BUDGET, workers=workers)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="budget is 1 rounds"):
+        choose("digits", ["fedprox"], "1r", workers=np.int64(2))  # type: ignore[arg-type]
 
 
 def test_an_unknown_metric_is_refused() -> None:
