@@ -376,7 +376,7 @@ class StackedEngine(Engine):
         except torch.OutOfMemoryError:
             return 1
         params, buffers, state = (rows.row_bytes for rows in (layouts.params, layouts.buffers, layouts.state))
-        step_bytes = max(two - one, one // 2)
+        step_bytes = max(two - one, one // 2)  # what a second client adds, but at least half of what one takes
         slot_bytes = params * (1 + len(work.local.local_optimiser.shaped_state)) + buffers + state
         update_bytes = 2 * params + buffers  # the direction as one flat row, and the new parameters and buffers
         per_slot = step_bytes + slot_bytes + update_bytes
