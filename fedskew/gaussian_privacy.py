@@ -16,9 +16,12 @@ _LARGEST_MU = 1e100
 """For a larger μ, ε counts as infinite. ε grows like μ²/2, which would soon exceed the largest float."""
 
 
-def epsilon(releases: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
-    """Compute the smallest ε for which `releases` releases are (ε, δ)-private."""
-    return gaussian_epsilon(math.sqrt(releases) * sensitivity / noise_multiplier, delta)
+def epsilon(mechanisms: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
+    """Compute the smallest ε for which this number of Gaussian mechanisms are together (ε, δ)-private.
+
+    `sensitivity` is in the unit that `noise_multiplier` multiplies.
+    """
+    return gaussian_epsilon(math.sqrt(mechanisms) * sensitivity / noise_multiplier, delta)
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -50,7 +50,10 @@ def work_tensors(work: RoundWork, frozen: Sequence[str]) -> Tensors:
 
 
 def result_tensors(result: RoundResult, received: ModelState, shares_tally: bool) -> Tensors:
-    """Return the tensors of a site's reply, without the site's state and without buffers that did not change."""
+    """Return the tensors of a site's reply, without the site's state and without buffers that did not change.
+
+    `result` has one client. Its tensors have a leading client axis, and the reply's have none.
+    """
     buffers = {name: b for name, b in result.trained.buffers.items() if not torch.equal(b[0], received.buffers[name])}
     tensors = {
         **pack("trained:params", result.trained.params),

@@ -15,16 +15,17 @@ the same in both runs. The mean differs by at most 2·C/K, and a local change by
 sensitivity is 2, in the unit that z multiplies.
 
 Example-level privacy has an ε for one sample. Two runs are neighbours if one sample of a site's training part is
-replaced by any other. The number of samples is public. For each sample, an epoch is one release of sensitivity 2, or k
-releases if a local step computes k gradients.
+replaced by any other. The number of samples is public. For each sample, an epoch is one Gaussian mechanism of
+sensitivity 2, or k mechanisms if a local step computes k gradients.
 
-T releases with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows from
-μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is counted.
+T mechanisms with noise multiplier z are together as private as one Gaussian mechanism with μ = 2·√T/z, and ε follows
+from μ exactly (Dong, Roth and Su, "Gaussian differential privacy", JRSS B 2022). No amplification by sampling is
+counted.
 The guarantee covers the models. It does not cover the number of samples that a site reports, nor losses and metrics.
 
 Flower's own wrappers are not used. Its wrapper at the server accounts for FedAvg only, and draws the noise from NumPy's
 global generator. Its `LocalDpMod` needs one array per tensor, and its formula for σ holds only for ε < 1 and a single
-release.
+update.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from fedskew.methods import Method, Tensors
 from fedskew.methods.example_privacy import EXAMPLE_SENSITIVITY
 
 SENSITIVITY = {"central": 2.0, "local": 2.0, "example": EXAMPLE_SENSITIVITY}
-"""Sensitivity of one release, in units of clip / K (central) or clip (the others)."""
+"""Sensitivity of one mechanism, in units of clip / K (central) or clip (the others)."""
 _SITES = "for a site whose data are replaced by any others; who takes part is public"
 NEIGHBOURS = {
     "central": _SITES,

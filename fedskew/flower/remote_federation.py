@@ -46,7 +46,9 @@ class RemoteFederation(Federation):
 
     _sites: Sites
     _labels: tuple[int, ...] | None
+    """Only samples with these labels count. None: all samples count."""
     _census: dict[int, int]
+    """The sites' numbers of samples with these labels, by client."""
     _column_sums_from: tuple[str, ...]
 
     @property

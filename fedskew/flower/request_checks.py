@@ -86,9 +86,9 @@ def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
         found += ["central_noise"] if facts.get("central_noise") != approved["central_noise"] else []
     if facts.get("local_tests", False) and not approved.get("local_tests", False):
         found.append("local_tests")
-    needed = {"describe": "survey", "score": "evaluate_only"}.get(facts["kind"])
-    if needed is not None and not approved.get(needed, False):
-        found.append(needed)
+    declaration = {"describe": "survey", "score": "evaluate_only"}.get(facts["kind"])
+    if declaration is not None and not approved.get(declaration, False):
+        found.append(declaration)
     tests = facts if facts["kind"] == "evaluate" else facts.get("tests")
     if tests is not None and tests["detail"] != approved["detail"]:
         found.append("site_metrics")

@@ -46,7 +46,7 @@ def draw_discrete_laplace(rate: Fraction) -> int:
         coarse = 0
         while _draw_exponential_event(Fraction(1)):
             coarse += 1
-        # fine + coarse·denominator is n with a probability proportional to exp(-n/denominator).
+        # The sum fine + coarse·denominator is n with a probability proportional to exp(-n/denominator).
         size, is_negative = (fine + coarse * rate.denominator) // rate.numerator, secrets.randbits(1)
         if size or not is_negative:  # otherwise, zero would be twice as likely
             return -size if is_negative else size

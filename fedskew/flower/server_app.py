@@ -213,7 +213,7 @@ def _await_sites(sites: Sites, settings: FederationSettings, received: ReceivedR
         sites.wait_for(settings.begin_with or settings.sites_to_begin_round)
         return
     # A site takes part in a round if its number of samples is known. A site whose update has arrived must take part in
-    # the next round, even if it is not connected now.
+    # the repeated round, even if it is not connected now.
     for name, samples in received.samples().items():
         sites.samples[sites.names.index(name)] = samples
     sites.wait_for(settings.sites_to_begin_round)

@@ -42,6 +42,7 @@ class Contribution:
     weight: int = 1
     """The site's weight in the means."""
     values: Mapping[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    """Arrays of real numbers."""
     whole: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     """Arrays of whole numbers."""
 
@@ -63,7 +64,9 @@ class FixedPoint:
     sites: int
     """The largest number of sites in a sum."""
     largest_weight: int
+    """The largest weight of a site."""
     largest_value: float
+    """The largest absolute value of a number in `Contribution.values`."""
 
     @property
     def fraction_bits(self) -> int:

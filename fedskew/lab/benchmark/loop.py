@@ -34,6 +34,7 @@ class Trainer:
         self.method = make_method(case.method)
         self.model = case.fresh_model().to(self.device)
         self._teacher = copy.deepcopy(self.model)
+        """The received model, for an objective that compares the trained model with it."""
         self._sgd_options = _fastest_sgd_options(self.model) if tuned else {}
 
     def begin(self, client: Client) -> None:
@@ -213,7 +214,8 @@ class LoopRounds:
         extras = client_results[0].uplink
         uplink = {name: torch.stack([result.uplink[name] for result in client_results]) for name in extras}
         names = [name for name, _ in self._trainer.model.named_parameters()]
-        updates = Updates({name: stacked.pop(name) for name in names}, weights, uplink, self._config.lr, 1.0)
+        trained = {name: stacked.pop(name) for name in names}
+        updates = Updates(trained, weights, uplink, lr=self._config.lr, participation=1.0)
         method, sent_params = self._trainer.method, {name: sent[name] for name in names}
         if method.weighting is not None:
             updates = weigh_updates(method.weighting, sent_params, updates, self._server_state)
