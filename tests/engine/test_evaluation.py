@@ -37,6 +37,29 @@ def test_batches_count_what_a_pass_counts(model: nn.Module, recorded: bool, monk
     program(memory)  # as before it is captured: more often than there are samples
 
 
+class Counting(nn.Module):
+    """Counts its calls in two buffers: it changes one and replaces the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.register_buffer("changed", torch.zeros(()))
+        self.register_buffer("replaced", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.changed += 1
+        self.replaced = self.replaced + 1
+        return self.layer(x.flatten(1))
+
+
+def test_an_evaluation_does_not_change_the_model() -> None:
+    dataset = image_federation(tests=100).dataset
+    network = Network(Counting())
+    state = network.state()
+    Evaluator(network, DeviceSamples(dataset, dataset.test, torch.device("cpu"))).begin(state)()
+    assert {name: float(buffer) for name, buffer in state.buffers.items()} == {"changed": 0, "replaced": 0}
+
+
 def test_a_model_is_read_by_its_names_not_by_their_order() -> None:
     state = Network(norm_and_dropout()).state()
     layouts = RowLayout(state.params), RowLayout(state.buffers)

@@ -93,16 +93,17 @@ class Network:
         key: Tensor | None = None,
         between: Between | None = None,
     ) -> Outputs:
-        """Return logits and features of a batch. What the model writes into its buffers is written into `buffers`.
+        """Return logits and features of a batch. In train mode, what the model writes into its buffers is in `buffers`.
 
-        `between` changes the features before the head.
+        In eval mode, `buffers` do not change. `between` changes the features before the head.
         """
         self._context.between = between
+        written = buffers if mode == "train" else {name: b.clone() for name, b in buffers.items()}
         try:
-            outputs, new = self._call(self._plain, params, buffers, self._own_inputs(x), mode, key, None)
+            outputs, new = self._call(self._plain, params, written, self._own_inputs(x), mode, key, None)
         finally:
             self._context.between = None
-        buffers.update(new)
+        written.update(new)
         return outputs
 
     def forward_padded(
