@@ -271,17 +271,24 @@ def contiguous(features: Tensor | None) -> Tensor | None:
 @contextlib.contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and Python, from which users' code may draw, and restore them."""
+    with restored_generators([device] if device.type == "cuda" else []):
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        elif device.type == "mps":
+            torch.mps.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def restored_generators(cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Restore the global generators of torch, numpy and Python after a `with` block."""
     python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            random.seed(seed)
-            np.random.seed(seed)  # noqa: NPY002
-            torch.default_generator.manual_seed(seed)
-            if device.type == "cuda":
-                with torch.cuda.device(device):
-                    torch.cuda.manual_seed(seed)
-            elif device.type == "mps":
-                torch.mps.manual_seed(seed)
+        with torch.random.fork_rng(devices=cuda_devices):
             yield
     finally:
         random.setstate(python)

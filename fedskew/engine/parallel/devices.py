@@ -1,7 +1,7 @@
 """Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
-Every client's result is the same as on one device, up to rounding. The exception is a model that draws from torch's
-global CPU generator, because the devices' threads share that generator.
+Every client's result is the same as on one device, up to rounding. The exception is a model that draws from a global
+generator of Python, numpy or torch's CPU, because the devices' threads share these generators.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results, take_share
+from fedskew.engine.plain import restored_generators
 from fedskew.methods.parts import Tensors
 
 
@@ -34,9 +35,9 @@ class DevicesEngine(Engine):
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
-        # The threads set and restore torch's global random state at the same time, so a thread may restore a state
-        # that another thread set. Therefore the first state is restored once more here.
-        with torch.random.fork_rng(devices=[]):
+        # The threads set and restore the global generators at the same time, so a thread may restore a state that
+        # another thread set. Therefore the first states are restored once more here.
+        with restored_generators():
             results = self._results(work, shares)
         for engine in self._engines:
             fresh = [line for line in engine.notices if line not in self._noticed]

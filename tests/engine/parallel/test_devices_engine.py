@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from method_cases import PARAMS, only
 from parallel_engines import CPU, spread
 from toy_runs import advance, distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
 
-from fedskew.engine import PlainEngine, StackedEngine
+from fedskew.engine import PlainEngine, RoundResult, RoundWork, StackedEngine
 from fedskew.engine.choice import choose_devices
+from fedskew.engine.model.lifting import host_random_streams
 from fedskew.errors import UserError
 from fedskew.experiment.round.server import Server
 
@@ -42,12 +45,23 @@ def test_two_devices_agree_with_one(method: str, engine: type[PlainEngine] | typ
     assert same_bits(state, one) if engine is PlainEngine else distance(state, one) < 1e-9
 
 
-def test_a_device_s_error_is_raised_here_and_torch_s_stream_is_left_alone() -> None:
+def test_a_device_s_error_is_raised_here_and_global_generators_are_left_alone() -> None:
     this = server(image_federation(), "fedavg", linear())
     two = spread(this, linear(), PlainEngine)
-    before = torch.get_rng_state()
+    train = two._engines[1].train
+
+    def with_another_threads_seed(work: RoundWork) -> RoundResult:
+        result = train(work)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        torch.default_generator.manual_seed(1)
+        return result
+
+    two._engines[1].train = with_another_threads_seed  # type: ignore[method-assign]
+    before = torch.get_rng_state(), host_random_streams()
     state, _ = advance(this, this.start())
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert host_random_streams() == before[1]
     two._engines[1].train = lambda work: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     with pytest.raises(ZeroDivisionError):
         advance(this, state)
