@@ -82,8 +82,8 @@ def start_time(process: int) -> float | None:
         system = Path("/proc/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    boot = next(int(line.split()[1]) for line in system.splitlines() if line.startswith("btime "))
-    return boot + int(own[19]) / os.sysconf("SC_CLK_TCK")
+    boot = next((int(line.split()[1]) for line in system.splitlines() if line.startswith("btime ")), None)
+    return None if boot is None else boot + int(own[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def parent_of(process: int) -> int:

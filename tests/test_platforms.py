@@ -224,3 +224,11 @@ def test_a_process_learns_that_its_parent_was_killed() -> None:
         os.kill(parent.pid, signal.SIGKILL)
         assert parent.stdout.readline() == "ended\n"
     platforms.wait_for_end(parent.pid)  # it is gone, so this returns at once
+
+
+def test_a_system_that_does_not_say_when_it_booted_does_not_say_when_a_process_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = {f"/proc/{os.getpid()}/stat": "1 (python) S " + " ".join(["0"] * 40), "/proc/stat": "cpu 1 2 3\n"}
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: files[path.as_posix()])
+    assert platforms.start_time(os.getpid()) is None

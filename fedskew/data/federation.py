@@ -138,7 +138,7 @@ class Federation:
         return _indices_where(counts * self.classes > counts.sum())
 
     def restrict(self, labels: Sequence[int]) -> Federation:
-        """Let clients and server keep only samples of these labels, and return the result. A client may keep none."""
+        """Return a federation whose clients and server keep only samples of these labels. A client may keep none."""
         if self.dataset.train.y.ndim > 1:
             raise UserError("samples with several labels cannot be restricted to some labels; expected one per sample")
         is_kept = np.zeros(self.classes, np.bool_)

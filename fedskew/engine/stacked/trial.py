@@ -26,7 +26,7 @@ from fedskew.randomness import fold
 
 _CANDIDATES = 64
 """How many samples, spread over the data, are searched for one that differs from the first sample."""
-_PASSES: tuple[PassKind, ...] = ("opening", "closing")
+_DATA_PASSES: tuple[PassKind, ...] = ("opening", "closing")
 
 
 class Trial:
@@ -111,7 +111,9 @@ class Trial:
 
     def _other_row(self) -> int:
         """Return the index of a sample whose input differs from the first one's: the last sample, if it does."""
-        rows = torch.linspace(len(self._data) - 1, 0, _CANDIDATES, device=self._data.y.device).long()
+        last = len(self._data) - 1
+        # `torch.linspace` would round in float32, and could exceed the last index.
+        rows = last - torch.arange(_CANDIDATES, device=self._data.y.device) * last // (_CANDIDATES - 1)
         differs = (self._data.x[rows] != self._data.x[0]).flatten(1).any(dim=1)
         return int(rows[differs.int().argmax()])
 
@@ -171,7 +173,7 @@ class Trial:
             )
             passes = {
                 f"{when} {n}": t
-                for when in _PASSES
+                for when in _DATA_PASSES
                 if work.needs_pass(when)
                 for n, t in DataPass(work, when).batch_sums(seen, client).items()
             }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import fedskew as fs
-from fedskew.engine.stacked.trial import _are_close
+from fedskew.engine.stacked.trial import Trial, _are_close
 
 
 @dataclass(frozen=True)
@@ -86,3 +86,17 @@ def test_a_trial_that_overflows_does_not_hide_other_differences() -> None:
     assert _are_close(a, {name: tensor.clone() for name, tensor in a.items()}, 1e-6)
     assert not _are_close(a, {**a, "w": torch.tensor([math.inf, 100.0])}, 1e-6)
     assert not _are_close(a, {**a, "w": torch.tensor([-math.inf, 1.0])}, 1e-6)
+
+
+def test_rows_of_padding_are_found_in_data_with_more_samples_than_float32_can_count() -> None:
+    samples = 2**25 + 4
+
+    class Data:
+        x, y = torch.zeros(1, 1).expand(samples, 1), torch.zeros(1)
+
+        def __len__(self) -> int:
+            return samples
+
+    trial = object.__new__(Trial)
+    trial._data = Data()  # type: ignore[assignment]
+    assert trial._other_row() == samples - 1
