@@ -38,8 +38,8 @@ def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
             f"warning: the answers of {sites.names[client]} are discarded: they differ in form from those of most sites"
         )
         del answers[client]
-    names = next(iter(answers.values()))
-    stacked = {name: torch.stack([found[name] for found in answers.values()]) for name in names}
+    first = next(iter(answers.values()))
+    stacked = {name: torch.stack([found[name] for found in answers.values()]) for name in first}
     return Survey(answers=stacked, clients=tuple(answers), key=server_key(plan.work.key))
 
 

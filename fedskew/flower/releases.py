@@ -96,7 +96,7 @@ def read_release(facts: Facts, method: Method) -> Release:
                 f"the server sets clip and noise to {one_line(repr(values))}; expected two positive numbers"
             )
         multiplier = float(values[1])
-    mechanisms = _gradients(method, local.get("epochs")) if privacy == "example" else 1
+    mechanisms = _count_gradients(method, local.get("epochs")) if privacy == "example" else 1
     return Release(one_line(str(facts["run"])), facts["key"]["round"] + 1, privacy, multiplier, mechanisms)
 
 
@@ -106,8 +106,8 @@ def _example_noise(local: Facts) -> list[Any] | None:
     return None if values == [None, None] else values
 
 
-def _gradients(method: Method, epochs: Any) -> int:
-    """Return how many gradients of a round use one given sample. Each of them is a mechanism."""
+def _count_gradients(method: Method, epochs: Any) -> int:
+    """Count the gradients of a round in which one given sample is used. Each of them is a mechanism."""
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
         raise UserError(f"the server sets the local epochs to {one_line(repr(epochs))}; expected a whole number")
     return gradients_per_sample(method.solver, method.personal, epochs)
@@ -118,7 +118,7 @@ def planned_release(settings: FederationSettings, config: Config) -> Release:
     if settings.privacy == "example":
         method = make_method(config.method, config.method_params)
         require_private_gradients(method)
-        return Release("", 0, "example", config.example_noise, _gradients(method, config.local_epochs))
+        return Release("", 0, "example", config.example_noise, _count_gradients(method, config.local_epochs))
     return Release("", 0, settings.privacy, None if settings.privacy == "none" else settings.noise)
 
 
