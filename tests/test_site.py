@@ -47,7 +47,7 @@ def test_every_method_has_a_page_with_its_facts(generators: dict[str, ModuleType
         assert ("Updates and models can reveal" in page) == (name not in ("centralised", "local-only"))
         assert entry.summary
     fedvls = pages["methods/fedvls.md"]
-    assert "| `distill_weight` | `0.1` | λ; the paper's value" in fedvls
+    assert "| `distill_weight` | `0.1` | λ, the weight of the distillation; the paper's value" in fedvls
     assert re.search(r"above FedAvg in \d+ of \d+ reruns", fedvls)
     assert "[fidelity](../fidelity.md)" in fedvls
 

@@ -53,7 +53,7 @@ def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Ite
     finally:
         child.stdin.close()
         try:
-            child.wait(GRACE + 5)
+            child.wait(GRACE + 5)  # at its end, the server waits up to GRACE seconds for a browser
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()

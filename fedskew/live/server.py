@@ -24,6 +24,7 @@ _CONTENT_POLICY = (
     "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+"""The page loads nothing from other hosts, and other pages cannot show it in a frame."""
 
 
 class LiveServer:

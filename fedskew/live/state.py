@@ -20,6 +20,7 @@ FILES = ("about.json", "rounds.jsonl", "summary.json")
 _MAX_LISTED = 3
 """The maximum number of unfinished runs and races that the status line names."""
 NOTHING = LoadedRuns([])
+"""What is shown before any run or race exists."""
 
 
 class LiveState:

@@ -154,12 +154,12 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
     for k in range(clients):
         rows = classifiers[k].detach()
         similarity = torch.einsum("id,zjd->izj", rows, classifiers)
-        elsewhere = present.clone()
-        elsewhere[k] = False
-        attracting = elsewhere & same_label  # [C, K, C]: label i of another client
-        repelling = elsewhere & ~same_label
+        others_have = present.clone()
+        others_have[k] = False
+        attracting = others_have & same_label  # [C, K, C]: label i of another client
+        repelling = others_have & ~same_label
         attracted = masked_logsumexp(similarity, attracting) - masked_logsumexp(
-            similarity, elsewhere.expand_as(attracting)
+            similarity, others_have.expand_as(attracting)
         )
         own = (rows * rows).sum(dim=-1)
         repulsion = own - torch.logaddexp(own, masked_logsumexp(similarity, repelling))

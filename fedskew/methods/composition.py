@@ -121,6 +121,7 @@ _SLOTS: tuple[tuple[str, tuple[type[Part], ...]], ...] = (
     ("calibration", (Calibration,)),  # before the server rule, because it is one
     ("server", (ServerRule,)),
 )
+"""The slots, in the order of a method's name, with the kinds of parts that each takes."""
 _ORDER = [slot for slot, _ in _SLOTS]
 
 

@@ -39,6 +39,7 @@ from fedskew.methods.parts import Client, Reveals, Seen, ServerRule, Tensors, Tr
 from fedskew.randomness import fold, normal, uniform
 
 _WEIGHT, _BIAS = "head.retrained.weight", "head.retrained.bias"
+"""The names of R's parameters in the model."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fedskew.methods.catalogue import method
 from fedskew.methods.parts import Client, Gradient, Seen, Solver, Tensors, Trained, Updates, pack, unpack
 
 _SUMS = ("fisher", "fisher_centre")
+"""The names of Σ F and Σ F∘w on the server, and of a client's own shares in its state."""
 
 
 @method("fedcurv", paper="Shoham et al., 2019")

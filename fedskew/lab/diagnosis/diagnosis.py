@@ -307,6 +307,7 @@ START = (
     "To write this configuration to a file, repeat the command with --save start.yaml. If you gave a file of counts "
     "without --data, the saved configuration uses synthetic data with the same classes in place of yours."
 )
+"""The text of the section with the configuration to start from."""
 
 
 def diagnosis_document(diagnosis: Diagnosis, title: str, config: str) -> Document:

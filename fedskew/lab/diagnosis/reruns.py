@@ -116,7 +116,7 @@ def _complete_params(config: Config) -> dict[str, Any]:
 
 
 def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, dict[str, Runs]]) -> list[Rerun]:
-    """Pair each method's runs with FedAvg's, over the seeds that both have. Without such a seed, omit the method."""
+    """Pair each method's runs with FedAvg's, over the seeds that both have. A method without one is left out."""
     baseline = _most_frequent(BASELINE, methods.get(BASELINE, {}))
     found = []
     for method, variants in methods.items():

@@ -14,6 +14,7 @@ from fedskew.errors import UserError, unknown
 from fedskew.experiment.config.values import parse_yaml
 
 PUBLISHED = files("fedskew.lab.papers") / "published"
+"""The folder of printed numbers, one CSV file per paper, and of printed label counts."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def _number(row: dict[str, Any]) -> PrintedNumber:
 
 
 PROTOCOLS = files("fedskew.lab.papers") / "protocols"
+"""The folder of protocols, one YAML file each."""
 
 Values = dict[str, Any]
 """Configuration values by dotted key."""

@@ -353,8 +353,8 @@ class Records:
     def longest(self, job: Job) -> Record | None:
         """Return the record of the job's experiment.
 
-        For a method with stages, another number of rounds is another experiment. If such a job has no record, look at
-        the experiments that differ from it only in having fewer rounds. Return the record of the longest of them.
+        For a method with stages, another number of rounds is another experiment. If the job has no record, look at the
+        experiments that differ from it only in having fewer rounds. Return the record of the longest of them.
         """
         if (found := self.get(job)) or not has_stages(job.config):
             return found

@@ -37,6 +37,7 @@ from fedskew.methods import make_method
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 _VALIDATION = 0.2
+"""The default of the key `validation`."""
 _WITHOUT_EFFECT_ON_SCORE = tuple(
     key for key in NON_IDENTIFYING_KEYS if key not in ("rounds", "eval_every", "mean_last")
 )
@@ -68,7 +69,7 @@ class Search:
         return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
     def jobs(self, number: int, values: Mapping[str, Any]) -> list[Job]:
-        """Make the runs that score a point, one per seed.
+        """Make the runs that score the point of trial `number`, one per seed.
 
         The tag distinguishes points that differ only in keys that do not identify an experiment, such as `rounds`.
         """
@@ -118,9 +119,10 @@ def read_search(
 
 
 def _check(search: Search) -> None:
-    """Check every key before anything runs: with all values of a list, or the lower end of a range.
+    """Check each key before anything runs, with every value of its list or with the lower end of its range.
 
-    The other keys have their first values meanwhile. The base configuration need not fit a value of the search.
+    Meanwhile, the other keys of the search have their first values, because those of the base configuration may not
+    fit. For example, a parameter of FedVLS does not fit a base with FedAvg.
     """
     if "seed" in search.space:
         raise UserError("search.seed is not possible; expected seeds outside the search, such as seeds: 3")
@@ -175,6 +177,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     study = optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
     while (done := len(study.get_trials(states=finished))) < trials:
+        # `constant_liar` keeps points that are tried at once apart.
         study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
         new = [study.ask() for _ in range(min(at_once, trials - done))]
         points = [_point(trial, search.space) for trial in new]

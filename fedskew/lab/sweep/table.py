@@ -43,6 +43,7 @@ _MEASURED = (
     "rounds", "accuracy", "best", "best_round", "mean_last", "macro_f1", "worst_class", "diverged", "compute",
     "seconds", "experiment", "split", "device", "balanced_accuracy", *SCORE_KEYS,
 )  # fmt: skip
+"""The columns that are computed from a run's record."""
 
 
 def _measured(record: Record, config: Config) -> Row:
@@ -117,13 +118,13 @@ def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:
     values = [row[measured_name(metric)] for row in rows]
     if None in values:
         raise UserError(
-            f"{', '.join(point)} has no {metric.label}: {_reason_for_gap(metric)}; rank by {_always_recorded(metric)}, "
+            f"{', '.join(point)} has no {metric.label}: {_why_missing(metric)}; rank by {_always_recorded(metric)}, "
             "or repeat the sweep with another --out"
         )
     return math.fsum(values) / len(values)
 
 
-def _reason_for_gap(metric: RankingMetric) -> str:
+def _why_missing(metric: RankingMetric) -> str:
     if _is_recorded_each_round(metric):
         return "the outputs of a run's model are not finite, or a run is from an earlier version of fedskew"
     return (
