@@ -22,7 +22,7 @@ class RoundKey:
     seed: int
     """The run's seed."""
     model: int
-    """The number of the model that is trained."""
+    """The number of the model that is trained: 0 for the global model (`experiment.round.sampler.model_number`)."""
     round: int
     """The number of earlier rounds in which this model was trained."""
     phase: int = 0

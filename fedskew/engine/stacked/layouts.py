@@ -139,7 +139,7 @@ class Layouts:
 
         def model(kind: str, params: RowLayout, buffers: RowLayout) -> ModelState:
             role, _, name = kind.partition(" ")
-            buffer_kind = f"{role} buffers {name}".strip()
+            buffer_kind = f"{role} buffers {name}".strip()  # the keys of `common_memory`
             return ModelState(_first_row(params.views(memory[kind])), _first_row(buffers.views(memory[buffer_kind])))
 
         return replace(
