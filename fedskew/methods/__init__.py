@@ -123,6 +123,10 @@ __all__ = [
 ]
 
 
+BUILT_IN = frozenset(METHODS)
+"""The names of the methods that fedskew itself registers, in every process."""
+
+
 class _CallablePackage(ModuleType):
     """Makes this package callable, because its name hides the public function `fedskew.methods()`."""
 

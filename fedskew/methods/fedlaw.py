@@ -50,7 +50,7 @@ class FedLAW(ServerRule):
         data, device = updates.required_server_data, updates.weights.device
         usual = updates.weights.clamp(min=1e-12).log()
         learned = torch.cat([usual, torch.zeros_like(usual[:1])]).requires_grad_()
-        optimiser = torch.optim.Adam([learned], lr=self.weights_lr, betas=(0.5, 0.999))
+        optimiser = torch.optim.Adam([learned], lr=self.weights_lr, betas=(0.5, 0.999))  # β₁ as in the authors' code
         schedule = torch.optim.lr_scheduler.StepLR(optimiser, _HALVED_EVERY, gamma=0.5)
         for epoch in range(self.server_epochs):
             order = torch.from_numpy(permutation(len(data), updates.key, "learned weights", epoch)).to(device)

@@ -23,7 +23,7 @@ _RESET_PEAK = "5"
 
 
 class PeakMemory:
-    """Measures by how much the peak memory exceeds the memory at the start.
+    """Measures by how much the peak memory exceeds the memory at the start of the measurement.
 
     On a CPU, the memory that worker processes have at the end is added to the peak of this process.
     """

@@ -47,6 +47,7 @@ class Candidate:
 
     @property
     def settings(self) -> int:
+        """The number of near settings in which the method was rerun."""
         return len(self.gains)
 
     @property

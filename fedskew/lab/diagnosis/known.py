@@ -19,7 +19,7 @@ from fedskew.lab.papers.protocol import papers, read_protocol
 from fedskew.lab.sweep.records import Records, read_folder
 
 ACCURACIES = ("best", "last-50 accuracy")
-"""Metrics that measure the overall accuracy of a model."""
+"""The metrics of papers' tables that measure the overall accuracy of a model."""
 NEAR = 0.1
 """Settings up to this distance count as near. A distance is the root mean square difference of five measures, each of
 which is between 0 and 1."""

@@ -87,6 +87,7 @@ def _rounds_to_baseline(inputs: MetricInputs) -> float | None:
 
 
 def _speed_up_to_baseline(inputs: MetricInputs) -> float | None:
+    """FedAvg's number of rounds, divided by the rounds in which the run reaches FedAvg's final accuracy."""
     rounds = _rounds_to_baseline(inputs)
     return rounds if rounds in (None, NEVER) else _end_of_baseline(inputs)[0] / rounds
 

@@ -126,11 +126,11 @@ def _orders(found: Iterable[Sequence[CellRerun]]) -> list[str]:
     """Say how far the rerun confirms the paper's order of methods."""
     lines = []
     for column in found:
-        ranking = compare_order(column)
-        if ranking is not None:
+        order = compare_order(column)
+        if order is not None:
             cell = column[0].cell
             where = " ".join(filter(None, cell.setting)).replace(";", " ")
-            lines.append(f"- {where}, {cell.metric}: {ranking}.")
+            lines.append(f"- {where}, {cell.metric}: {order}.")
     return ["Order of the methods:\n", "\n".join(lines) + "\n"] if lines else []
 
 

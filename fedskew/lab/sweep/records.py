@@ -188,6 +188,7 @@ class Record:
         return CurveSummary.from_curve(self.curve, self.config.mean_last)
 
     def _points(self, series: str) -> list[tuple[int, float]]:
+        """Pairs (round, value) of a series such as `accuracy`. A value that is missing is NaN."""
         points = zip(self.content["rounds"], self.content[series], strict=True)
         return [(int(r), math.nan if a is None else float(a)) for r, a in points]
 
