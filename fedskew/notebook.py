@@ -133,7 +133,10 @@ def _count_cells(held: npt.NDArray[np.int64], largest: int) -> str:
 
 
 def _strip(held: npt.NDArray[np.int64], largest: int) -> str:
-    """Return an image with one pixel per client, stretched to a readable width. Its HTML is short."""
+    """Return an image with one pixel per client, stretched to a readable width.
+
+    A table cell per client would need far more HTML.
+    """
     shares = held / max(1, largest)
     shades = np.where(held > 0, 210 - 190 * np.sqrt(shares), 255).astype(np.uint8)
     width = min(600, max(4, 400 // len(held)) * len(held))

@@ -83,6 +83,7 @@ def start_time(process: int) -> float | None:
     except OSError:
         return None
     boot = next((int(line.split()[1]) for line in system.splitlines() if line.startswith("btime ")), None)
+    # `own` begins with field 3 of the file. Field 22 is the start, in clock ticks after the boot.
     return None if boot is None else boot + int(own[19]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -97,7 +98,7 @@ def parent_of(process: int) -> int:
 
 def wait_for_end(*processes: int) -> None:
     """Wait until one of these processes of this machine has ended. On Linux, a zombie counts as ended."""
-    watched = [process for process in processes if process > 1]  # 0: unknown parent; 1: the system's first process
+    watched = [process for process in processes if process > 1]  # 0 is an unknown parent, 1 the system's first process
     if hasattr(os, "pidfd_open"):
         with contextlib.suppress(ProcessLookupError):
             select.select([os.pidfd_open(process) for process in watched], [], [])
@@ -146,4 +147,5 @@ def cpu_seconds(process: int) -> float:
         fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     except OSError:
         return 0.0
+    # `fields` begins with field 3 of the file. Fields 14 and 15 are the clock ticks in user and in kernel mode.
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

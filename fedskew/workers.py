@@ -69,6 +69,7 @@ class WorkerPool:
         self._received: queue.Queue[tuple[WorkerProcess, Message | None]] = queue.Queue()
         """Messages of all workers. None for a worker that died."""
         self._workers: dict[int, WorkerProcess] = {}
+        """The workers by slot, a number from 0 to `size` − 1. A worker starts when its slot gets its first request."""
         self._busy: dict[int, int] = {}
         """The position of each busy worker's request, by the worker's slot."""
         self._gpu_sharing: GpuSharing | None = None
@@ -152,7 +153,7 @@ def _environment(slot: int, workers: int) -> dict[str, str]:
     gpus = _gpus()
     if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
         shares["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
-    return {"OMP_WAIT_POLICY": "PASSIVE", **shares}
+    return {"OMP_WAIT_POLICY": "PASSIVE", **shares}  # as in `cli.app.main`: OpenMP's idle threads sleep
 
 
 def _gpus() -> int:

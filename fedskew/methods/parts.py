@@ -90,7 +90,7 @@ class Outputs:
     """The outputs of a model on a batch of B samples."""
 
     logits: Tensor
-    """[B, C]."""
+    """[B, C], for C classes."""
     features: Tensor | None = None
     """[B, d]: the input of the head. None for a model that is not a `Classifier(encoder, head)`."""
     companions: Mapping[str, Outputs] = field(default_factory=dict)
@@ -128,7 +128,8 @@ class Client:
     """What a hook may know about the client besides the current batch."""
 
     label_counts: Tensor
-    """[C]: the client's number of training samples per class. With example-level privacy, it is 1 for each class."""
+    """[C]: the client's number of training samples per class. With example-level privacy, it is 1 for each class,
+    because true counts would depend on single samples."""
     received: Tensors
     """The global parameters that the server sent this round."""
     downlink: Tensors = field(default_factory=dict)
@@ -211,7 +212,7 @@ class Updates:
     participation: float
     """The fraction of clients that took part: of the stage's clients if the stage names them, else of all clients."""
     key: int = 0
-    """A random key, for `fedskew.randomness`. It depends only on the seed, the model's number and the round."""
+    """A random key, for `fedskew.randomness`. It depends only on the seed, the round and which model is trained."""
     server_data: ServerData | None = None
     """The samples that the server holds. Only for server rules that declare `needs_server_data`."""
 
@@ -280,8 +281,8 @@ class Part:
     """What clients compute besides FedAvg's forward and backward pass per local step, in words.
 
     The cost is per local step, unless the words name another period, such as `per round` or `after the last round`. It
-    is that of the default hyper-parameters: the catalogue describes a method before anybody chooses others. The rows of
-    a run record the cost with the run's own hyper-parameters.
+    holds for the default hyper-parameters, because the catalogue describes a method before anybody chooses others. The
+    rows of a run record the cost with the run's own hyper-parameters.
     """
     needs_sgd: ClassVar[bool] = False
     """Whether the maths holds for local SGD only, for instance because it uses `Trained.effective_steps`."""
@@ -302,7 +303,8 @@ class Part:
     multi_label: ClassVar[bool] = True
     """Whether the maths also holds for several labels per sample, where there is no softmax over the classes.
 
-    The hooks then get labels [B, L] of 0 and 1. The default is False for objectives, regularisers and schedules.
+    The hooks then get [B, L] zeros and ones, for L labels. The default is False for objectives, regularisers and
+    schedules.
     """
 
     @property
@@ -441,8 +443,8 @@ class Weighting(Part):
         """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum.
 
         `sent` are the current global parameters, and `state` is the server's state. The default returns
-        `updates.weights`, the participants' shares of the round's samples. A weighting that users choose must override
-        this hook.
+        `updates.weights`, the participants' shares of the round's samples. A method's own weighting must override this
+        hook.
         """
         return updates.weights
 
@@ -462,7 +464,7 @@ class ServerRule(Part):
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:  # noqa: ARG002
         """Return the next global parameters and the next server state. `sent` are the current global parameters.
 
-        The default is FedAvg's weighted mean. A server rule that users choose must override this hook.
+        The default is FedAvg's weighted mean. A method's own server rule must override this hook.
         """
         return updates.mean(), state
 

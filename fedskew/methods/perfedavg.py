@@ -7,8 +7,9 @@ NeurIPS 2020.
     first-order   direction = d
     hessian-free  direction = d − α·(∇L(v + δ·d; B₁) − ∇L(v − δ·d; B₁))/(2δ)
 
-B₁ and B₂ are the two halves of the batch. If the batch has one sample, both halves are that sample. The recorded loss
-is that of the whole batch at v. The run evaluates and saves the global model, without a personal step.
+v are the client's parameters, and L is the objective's loss. B₁ and B₂ are the two halves of the batch. If the batch
+has one sample, both halves are that sample. The recorded loss is that of the whole batch at v. The run evaluates and
+saves the global model, without a personal step.
 
 Sent to the server: the model.
 Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, as

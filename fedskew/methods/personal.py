@@ -71,8 +71,8 @@ class Personal(Part):
         """Return the solver of a second model, which each client trains beside the global one and never sends.
 
         The second model is personal: its tensors have the names of the global model's. Before a client's first round,
-        it equals the initial global model. For its solver, `client.received` is the global model that
-        the client received. Return None if there is no second model.
+        it equals the initial global model. For its solver, `client.received` is the global model that the client
+        received. Return None if there is no second model.
         """
         return None
 
@@ -193,7 +193,7 @@ class SharedSolver(Solver):
 
         def shared_gradient(at: Tensors, part: LossPart | None = None, /) -> Tensors:
             grads = gradient({name: at.get(name, t) for name, t in params.items()}, part)
-            if at is shared and part is None and not plain:
+            if at is shared and part is None and not plain:  # the personal parameters can use this gradient, too
                 plain.append(grads)
             return {name: grads[name] for name in at}
 

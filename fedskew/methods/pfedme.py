@@ -6,7 +6,8 @@ T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 
              direction = λ·(v − θ)
     server   w ← (1 − β)·w + β·Σ a_k·w_k
 
-The run evaluates and saves the global model w. The personal models θ exist only within a step.
+w_k is the model of client k, and a_k is the client's weight in the average. The run evaluates and saves the global
+model w. The personal models θ exist only within a step.
 
 Sent to the server: the model.
 Extra compute: κ − 1 more forward and backward passes.
@@ -26,11 +27,11 @@ class MoreauEnvelope(Solver):
     """The gradient of the Moreau envelope, at an approximate personal optimum."""
 
     pull: float = 15.0
-    """λ."""
+    """λ, the strength of the pull of θ towards v."""
     inner_steps: int = 5
-    """κ."""
+    """κ, the number of steps of θ per batch."""
     personal_lr: float = 0.05
-    """η_p; η_p·λ must stay below 2, or θ diverges."""
+    """η_p, the learning rate of θ. η_p·λ must stay below 2, or θ diverges."""
 
     extra_compute = "4 forwards and backwards"
 
@@ -55,7 +56,7 @@ class PartialMean(ServerRule):
     """A step of length β towards the mean of the models."""
 
     server_lr: float = 1.0
-    """β."""
+    """β, the length of the step."""
 
     uses_only_mean = True
 

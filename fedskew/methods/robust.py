@@ -7,8 +7,9 @@ mean); Sun et al., "Can you really backdoor federated learning?", 2019 (clipping
     trimmed-mean   w ← the mean for each coordinate, without the ⌊β·M⌋ smallest and largest of its M values
     norm-clipping  w ← w + Σ a_k·Δ_k·min(1, S/‖Δ_k‖), Δ_k = w_k − w
 
-Median and trimmed mean give every participant the same weight, regardless of its number of samples. With β = 0.1,
-nothing is trimmed in rounds of fewer than ten participants. BatchNorm's buffers are averaged as usual.
+w is the global model, and w_k is the model of client k. M is the number of these models, and a_k is the client's weight
+in the average. Median and trimmed mean give every participant the same weight, regardless of its number of samples.
+With β = 0.1, nothing is trimmed in rounds of fewer than ten participants. BatchNorm's buffers are averaged as usual.
 
 Sent to the server: the model.
 Extra compute: none on the client.

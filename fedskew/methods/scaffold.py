@@ -5,8 +5,10 @@ Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated lea
     client   direction = ∇CE(v) − c_k + c;  c_k⁺ = c_k − c + (w − w_k)/(J·η)
     server   w ← w + η_g·Σ a_k·(w_k − w);   c ← c + (|S|/K)·mean(c_k⁺ − c_k)
 
-S is the set of participants, K is the number of clients, and a_k is client k's weight in the average. J is
-the number of local steps or, with momentum, the number of steps without momentum that would move as far.
+v are the client's parameters, w is the global model, and w_k is the model that client k sends back. c_k and c are the
+control variates of client and server, and η is the learning rate. S is the set of participants, K is the number of
+clients, and a_k is client k's weight in the average. J is the number of local steps or, with momentum, the number of
+steps without momentum that would move as far.
 
 Sent to the server: the model and the change of the client's control variate.
 Extra compute: negligible.
@@ -75,7 +77,7 @@ class ControlledMean(ServerRule):
     """
 
     server_lr: float = 1.0
-    """η_g."""
+    """η_g, the length of the step."""
 
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")

@@ -141,7 +141,7 @@ class Calibration(ServerRule):
 
 @dataclass(frozen=True)
 class SurveyRule(ServerRule):
-    """Lets clients answer a survey in a round of its own. The result of `aggregate` is not used."""
+    """The server rule of an extra round in which clients answer a survey. The result of `aggregate` is not used."""
 
     survey: Part
 

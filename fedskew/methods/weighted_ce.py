@@ -4,9 +4,10 @@ King and Zeng, "Logistic regression in rare events data", Political Analysis 200
 
     L = mean of w_y·CE(z, y),    w_c = n/(C'·n_c)
 
-The client has n_c samples of class c, n samples in total, and samples of C' classes. These are the "balanced" weights
-of scikit-learn. The mean weight of the client's samples is 1. Other weights, the same for all clients, can be given.
-The setting `class_weights` weighs the cross entropy of other methods in this way.
+z are the logits, and y is the label. The client has n_c samples of class c, n samples in total, and samples of C'
+classes. These are the "balanced" weights of scikit-learn. The mean weight of the client's samples is 1. Other weights,
+the same for all clients, can be given. The setting `class_weights` weighs the cross entropy of other methods in this
+way.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.

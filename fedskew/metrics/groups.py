@@ -1,4 +1,4 @@
-"""Accuracy over groups of classes, such as a client's vacant, minority and majority classes."""
+"""Accuracy over groups of classes, such as those of which a client has no, few or many samples."""
 
 from __future__ import annotations
 

@@ -72,7 +72,8 @@ class ScoreHistograms:
             log_odds = np.log(probabilities) - np.log1p(-probabilities)
         middle, above = SCORE_BINS // 2, probabilities > 0.5
         bins = np.clip(np.floor(log_odds / WIDTH), -middle, middle - 1).astype(np.int64)
-        bins = middle + np.where(above, np.maximum(bins, 0), np.minimum(bins, -1))  # exact at 0.5, despite rounding
+        # Rounding of the log-odds must not move a probability across 0.5.
+        bins = middle + np.where(above, np.maximum(bins, 0), np.minimum(bins, -1))
         own, others = np.zeros((2, classes, SCORE_BINS), np.int64)
         inside = memberships(true, classes)
         for c in range(classes):

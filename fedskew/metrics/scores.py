@@ -1,6 +1,6 @@
 """Metrics of predicted probabilities: AUROC, AUPRC, sensitivity and specificity, Brier score and calibration.
 
-AUROC, AUPRC, sensitivity and specificity score one class against the rest. With two classes, it is the positive
+AUROC, AUPRC, sensitivity and specificity score one class against the rest. With two classes, this is the positive
 class. With more classes, or with several labels per sample, the scores are means over the classes. A class to which all
 test samples or none belong is left out.
 

@@ -17,7 +17,7 @@ def cnn(data: DataShape) -> Classifier:
 
 
 def convnet_l(data: DataShape) -> Classifier:
-    """Make PKD's ConvNet-L: ConvNet-S with a third convolution. Its width, 128, is our choice: the paper gives none."""
+    """Make PKD's ConvNet-L: ConvNet-S and a third convolution, of width 128. The paper does not give this width."""
     return convnet(data, filters=(32, 64, 128))
 
 

@@ -106,7 +106,10 @@ def _check_tensors(model: nn.Module, name: str) -> None:
 
 
 def _takes_number_of_classes(factory: Callable[..., object]) -> bool:
-    """Return whether the factory takes `num_classes`. torchvision's and timm's do, often through `**kwargs`."""
+    """Return whether the factory takes `num_classes`. torchvision's and timm's do, often through `**kwargs`.
+
+    A factory with `**kwargs` is taken for one of theirs if it has `weights` (torchvision) or `pretrained` (timm).
+    """
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:

@@ -1,14 +1,15 @@
 """Heads besides the linear one, and the logits z that they compute from the features h.
 
-    cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (random if C > features)
+    cosine     z_c = s·cos(h, w_c), with trained directions w, which start as a simplex (at random if C > d)
     etf        z_c = s·cos(P h, m_c), with a trained projection P and fixed directions m
     prototype  z_c = s·(h·p_c − ‖p_c‖²/2), with trained prototypes p, which start like w
     personal   z = G h + V h, with a generic head G and a personal head V, which starts at zero
     retrained  z = R h, with a head R that the server trains; clients train a generic head G instead
 
-s is a trained scale. The directions m are a simplex equiangular tight frame (ETF): the angle between any two of them is
-the same, and as large as C directions allow. The largest logit of `prototype` is that of the nearest prototype: its
-logits are −s·‖h − p_c‖²/2, without the term −s·‖h‖²/2, which is the same for all classes.
+C is the number of classes, d is the number of features, and s is a trained scale. The directions m are a simplex
+equiangular tight frame (ETF): the angle between any two of them is the same, and as large as C directions allow. The
+largest logit of `prototype` is that of the nearest prototype: its logits are −s·‖h − p_c‖²/2, without the term
+−s·‖h‖²/2, which is the same for all classes.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def distant_directions(classes: int, width: int) -> Tensor:
 
 
 def simplex_frame(classes: int, width: int) -> Tensor:
-    """Return √(C/(C − 1))·(I − 1/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
+    """Return √(C/(C − 1))·(I − 11ᵀ/C)·Qᵀ for a random Q with orthonormal columns: [classes, width], rows of norm 1.
 
     Q comes from Gram-Schmidt in float64, because a QR routine may choose other signs on another machine.
     """

@@ -5,9 +5,10 @@ PEFT.
 
     y = W x + (α/r)·B A x        A: [r, in], B: [out, r]
 
-W is frozen. For a convolution, A has the same kernel size and stride, and B is a 1×1 convolution. B starts at zero, so
-the adapters do not change the model's outputs at first. The head and all BatchNorm, GroupNorm and LayerNorm layers are
-trained as usual. All other parameters of the model are frozen.
+W is frozen, r is the rank of the adapters, and α/r scales their output. For a convolution, A has the same kernel size
+and stride, and B is a 1×1 convolution. B starts at zero, so the adapters do not change the model's outputs at first.
+The head and all BatchNorm, GroupNorm and LayerNorm layers are trained as usual. All other parameters of the model are
+frozen.
 """
 
 from __future__ import annotations

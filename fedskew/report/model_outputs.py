@@ -74,7 +74,7 @@ class ModelOutputs:
         shown = self._plotted_features()
         with np.errstate(over="ignore", invalid="ignore"):
             spread = np.std(self.pca[:, 0].astype(np.float32))
-        if not 0 < spread < np.inf:  # t-SNE divides by it, and may crash Python
+        if not 0 < spread < np.inf:  # t-SNE divides by it, and such a value can crash Python
             raise UserError("the features of the test samples differ too little or too much for t-SNE")
         perplexity = min(30.0, (len(shown) - 1) / 3)
         with threadpool_limits(1):  # on a busy machine, more threads can be a hundred times slower

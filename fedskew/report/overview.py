@@ -1,7 +1,7 @@
 """The overview of several comparisons, each with its own configuration.
 
-It has all of them in one table, charts of the accuracy over each numeric configuration key that varies, and a heat map
-of the accuracy by method and setting.
+It has one table of all comparisons, a chart of the accuracy over each numeric configuration key that varies, and a heat
+map of the accuracy by method and setting.
 """
 
 from __future__ import annotations

@@ -32,13 +32,15 @@ LEVELS = len(SHADES) - 1
 NAME_WIDTH = 12
 MAX_LINES = 120
 """A map with more lines is cropped, and a note says so."""
+HEADING_LINES = 2
+"""The lines of a panel's heading, for choosing how many rows and panels are shown. A heading may have more or fewer."""
 BUBBLES_UP_TO = 30
 """A figure shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 
 
 @dataclass(frozen=True)
 class PartitionMap:
-    """Renders the map in a terminal. The shade shows the count, and a vacant class is blank.
+    """Renders the map in a terminal. Shades show the counts. A blank cell has no samples.
 
     The longer axis, clients or classes, runs across, in as many panels as the terminal's width requires. If there is
     room, counts are printed instead of shades.
@@ -97,6 +99,7 @@ class _Grid:
 
     @cached_property
     def margin(self) -> int:
+        """The width of the names of the rows, and a space."""
         return min(NAME_WIDTH, max(map(len, [*self.rows, self.across_kind]))) + 1
 
     def writes_counts(self, width: int) -> bool:
@@ -110,8 +113,8 @@ class _Grid:
         else:
             cell = max(1, min(3, self.digits, room // across))
         per_panel = max(1, room // cell)
-        shown_rows = min(len(self.rows), MAX_LINES - 2)
-        panels = max(1, MAX_LINES // (shown_rows + 2))
+        shown_rows = min(len(self.rows), MAX_LINES - HEADING_LINES)
+        panels = max(1, MAX_LINES // (shown_rows + HEADING_LINES))
         for start in range(0, min(across, panels * per_panel), per_panel):
             shown = range(start, min(start + per_panel, across))
             yield from self._heading(shown, cell)

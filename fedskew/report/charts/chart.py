@@ -43,7 +43,7 @@ class Line:
     low: Values | None = None
     high: Values | None = None
     style: int = 0
-    """Index of colour, dash and marker. A method has the same one in all chapters of a report."""
+    """Index of colour, dash and marker. A method has the same index in all chapters of a report."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class BarSeries:
     name: str
     values: Values
     errors: Values | None = None
+    """How far the error bars reach up and down, such as a standard deviation."""
     style: int = 0
 
 

@@ -31,8 +31,8 @@ of the panel's height."""
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
     """Add one legend below all panels if they show the same series. Otherwise, each panel gets its own legend.
 
-    A single line chart also gets a legend of its own, because that one may lie inside the panel. A panel with one
-    series, or with more than `MAX_LABELS`, gets none.
+    The panel of a single line chart also gets its own legend, because such a legend may lie inside the panel. A panel
+    with one series, or with more than `MAX_LABELS`, gets none.
     """
     with_legend = [p for p, chart in zip(panels, figure.charts, strict=True) if not getattr(chart, "thin", False)]
     named = [p for p in with_legend if 1 < len(p.get_legend_handles_labels()[1]) <= MAX_LABELS]

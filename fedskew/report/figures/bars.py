@@ -39,7 +39,7 @@ def local_update(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def local_and_aggregated(comparisons: Sequence[Comparison]) -> Figure:
-    """Show accuracy by class after local updates, as the mean over clients, and after aggregation."""
+    """Show accuracy by class after local updates (the mean over clients) and after aggregation."""
     panels = []
     for i, comparison in enumerate(comparisons):
         methods = with_local_models(comparison)

@@ -40,7 +40,7 @@ _ENTRIES = (
     Entry("fedvls/5", "like fedvls/1, for all methods", "--methods ... --eval-local", bars.local_update),
     Entry("fedvls/7", "samples by client and class, a panel per split (feded: Fig. 3)",
           "one run per split", heat_maps.maps),
-    Entry("fedvls/9", "accuracy by class after local updates, mean over clients, and after aggregation (feded: Fig. 4)",
+    Entry("fedvls/9", "accuracy by class after local updates (mean over clients) and after aggregation (feded: Fig. 4)",
           "--methods ... --eval-local", bars.local_and_aggregated),
     Entry("fedvls/lambda", "accuracy over the distillation weight",
           "a sweep over method.distill_weight", sweeps.over_keys),

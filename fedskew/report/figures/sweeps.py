@@ -99,7 +99,7 @@ def _numeric(points: Sequence[Point]) -> list[str]:
 def _panel(key: str, points: Sequence[Point], names: Mapping[str, str]) -> Lines:
     """Draw a panel: a curve for each method and each combination of the other varied keys' values.
 
-    `names` has all varied keys with the names that are shown. If every method has only one curve, the curves have the
+    `names` maps all varied keys to the names that are shown. If every method has only one curve, the curves have the
     methods' colours.
     """
     curves: dict[str, dict[float, list[float]]] = {}

@@ -1,4 +1,4 @@
-"""A race of methods: the final, and the candidates of every rung before it."""
+"""A race of methods: the final, and the candidates of every rung before it (see `results.race`)."""
 
 from __future__ import annotations
 
