@@ -62,8 +62,11 @@ class FederatedFeatures(ServerRule):
     match_lr: float = 0.1
     """η_F, the learning rate of these steps."""
     head_lr: float = 0.01
+    """The learning rate with which the server trains R."""
     head_epochs: int = 300
+    """The epochs for which the server trains R in each round."""
     head_batch: int = 32
+    """The batch size with which the server trains R."""
 
     sends = "gradient of the second head for each class of the client"
     reveals: ClassVar[Reveals] = "label presence, prototypes"

@@ -37,7 +37,9 @@ class FedLAW(ServerRule):
     weights_lr: float = 0.01
     """Adam's learning rate. The authors use 0.005 for other data than CIFAR-10."""
     server_epochs: int = 20
+    """The epochs of Adam on the server's samples, in each round."""
     server_batch: int = 128
+    """The batch size of Adam's steps."""
 
     needs_server_data = True
 

@@ -82,8 +82,11 @@ class FedLMDSwitch(Schedule):
     switch_round: int | None = None
     """The number of rounds with FedLMD-Tf; default: half of the run."""
     beta: float = 1.0
+    """β, the weight of the distillation, before and after the switch."""
     temperature: float = 1.0
+    """τ."""
     majority_rule: MajorityRule = "code"
+    """Which classes are majority classes: as in the published code, or as in the paper."""
 
     extra_compute = "1 teacher forward after the switch"
     takes_class_weights = True

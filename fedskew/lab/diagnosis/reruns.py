@@ -40,6 +40,7 @@ class Rerun:
 
     setting: KnownSetting
     protocol: str
+    """Model, rounds, epochs, learning rate and augmentations in words."""
     method: str
     accuracy: tuple[float, ...]
     """Mean accuracy of the last rounds in percent, by seed, as in the maps of RESULTS.md."""

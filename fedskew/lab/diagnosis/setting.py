@@ -59,7 +59,9 @@ class KnownSetting:
 
     dataset: str
     rule: str
+    """The name of the partition rule."""
     params: tuple[tuple[str, Any], ...]
+    """The names and values of the rule's parameters."""
     clients: int
     per_round: int | None
     """Clients per round. None means all."""

@@ -27,7 +27,9 @@ class Cell:
     table: str
     dataset: str
     split: str
+    """The split, such as `dirichlet:0.1`."""
     condition: str
+    """What else the table varies, such as `rounds=40`. Empty for nothing."""
     method: str
     """The method's name in the paper."""
     metric: str

@@ -42,6 +42,7 @@ class Measure:
 
     read: Callable[[MetricInputs], float | None]
     percent: bool = True
+    """Whether the value is a share, which is shown in percent."""
     higher_is_better: bool = True
     needs_baseline: bool = False
     """Whether the metric needs FedAvg's run."""

@@ -1,6 +1,6 @@
 """The section of RESULTS.md on pretrained starts: whether label skew still hurts them, and which method helps.
 
-A start is the weights with which training starts, random or pretrained.
+A start, such as `fine-tuned`, says with which weights training starts, and which part of the model is trained.
 
 The section is made from the grids `pretrained-*.yaml`. Those with the axes `federation`, `partition.beta`, `start` and
 `method` have one network each. The grid with the axis `network` has heads that are computed in closed form, without
@@ -29,6 +29,7 @@ class StartResult:
 
     network: str
     federation: str
+    """The participation, such as `10 of 100 clients`."""
     start: str
     accuracy: dict[float, dict[str, float]]
     """In percent, by β and method."""

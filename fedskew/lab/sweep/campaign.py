@@ -25,6 +25,7 @@ class Campaign:
     folder: Path
     """Folder for logs and, if `with_folders`, run folders."""
     with_folders: bool = True
+    """Whether each run has a folder, from which it can be resumed."""
     workers: int | None = None
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None

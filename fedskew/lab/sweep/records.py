@@ -268,6 +268,7 @@ class Outcome:
     status: Status
     record: Record | None = None
     reason: str = ""
+    """Why the job failed."""
 
     def to_json(self) -> dict[str, Any]:
         content = None if self.record is None else dict(self.record.content)

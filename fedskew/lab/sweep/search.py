@@ -53,6 +53,7 @@ class Search:
 
     base: Config
     space: Mapping[str, Any]
+    """The list or the range of values, by dotted key."""
     seeds: Sequence[int]
     validation: float
     """The fraction of the training data on which points are scored."""
@@ -160,7 +161,9 @@ class BestPoint:
     score: float
     """The score by which trials are selected: see `mean_score`."""
     trials: int
+    """The number of completed trials."""
     failed: int
+    """The number of failed trials."""
 
 
 def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, run: Run) -> BestPoint:
