@@ -10,7 +10,7 @@ from typing import Any
 
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, with_values
-from fedskew.methods import Method, Schedule, canonical_name, find, make_method
+from fedskew.methods import BUILT_IN, Method, Schedule, canonical_name, find, make_method
 
 BASELINE = "fedavg"
 
@@ -131,8 +131,7 @@ def _check_method(method: Method) -> None:
 
 def are_known_everywhere(methods: Iterable[str]) -> bool:
     """Whether every process finds these methods. A method that the user's program registers is known only there."""
-    entries = [find(single) for name in methods for single in name.split("+") if ":" not in single]
-    return all(part.__module__.partition(".")[0] == "fedskew" for entry in entries for part in entry.parts)
+    return {find(single).name for name in methods for single in name.split("+") if ":" not in single} <= BUILT_IN
 
 
 def make_field(methods: Sequence[str], lr: float, settings: int) -> list[Candidate]:
