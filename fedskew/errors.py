@@ -45,7 +45,10 @@ def expect(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def other_format(what: str, found: object, readable: int, otherwise: str = "") -> UserError:
-    """Make the error for a file whose format this version does not read. `otherwise` is a second piece of advice."""
+    """Make the error for a file whose format this version does not read.
+
+    `what` names the file. `found` and `readable` are format numbers. `otherwise` is a second piece of advice.
+    """
     is_newer = isinstance(found, int) and found > readable
     way_out = "upgrade fedskew" if is_newer else "use the version of fedskew that wrote it"
     return UserError(

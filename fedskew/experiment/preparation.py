@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedskew.models.weights import InitReport
 
 DEFAULT_CLIENTS = 20
+"""The number of clients if neither `partition.clients` nor the partition rule sets it."""
 
 
 @dataclass(frozen=True)
@@ -423,7 +424,7 @@ def refuse_data_settings(settings: Mapping[str, Any], data: object, partition: P
 
 
 def refuse_other_split(config: Config, fed: Federation) -> None:
-    """Refuse a `partition.seed` that is not the seed with which the federation is already split."""
+    """Refuse a `partition.seed` that is not the seed of the federation's split."""
     if (seed := config.partition.seed) not in (None, fed.seed):
         raise UserError(
             f"partition.seed is {seed}, but the federation is already split with seed {fed.seed}; expected {fed.seed}, "

@@ -45,10 +45,11 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
 
 
 Stamps = tuple[tuple[str, int, int], ...]
+"""Paths of files, each with the time of its last change and its size."""
 
 
 def _file_stamps(options: Iterable[object]) -> Stamps:
-    """Return the paths, times and sizes of the files that these options name. They tell if a file has changed.
+    """Return the stamps of the files that these options name, which tell if a file has changed.
 
     For a folder, the entries in it are included, but not those in its sub-folders.
     """

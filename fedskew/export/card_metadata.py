@@ -18,6 +18,7 @@ from fedskew.metrics.scores import Scores
 from fedskew.results import Result
 
 _TASKS = {"image": "image-classification", "table": "tabular-classification", "text": "text-classification"}
+"""The Hub's names of the tasks, by kind of data."""
 
 _HUB_DATASETS = {
     "mnist": "ylecun/mnist",

@@ -21,6 +21,7 @@ from fedskew.results import Result
 TOLERANCE = 1e-4
 """The largest allowed difference of a logit, relative to max(1, largest logit)."""
 INPUT_NAMES = {"image": "images", "table": "rows", "text": "tokens"}
+"""Names of the ONNX model's input, by kind of data."""
 _TRACED, _CHECKED = 2, (1, 2, 7)
 """Batch sizes for tracing and for checking. The exported model accepts any size."""
 

@@ -12,6 +12,7 @@ from fedskew.export import raw_inputs, rows, words
 from fedskew.models import MODELS, base, heads
 from fedskew.models.concatenation import ConcatenatedEncoders
 
+# The code that loads the model, at the end of model.py. `{construction}` becomes the expression that makes the model.
 _LOAD = '''
 HERE = Path(__file__).parent
 
@@ -32,6 +33,7 @@ def classes(folder: str | Path = HERE) -> list[str]:
     return names
 '''
 
+# For models that concatenate encoders.
 _SIDE_BY_SIDE = '''
 def side_by_side(parts: list[Classifier]) -> Classifier:
     """Concatenate the models' encoders under one head."""
@@ -59,7 +61,7 @@ def rows(folder: str | Path = HERE) -> Rows:
 '''
 
 _IMPORTS = "import json\nfrom pathlib import Path\nfrom safetensors.torch import load_file"
-_IMPORTS_SIDE_BY_SIDE = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
+_SIDE_BY_SIDE_IMPORTS = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
 
 
 def model_source(
@@ -100,7 +102,7 @@ def model_source(
 def _side_by_side() -> _Source:
     """Return the source of concatenated encoders, without the code that builds them during a run."""
     title = (sys.modules[ConcatenatedEncoders.__module__].__doc__ or "").strip()
-    texts = (f'"""{title}"""', _IMPORTS_SIDE_BY_SIDE, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
+    texts = (f'"""{title}"""', _SIDE_BY_SIDE_IMPORTS, inspect.getsource(ConcatenatedEncoders), _SIDE_BY_SIDE)
     return _Source("\n".join(texts))
 
 

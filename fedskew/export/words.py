@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 PADDING, UNKNOWN = 0, 1
+"""The indices of padding and of any word outside the vocabulary."""
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 

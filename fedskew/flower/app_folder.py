@@ -26,6 +26,7 @@ from fedskew.flower.settings import (
 from fedskew.methods import make_method
 
 PACKAGE = "federation_app"
+"""The app's Python package."""
 _OMITTED_KEYS = (
     "data", "data_dir", "partition", "engine", "device", "compile", "method", "eval_local", "save_predictions",
     "client_test", "server_data",
@@ -67,6 +68,7 @@ def _guide(project: str, settings: FederationSettings, contract: Contract, confi
     return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=listed)
 
 
+# The content of server_app.py and client_app.py.
 _APP = '''"""What Flower starts on the {side}."""
 
 from fedskew.flower.{side}_app import app
@@ -74,6 +76,7 @@ from fedskew.flower.{side}_app import app
 __all__ = ["app"]
 '''
 
+# The beginning of pyproject.toml.
 _PROJECT = """[project]
 name = "{name}"
 version = "1.0.0"

@@ -45,6 +45,7 @@ from fedskew.flower.wire import Facts, digest, one_line
 
 NAME = "audit.jsonl"
 _OUTCOMES = ("refused", "failed")
+"""Keys of a reply's facts that give the reason why a request was refused or failed."""
 _TYPES = {"F": "float", "I": "int", "U": "uint"}
 """What the first letters of safetensors' types stand for."""
 

@@ -29,10 +29,10 @@ SECRET, PUBLIC = 0o600, 0o644
 """Permissions of files."""
 _MOST_DAYS = 36500
 """The longest validity of a certificate. A certificate's dates end with the year 9999."""
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 """One part of a host's name, between dots."""
-_HOST = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
+_HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def require_private(key: Path) -> None:
 
 def is_site_name(name: str) -> bool:
     """Whether a site may have this name, which is also the name of a folder."""
-    return _SITE.fullmatch(name) is not None
+    return _SITE_NAME.fullmatch(name) is not None
 
 
 def _check_sites(sites: Sequence[str]) -> None:
@@ -131,7 +131,7 @@ def _checked_host(host: str) -> str:
     """Return the host as certificates spell it: an address in its standard form, a name in lower case."""
     if certificates.is_address(host):
         return str(ipaddress.ip_address(host))
-    if not _HOST.fullmatch(host) or host.rpartition(".")[-1].isdigit():  # 999.1.1.1 is no address, and no name
+    if not _HOST_NAME.fullmatch(host) or host.rpartition(".")[-1].isdigit():  # 999.1.1.1 is no address, and no name
         raise UserError(
             f"host {host!r} is neither a host's name nor an address; expected one without scheme and port, "
             "such as fl.example.org or 10.0.0.5"

@@ -185,7 +185,7 @@ WEIGHT_FILES = (".csv", ".json", ".yaml", ".yml")
 
 
 def weights_by_class(what: str, value: Mapping[Any, Any]) -> dict[str, float]:
-    """Check weights by class: finite numbers of at least 0, and at least one above 0."""
+    """Check weights by class: finite numbers of at least 0, and at least one above 0. Errors begin with `what`."""
     weights: dict[str, float] = {}
     for name, weight in value.items():
         if isinstance(name, bool) or not isinstance(name, str | int):

@@ -26,6 +26,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import Prepared
 
 PACKAGES = ("torch", "numpy", "scikit-learn")
+"""Packages whose versions are recorded."""
 MAX_LISTED_CLIENTS = 10_000
 """With more clients, label counts are not written as JSON, because reading so many lists can take seconds."""
 

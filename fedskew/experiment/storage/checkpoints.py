@@ -37,7 +37,7 @@ _KEPT_CHECKPOINTS = 2
 _FORMAT = 2
 """The version of the checkpoint's format. A file of another version is an error. If it were skipped, the run would
 start over."""
-_NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
+_STATE_NAME = re.compile(r"(.+)\.client-(\d+)\.round-(\d+)\.safetensors")
 
 
 class _StateFile(NamedTuple):
@@ -136,7 +136,7 @@ class ClientFiles:
     def _list_files(self) -> list[_StateFile]:
         with reporting_os_errors("read", self._path):
             names = [path.name for path in self._path.iterdir()] if self._path.is_dir() else []
-        matches = (_NAME.fullmatch(name) for name in names)
+        matches = (_STATE_NAME.fullmatch(name) for name in names)
         return [_StateFile(unquote(match[1]), int(match[2]), int(match[3])) for match in matches if match]
 
     def _remove(self, file: _StateFile) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_THREADS = 8
+"""The maximum number of items that `in_parallel` works on at a time."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

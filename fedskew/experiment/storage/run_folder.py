@@ -286,7 +286,7 @@ class RunFolder:
         """Remove the rows of rounds later than `after`, atomically. -1 removes all."""
         self._require_open()
         self._rounds.keep(through=after)
-        self._last_round = _last(self.rounds())
+        self._last_round = _newest_round(self.rounds())
 
     def save_model(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
         """Write the final model."""
@@ -386,7 +386,7 @@ class RunFolder:
         rows = self.rounds()
         if not self.finished:
             self._rounds.keep()
-        self._last_round = _last(rows)
+        self._last_round = _newest_round(rows)
 
     def _remove_drafts(self) -> None:
         """Remove temporary files that a killed process left behind."""
@@ -407,5 +407,6 @@ class RunFolder:
             self.warnings.append(line)
 
 
-def _last(rows: list[RoundRow]) -> int:
+def _newest_round(rows: list[RoundRow]) -> int:
+    """Return the round of the last row. −1 if there are no rows."""
     return rows[-1].round if rows else -1
