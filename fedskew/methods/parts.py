@@ -59,7 +59,7 @@ Mode = Literal["eval", "train"]
 """The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
 is on."""
 STATE = "state"
-"""Key prefix of new values of the client's state, in what `Solver.direction` returns."""
+"""The prefix of the new values of the client's state in the result of `Solver.direction`."""
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:

@@ -182,13 +182,14 @@ def positive_of_two(classes: int, positive: int | None) -> int | None:
 
 
 def _score_class(column: Floats, inside: npt.NDArray[np.bool_], specificity: float) -> ClassScores:
+    """Score one class against the rest. `column` has its probabilities, and `inside` marks its samples."""
     samples, others = int(inside.sum()), int((~inside).sum())
     if not samples or not others:
         return ClassScores(samples)
     hits, others_above, thresholds = _counts_above(column, inside)
     true_rate, false_rate = hits / samples, others_above / others
     precision = hits[1:] / (hits[1:] + others_above[1:])
-    chosen = int(np.flatnonzero(false_rate <= 1 - specificity + 1e-12)[-1])
+    chosen = int(np.flatnonzero(false_rate <= 1 - specificity + 1e-12)[-1])  # the tolerance absorbs rounding errors
     above = column > 0.5
     return ClassScores(
         samples=samples,

@@ -93,7 +93,7 @@ def _check_tensors(model: nn.Module, name: str) -> None:
             )
         if tensor.is_complex():
             raise UserError(
-                f"{tensor_name!r} of model {name!r} is complex; expected real tensors, which the model may combine "
+                f"{tensor_name!r} of model {name!r} is complex; expected real tensors, which the model can combine "
                 "with torch.view_as_complex"
             )
         if tensor._backward_hooks:

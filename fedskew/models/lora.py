@@ -44,6 +44,7 @@ class LowRank(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The layer's weight with the correction. PyTorch's attention layers read the weights of layers inside them."""
+        # `getattr`, because mypy takes `module.weight` for a tensor or a module.
         base, down, up = (getattr(part, "weight") for part in (self.base, self.down, self.up))  # noqa: B009
         corrected: Tensor = base + self.scale * torch.einsum("or,r...->o...", up.flatten(1), down)
         return corrected

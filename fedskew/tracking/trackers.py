@@ -123,7 +123,7 @@ class MLflow(Tracker):
         self._client: Any = None
         self._run = ""
         self._logged = 0
-        """The last round that an earlier session logged. A round that is logged again would be shown twice."""
+        """The last round that was logged before the run resumed. A round that is logged again would be shown twice."""
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -132,14 +132,14 @@ class MLflow(Tracker):
         artifacts = (folder.parent / "mlruns").absolute().as_uri()
         experiment = known.experiment_id if known else self._client.create_experiment(EXPERIMENT, artifacts)
         name = run_name(prepared.config)
-        before = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")  # the newest first
-        if before and round:
-            self._run = before[0].info.run_id
+        attempts = self._client.search_runs([experiment], f"attributes.run_name = '{name}'")  # the newest first
+        if attempts and round:
+            self._run = attempts[0].info.run_id
             self._client.update_run(self._run, "RUNNING")
             history = self._client.get_metric_history(self._run, EVERY_ROUND)
             self._logged = max((metric.step for metric in history), default=0)
             return
-        for run in before:  # the run starts again from the beginning, so earlier attempts have ended
+        for run in attempts:  # the run starts again from the beginning, so earlier attempts have ended
             if run.info.status == "RUNNING":
                 self._client.set_terminated(run.info.run_id, "KILLED")
         self._logged = 0
