@@ -118,6 +118,7 @@ def _read_csv(path: Path, what: str, classes: Sequence[str]) -> dict[str, float]
 
 
 def _unique(pairs: Sequence[tuple[str, object]], what: str) -> dict[str, object]:
+    """Make a dictionary of these pairs. Refuse a class that occurs twice."""
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:

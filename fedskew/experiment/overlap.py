@@ -150,6 +150,7 @@ class OverlappingRounds:
         return LaunchedRound(plan, result, report, optimistic, evaluation, began)
 
     def _aggregate_optimistically(self, plan: RoundPlan, result: RoundResult) -> OptimisticOutcome | None:
+        """Aggregate as if all updates were finite. Return None if the server rule raises an error."""
         try:
             model = self._server.aggregator.combine(plan, result, np.ones(len(plan.clients), dtype=bool))
         except Exception:  # a server rule may refuse non-finite numbers; `_settle` calls it again

@@ -88,6 +88,7 @@ _MAX_RECENT = 8
 
 
 def _federation(key: str, dataset: Dataset, config: Config, stamps: Stamps) -> Federation:
+    """Return the federation from `_recent`. If it is not there, read or draw its split, and add it."""
     recent_key = f"{key} {config.data_dir} {stamps}"
     if recent_key not in _recent:
         while len(_recent) >= _MAX_RECENT:

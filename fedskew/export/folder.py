@@ -157,6 +157,7 @@ def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
 
 
 def _description(run: Result, onnx_difference: float | None, site: str | None) -> dict[str, Any]:
+    """Return the content of model.json."""
     entries = method_entries(run)
     score = None if site is None else run.site_scores.get(site)
     tested = {} if site is None else {"site": site, "site_score": None if score is None else score.to_json()}

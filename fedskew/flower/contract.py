@@ -236,6 +236,7 @@ class Contract:
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
         ordered = self._reorder(dataset)
+        # The data are standardised with `ordered.scaling`, but `means` are in the original units.
         shifts = np.asarray(ordered.train.x, np.float64).mean(axis=0)
         means = [mean + shift * std for (mean, std), shift in zip(ordered.scaling, shifts, strict=True)]
         return [
@@ -257,6 +258,7 @@ class Contract:
         return replace(dataset, train=train, test=test, scaling=scaling, columns=self.columns)
 
     def _reorder_fields(self, dataset: Dataset) -> Dataset:
+        """Put named inputs into the contract's order. In `x`, the inputs are flattened and lie side by side."""
         ends = np.cumsum([math.prod(shape) for _, shape, _ in dataset.fields]).tolist()
         columns = {
             name: np.arange(end - math.prod(shape), end)
@@ -291,6 +293,7 @@ class Contract:
         )
 
     def _differences(self, dataset: Dataset) -> list[str]:
+        """Say how the data differ from the contract. Empty if they meet it."""
         found = []
         if dataset.kind != self.kind:
             found.append(f"they are of kind {dataset.kind}, expected {self.kind}")

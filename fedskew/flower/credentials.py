@@ -140,6 +140,7 @@ def _checked_host(host: str) -> str:
 
 
 def _make_server_certificate(credentials: Credentials, hosts: list[str], days: int) -> None:
+    """Make the server's certificate and key, unless those in the folder have all hosts and need no renewal."""
     known = _certified_hosts(credentials)
     if set(hosts) <= set(known) and not _must_renew(credentials):
         with _report_damage(credentials.authority):

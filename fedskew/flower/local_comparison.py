@@ -169,6 +169,7 @@ def _on_device(run: SiteRun, model: ModelState) -> ModelState:
 def _by_class(
     names: Sequence[str], finished: Floats, local: Floats, true: Ints
 ) -> list[tuple[str, int, float | None, float | None]]:
+    """Return `LocalComparison.classes`."""
     if true.ndim > 1:
         return []
     found = []

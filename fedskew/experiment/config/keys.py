@@ -446,6 +446,7 @@ _CHOICE_KEY = {"data": "name", "partition": "rule", "method": "name"}
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in the mapping of a configuration, or raise `UserError` if there is no such key."""
     section, dot, name = key.partition(".")
     if section not in KEYS or (dot and section not in _CHOICE_KEY):
         raise _unknown_key(key)

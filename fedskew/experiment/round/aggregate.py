@@ -205,6 +205,7 @@ def _magnitude(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.T
 
 
 def _finite_by_client(result: RoundResult, sent: ModelState) -> BoolArray:
+    """Check each client's numbers, as `TrainingReport.finite` describes."""
     tensors = [*result.trained.params.values(), *result.uplink.values(), *result.states.values()]
     entries = [tensor.isfinite() for tensor in tensors]
     entries += [t.isfinite() | (t == sent.buffers[name]) for name, t in result.trained.buffers.items()]

@@ -68,6 +68,7 @@ class PersonalTests:
     def _client_tests(
         self, tests: ClientTests, plan: RoundPlan, after: RunState, model: ModelState, trained: dict[int, ModelState]
     ) -> dict[str, list[float | None]]:
+        """Return the field `client_tests` of the row. `Result.client_tests` explains its keys."""
         if self.personal.has_global_model:
             found = tests.measure(model, plan.start.model, trained)
             is_cheap = self.personal.fine_tuning() is None  # fine-tuning every client in every round would take long

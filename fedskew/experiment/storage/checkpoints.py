@@ -226,6 +226,7 @@ class Checkpoints:
         return None
 
     def _read(self, path: Path, round: int, run: str, logged: Collection[int]) -> Checkpoint:
+        """Read a checkpoint. Raise `Unreadable` if the run cannot continue from it."""
         with reporting_os_errors("read", path):
             tensors, identity = read_tensors(path)
         if identity.get("format") != _FORMAT:
