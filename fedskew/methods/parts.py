@@ -473,7 +473,7 @@ class ServerRule(Part):
 
 
 def collect(parts: Iterable[Part], hook: str, *arguments: object) -> Tensors:
-    """Call a hook of each part, and return all named tensors. Raise `UserError` if a hook returns anything else."""
+    """Call a hook of each part, and return all tensors by name. Raise `UserError` if a hook returns no such mapping."""
     collected: Tensors = {}
     for part in parts:
         collected |= _expect_tensors(part, hook, getattr(part, hook)(*arguments))

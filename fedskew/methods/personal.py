@@ -84,8 +84,8 @@ class Personal(Part):
 def needs_another_gradient(part: Personal, phase: Phase, solver: Solver | type[Solver]) -> bool:
     """Return whether a step of this phase needs one more gradient, for its personal layers.
 
-    Personal layers step along the plain gradient. They need one of their own if they train together with shared layers
-    whose solver does not compute it.
+    Personal layers step along the plain gradient. They cost one more gradient if they train together with shared layers
+    whose solver does not compute the plain one.
     """
     return phase.trains == "all" and bool(part.keeps()) and not solver.plain_gradient
 
@@ -117,7 +117,7 @@ def personal_names(part: Personal, model: nn.Module) -> frozenset[str]:
 
 
 def _tensors_of(name: str, model: nn.Module) -> frozenset[str]:
-    """Return the names of the tensors that one of the names in `Personal.keeps` stands for."""
+    """Return the names of the tensors that `name`, an entry of `Personal.keeps`, stands for."""
     norms = [layer_name for layer_name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
     layers = norms if name == BATCH_NORM else [name]
     trained = [tensor for tensor, p in model.named_parameters() if p.requires_grad]  # frozen ones are never sent

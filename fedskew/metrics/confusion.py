@@ -48,7 +48,7 @@ def lost_classes(class_accuracy: Iterable[float | None]) -> list[int]:
 class Evaluation:
     """A model's results on a test set.
 
-    For a method without a global model, the confusion matrices of all clients' models on the same test set are added.
+    For a method without a global model, the confusion matrices of all clients' models on the same test set are summed.
     The accuracy, also by class, is then the mean over the models. Metrics such as macro F1 or the worst class are
     those of the sum, not means over the models.
     """

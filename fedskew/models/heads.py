@@ -137,7 +137,7 @@ HEADS: dict[str, type[CosineHead] | type[ETFHead] | type[PrototypeHead] | type[P
 }
 
 TWO_HEADS = ("personal", "retrained")
-"""Heads that consist of two. Only the methods that choose such a head can train it."""
+"""Heads that consist of two linear heads. Only the methods that choose such a head can train it."""
 
 
 def replace_head(model: Classifier, kind: str) -> Classifier:

@@ -73,7 +73,7 @@ def draw_curves(comparison: Comparison, axes: Axes) -> None:
 
 
 def _curves_title(comparison: Comparison) -> str:
-    """State the number of seeds, if a method has several. It may differ between methods."""
+    """State the number of seeds, if a method has several. The number may differ between methods."""
     numbers = [len(method.counted_runs) for method in comparison.methods]
     fewest, most = min(numbers), max(numbers)
     if most == 1:

@@ -173,7 +173,7 @@ class Comparison:
 
     @property
     def client_labels(self) -> tuple[str, ...]:
-        """The clients' names, or their numbers, from the run of `label_counts`. Empty without such a run."""
+        """The clients' names, or their numbers, from the first run with label counts. Empty without such a run."""
         return next((run.client_labels for run in self.runs if run.label_counts is not None), ())
 
     @property

@@ -34,7 +34,7 @@ class Repeats(NamedTuple):
 
 SPLITS = Repeats("split", "splits", "on")
 SEEDS = Repeats("seed", "seeds", "with")
-"""For trials on one split. They differ in validation samples, initial model, the clients of each round, and batches."""
+"""For trials on one split. They differ in validation samples, initial model, clients of each round, and batches."""
 
 
 def repeats(config: Mapping[str, Any]) -> Repeats:
@@ -93,8 +93,8 @@ class Finalist:
     reveals: str
     """What the server learns about a client's labels."""
     extra_compute: str
-    """What clients compute besides FedAvg's training, such as `1 teacher forward`. This is per local step, unless the
-    text names another period."""
+    """What clients compute besides FedAvg's training, such as `1 teacher forward`. The cost is per local step, unless
+    the text names another period."""
 
 
 @dataclass(frozen=True)
