@@ -242,9 +242,10 @@ def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:
     """Refuse a run with the same inputs in another order.
 
     Up to version 0.2, the categories true and false kept their case. Now they are called True and False, which may give
-    them another place among the categories of their column. Names that differ only in case mean the same input.
+    them another place among the categories of their column.
     """
     recorded = ((folder.about() or {}).get("federation") or {}).get("inputs", {}).get("columns", ())
+    # Lower case, because names that differ only in case mean the same input.
     before, now = ([name.lower() for name in names] for names in (recorded, columns))
     if before != now and sorted(before) == sorted(now):
         raise UserError(

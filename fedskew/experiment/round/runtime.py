@@ -53,8 +53,8 @@ class RuntimeFactory:
     def runtime(self, model: nn.Module, engine: str) -> ModelRuntime:
         """Make a runtime for this architecture, with this engine."""
         networks = [Network(model, self._dtype, self._autocast).to(device) for device in self.devices]
-        trials = [data.some_inputs() for data in self._train]
-        smallest = max(network.smallest_batch(x) for network, x in zip(networks, trials, strict=True))
+        inputs = [data.some_inputs() for data in self._train]
+        smallest = max(network.smallest_batch(x) for network, x in zip(networks, inputs, strict=True))
         if self._config.batch_size < smallest:
             raise UserError(
                 f"batch_size is {self._config.batch_size}; expected at least {smallest}, because "
