@@ -108,7 +108,9 @@ def wait_for_end(*processes: int) -> None:
 
 
 _SYNCHRONIZE = 0x00100000
+"""In Windows, the right to wait for a process."""
 _WAIT_TIMEOUT = 0x00000102
+"""In Windows, the result of waiting for a process that still runs."""
 
 
 def _is_alive_on_windows(process: int) -> bool:

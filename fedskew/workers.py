@@ -108,6 +108,7 @@ class WorkerPool:
         self.close()
 
     def _worker(self, slot: int) -> WorkerProcess:
+        """Return the worker in a slot. Start it if there is none."""
         if not self._workers and self._gpu_sharing is None and self._size > 1 and _gpus() == 1:
             self._gpu_sharing = start_gpu_sharing()
         if slot not in self._workers:
@@ -118,6 +119,7 @@ class WorkerPool:
         return self._workers[slot]
 
     def _receive(self, worker: WorkerProcess, message: Message | None, watcher: PoolWatcher) -> None:
+        """Handle a message of a worker, or its death (None)."""
         slot = next((number for number, known in self._workers.items() if known is worker), None)
         if slot is None:  # a message from a worker that has been killed since
             return
@@ -137,6 +139,7 @@ class WorkerPool:
                 watcher.on_answer(request, message["answer"])
 
     def _kill_busy(self) -> list[int]:
+        """Kill the workers that have a request. Return the positions of these requests."""
         killed = list(self._busy.values())
         for slot in list(self._busy):
             self._workers.pop(slot).kill()
@@ -289,6 +292,7 @@ class _Requests:
 
 
 def _serve(function: str, requests: Iterable[str], messages: TextIO) -> None:
+    """Answer each request with the function. Write answers and reports of progress to `messages`."""
     module, _, name = function.partition(":")
     answer = getattr(import_module(module), name)
     last_report = 0.0

@@ -131,6 +131,7 @@ def _within(tensor: str, name: str) -> bool:
 
 
 def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
+    """Return the error message for a name in `Personal.keeps` that stands for no tensor."""
     method = type(part).__name__
     if name == BATCH_NORM:
         return (

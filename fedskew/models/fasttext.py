@@ -9,6 +9,7 @@ from fedskew.models.base import Classifier, DataShape
 
 _WIDTH = 32
 _PADDING = 0
+"""The token that fills up short texts."""
 
 
 def fasttext(data: DataShape) -> Classifier:

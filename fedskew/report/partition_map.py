@@ -28,8 +28,11 @@ SHADES = " ░▒▓█"
 """A blank for no samples, then darker shades for more samples."""
 ASCII_SHADES = " .:*#"
 COLOURS = ("", "color(24)", "color(31)", "color(38)", "bold color(45)")
+"""The colour of each shade."""
 LEVELS = len(SHADES) - 1
+"""The number of shades besides the blank."""
 NAME_WIDTH = 12
+"""Longer names are cut."""
 MAX_LINES = 120
 """A map with more lines is cropped, and a note says so."""
 HEADING_LINES = 2

@@ -14,6 +14,7 @@ from fedskew.results.significance import INTERVAL_NOTE
 
 _REVEALS = "reveals besides updates"
 MAX_ROWS = 12
+"""The maximum number of candidates in a table of standings."""
 
 
 def final_table(race: RaceRecord) -> Table:

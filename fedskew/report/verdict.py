@@ -84,6 +84,7 @@ def _span(rounds: Sequence[int]) -> str:
 
 
 def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
+    """Write the conclusion if only one method competes, or none: its score and its weakest class."""
     verb = "recognises" if _ranks_by_sample_accuracy(comparison) else f"has {comparison.metric.label}"
     score = _score(comparison.score(method).mean, comparison)
     return [
@@ -93,6 +94,7 @@ def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
 
 
 def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
+    """Name the best method and its score. `equal` is a second method that is exactly as good, or None."""
     who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
     by = "" if _ranks_by_sample_accuracy(comparison) else f" by {comparison.metric.label}"
     if equal and {run.seed for run in best.counted_runs} != {run.seed for run in equal.counted_runs}:
@@ -112,6 +114,7 @@ def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]
 
 
 def _on_fewer_seeds(comparison: Comparison) -> list[str]:
+    """If the methods have different seeds, say on which seeds they are ranked."""
     common = comparison.common_seeds
     if {len(method.counted_runs) for method in comparison.competing} == {len(common)}:
         return []
@@ -126,6 +129,7 @@ def _not_significant(difference: Difference | None) -> bool:
 
 
 def _lead(second: MethodRuns, difference: Difference | None, comparison: Comparison) -> str:
+    """Say by how much the best method leads the second one, and whether that is significant."""
     if difference is None:
         found = comparison.metric.text(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
@@ -189,6 +193,7 @@ def _interval(difference: Difference, comparison: Comparison) -> str:
 
 
 def _seeds_needed(difference: Difference) -> str:
+    """Say how many seeds would settle a difference that is not significant. Empty for any other difference."""
     if difference.significant or difference.is_zero:
         return ""
     if (needed := difference.seeds_to_settle) is None:
@@ -236,6 +241,7 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
 
 
 def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str]:
+    """Name the weakest class and the lost classes. `owner` is the first word, such as `Its`."""
     mean = method.class_accuracy
     if not np.isfinite(mean).any():
         return []
@@ -327,6 +333,7 @@ def _seeds(method: MethodRuns) -> str:
 
 
 def _spread(method: MethodRuns, comparison: Comparison) -> str:
+    """Give the lowest and the highest value over the seeds. Empty for a single seed."""
     values, metric = list(method.by_seed(comparison.metric.value).values()), comparison.metric
     if len(values) < 2:
         return ""

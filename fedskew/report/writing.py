@@ -86,6 +86,7 @@ def _folders(runs: Runs | Iterable[Runs]) -> list[str | Path]:
 
 
 def _answer(content: Document) -> Iterator[str]:
+    """Yield the sentences of `Report.answer`."""
     for chapter in content.chapters:
         if len(content.chapters) > 1:
             yield f"{chapter.title}:"

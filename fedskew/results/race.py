@@ -21,6 +21,7 @@ from fedskew.results.significance import Difference
 
 RACE = "race.json"
 FORMAT = 1
+"""The version of the format of `race.json`."""
 
 
 class Repeats(NamedTuple):

@@ -124,6 +124,7 @@ def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
 
 
 def _reason(run: Result, metric: RankingMetric) -> str:
+    """Say why the run has no value of the metric, and what to do."""
     if run.evaluation.totals is not None:
         return "its sites reported total accuracy only; expected --rank-by accuracy"
     if metric.score is not None and not run.finished:

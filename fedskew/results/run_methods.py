@@ -126,6 +126,7 @@ def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
 
 
 def _list_seeds(seeds: int | Sequence[int], first: int) -> list[int]:
+    """Return the seeds as a list. If `seeds` is a number, `first` is the first seed."""
     listed = list(range(first, first + int(seeds))) if isinstance(seeds, int | np.integer) else []
     if isinstance(seeds, Iterable):
         listed = list(seeds)

@@ -121,11 +121,13 @@ def by_part(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _accuracy(comparison: Comparison, label: str) -> float | None:
+    """The mean accuracy of the method with this label, in percent. None if it was not evaluated."""
     found = next((method for method in comparison.methods if method.label == label and method.counted_runs), None)
     return None if found is None else number(100 * found.accuracy.mean)
 
 
 def _spread(comparison: Comparison, label: str) -> float | None:
+    """The standard deviation of the method's accuracy over the seeds, in percent. None for a single seed."""
     found = next(
         (method for method in comparison.methods if method.label == label and len(method.counted_runs) > 1), None
     )

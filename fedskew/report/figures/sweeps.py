@@ -90,6 +90,8 @@ def _varied(points: Sequence[Point]) -> list[str]:
 
 
 def _numeric(points: Sequence[Point]) -> list[str]:
+    """The varied keys whose values are numbers in all points that have them."""
+
     def is_number(value: Any) -> bool:
         return isinstance(value, int | float) and not isinstance(value, bool)
 

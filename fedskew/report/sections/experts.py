@@ -51,6 +51,7 @@ def experts(comparison: Comparison) -> Section | None:
 
 
 def _threshold(run: Result) -> str | None:
+    """Say above which mutual probability two classes count as confused. None if it is unknown."""
     probability = survey(run)
     if probability is None:
         return None

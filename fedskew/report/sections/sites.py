@@ -95,6 +95,7 @@ def _fairness_table(methods: Sequence[MethodRuns]) -> Table:
 def _fairness_rows(
     method: MethodRuns, run: Result, metric: str, values: Mapping[str, float | None]
 ) -> Iterator[list[Cell]]:
+    """Yield one row, or none if no site has the metric."""
     if (found := fairness(values)) is not None:
         spread = [percent(found.mean), percent(found.deviation), percent(found.worst)]
         yield [method.label, run.seed, metric, found.sites, *spread, found.worst_site, percent(found.worst_decile)]
