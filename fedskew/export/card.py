@@ -11,7 +11,7 @@ from fedskew.errors import plural
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
 from fedskew.export.card_metadata import metadata_header, name_site
 from fedskew.export.card_usage import describe_inputs, describe_use
-from fedskew.export.markdown import escape, percent, table
+from fedskew.markdown import escape, percent, table
 from fedskew.methods import is_reference_bound
 from fedskew.methods.class_weights import describe_weights
 from fedskew.metrics.confusion import lost_classes

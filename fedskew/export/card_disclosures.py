@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.export.markdown import escape
+from fedskew.markdown import escape
 from fedskew.methods import Entry
 from fedskew.methods.catalogue import MODELS_REVEAL, UPDATES_REVEAL
 from fedskew.methods.class_weights import entries_with_weights, revealed_labels, sent_by_clients

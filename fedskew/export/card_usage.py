@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from fedskew.export.markdown import escape, table
 from fedskew.export.onnx_file import INPUT_NAMES
+from fedskew.markdown import escape, table
 from fedskew.models import MODELS
 from fedskew.results import Result
 

@@ -34,6 +34,7 @@ from fedskew.flower.policy import Policy
 from fedskew.flower.remote_scoring import read_finished_model, weights_file
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_run import SiteRun
+from fedskew.markdown import escape, percent, table
 from fedskew.metrics.scores import Floats, Ints
 from fedskew.metrics.site_scores import SiteScore, correct_shares, score_site
 from fedskew.models.heads import TWO_HEADS
@@ -184,27 +185,23 @@ def write_page(comparison: LocalComparison) -> str:
     """Return the result as a page in Markdown."""
     scores = [("the federation's", comparison.finished), ("local only", comparison.local)]
     rows = [
-        (name, _percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
+        (name, percent(s.accuracy), _number(s.auroc), _interval(s), _number(s.brier), _number(s.calibration_error))
         for name, s in scores
     ]
     pretrained = "the pretrained weights that the federation's model started from"
     start = pretrained if comparison.is_local_pretrained else "random weights"
     head = ", but with one linear head in place of two" if comparison.is_local_head_linear else ""
-    classes = [(_escape(name), count, _percent(one), _percent(other)) for name, count, one, other in comparison.classes]
+    classes = [(escape(name), count, percent(one), percent(other)) for name, count, one, other in comparison.classes]
     return "\n".join(
         [
-            f"# {_escape(comparison.site)}: the federation's model and a local one",
+            f"# {escape(comparison.site)}: the federation's model and a local one",
             "",
             comparison.verdict,
             "",
             *([comparison.caveat, ""] if comparison.caveat else []),
-            _table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
+            table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),
             "",
-            *(
-                [_table(("class", "held-out samples", "the federation's", "local only"), classes), ""]
-                if classes
-                else []
-            ),
+            *([table(("class", "held-out samples", "the federation's", "local only"), classes), ""] if classes else []),
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             "neither has seen, unless this site's data have changed since the federation's training. "
             f"The local model was trained on this site's {comparison.train_samples} training samples "
@@ -216,19 +213,6 @@ def write_page(comparison: LocalComparison) -> str:
             "",
         ]
     )
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _escape(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.1f} %"
 
 
 def _number(value: float | None) -> str:
