@@ -44,7 +44,7 @@ def overview(comparisons: Sequence[Comparison]) -> Section:
 
 
 def _winners(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say in how many settings each method is the best. Settings with fewer than two do not count."""
+    """Say in how many settings each method is the best. Settings with fewer than two methods do not count."""
     wins: dict[str, int] = {}
     for comparison in comparisons:
         if len(methods := comparison.competing) > 1:
