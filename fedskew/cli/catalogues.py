@@ -139,7 +139,7 @@ def _show_method(entry: Entry) -> None:
         "revealed about the data": entry.revealed,
         "extra compute": entry.extra_compute,
         "secure aggregation": "yes" if entry.secure_aggregation else f"no: it {entry.individual_updates_reason}",
-        "example-level privacy": "yes" if entry.example_privacy else f"no: it {entry.uncovered_use}",
+        "example-level privacy": "yes" if entry.example_privacy else f"no: it {entry.unprotected_use}",
         "parameters": _parameters(entry, "\n", " = ") or "none",
     }
     for heading, value in rows.items():

@@ -23,7 +23,11 @@ from fedskew.methods.class_weights import (
 )
 
 Setting = str | Mapping[str, float] | None
-"""The value of `class_weights`: `balanced`, `counts`, the path of a file, weights by class, or None."""
+"""The value of `class_weights`.
+
+`balanced` uses each client's label counts, and `counts` those of the whole federation. Otherwise, it is the path of a
+file, weights by class, or None.
+"""
 
 
 def resolve_class_weights(setting: Setting, classes: Sequence[str]) -> str | dict[str, float] | None:

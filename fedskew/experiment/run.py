@@ -121,10 +121,10 @@ def run_prepared(
 def _make_server(prepared: Prepared) -> Server:
     if prepared.config.train == "all":
         return Server(prepared.federation, prepared.method, prepared.model, prepared.config)
-    from fedskew.experiment.trained_part import PartServer  # few runs need it
+    from fedskew.experiment.trained_part import TrainedPartServer  # few runs need it
 
     assert has_features(prepared.model)
-    return PartServer(prepared.federation, prepared.method, prepared.model, prepared.config)
+    return TrainedPartServer(prepared.federation, prepared.method, prepared.model, prepared.config)
 
 
 def _choose_loop(server: Server) -> RunRounds:
@@ -226,7 +226,7 @@ def _check_checkpoint(prepared: Prepared, server: Server, folder: RunFolder, che
 def _check_data(folder: RunFolder, federation: Federation, split: str | None = None) -> None:
     """Refuse another split or other labels than those that the run began with. `split` is the hash in a checkpoint.
 
-    Label counts tell if labels have changed, because some rules give the same split for all labels.
+    Label counts tell if labels have changed, because the split of some rules does not depend on the labels.
     """
     recorded = (folder.about() or {}).get("federation") or {}
     splits = {recorded.get("split", federation.hash), split or federation.hash, federation.hash}
@@ -241,8 +241,8 @@ def _check_data(folder: RunFolder, federation: Federation, split: str | None = N
 def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:
     """Refuse a run with the same inputs in another order.
 
-    Up to version 0.2, the categories true and false kept their case. Now they are called True and False, which may give
-    them another place among the categories of their column.
+    Each category of a column is an input, and categories are sorted by name. Up to version 0.2, true and false kept
+    their case. Now they are called True and False, so their place among the categories can be another.
     """
     recorded = ((folder.about() or {}).get("federation") or {}).get("inputs", {}).get("columns", ())
     # Lower case, because names that differ only in case mean the same input.

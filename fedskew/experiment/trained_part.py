@@ -52,7 +52,7 @@ def make_part(config: Config, model: Classifier, dataset: Dataset) -> TrainedPar
     return TrainedPart(part, dataset, merged)
 
 
-class PartServer(Server):
+class TrainedPartServer(Server):
     """The server of a run that trains only a part of the model."""
 
     saves_whole_model = True

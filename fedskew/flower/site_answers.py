@@ -38,7 +38,7 @@ class SiteAnswers:
         self._folder = state_folder / name
 
     def is_allowed(self, question: str, request: Facts, most: int) -> bool:
-        """Return whether the site has recorded an answer to this request, or may answer one more request."""
+        """Return whether this request has a recorded answer, or fewer than `most` requests have been answered."""
         answers = _read(self._path(question))
         return len(answers) < most or any(known["request"] == _key(request) for known in answers)
 
@@ -64,10 +64,8 @@ class SiteAnswers:
                 return known
             answers = _read(path)
             if len(answers) >= most:
-                times = "once" if most == 1 else f"{most} times"
-                raise AlreadyAnswered(
-                    f"this site has answered requests for {question} {times}; it repeats only those answers"
-                )
+                requests = "another request" if most == 1 else f"{most} other requests"
+                raise AlreadyAnswered(f"this site has answered {requests} for {question}, which is its limit")
             facts, payload = compute()
             entry = {"request": asked, "facts": facts, "tensors": base64.b64encode(payload).decode()}
             with _raising_state_unusable(self._folder):

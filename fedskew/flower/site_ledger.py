@@ -68,8 +68,8 @@ class SiteLedger:
         if infinite:
             raise BudgetExceeded(
                 f"{limit}, but {plural(len(infinite), 'earlier update')} had no noise"
-                f"{' on the whole update' if any(e['noise'] for e in infinite) else ''}, the last in run "
-                f"{infinite[-1]['run']}, so no budget can hold for the same data"
+                f"{' as a whole' if any(e['noise'] for e in infinite) else ''}, the last in run "
+                f"{infinite[-1]['run']}, so these data cannot have a budget any more"
             )
         after = self._epsilon(account, before, release)
         if after > budget:
@@ -92,7 +92,7 @@ class SiteLedger:
     def describe_plan(self, release: Release, rounds: int) -> list[str]:
         """Describe how much of each budget a planned run would spend, one line per budget.
 
-        `release` is one update of the run. Rounds of this run that the site has trained do not count again.
+        `release` is one update of the run. The planned rounds are those that the site has not trained yet.
         """
         lines = []
         for account in ACCOUNTS:
@@ -171,7 +171,7 @@ class SiteLedger:
 
 
 def _to_entry(release: Release) -> Entry:
-    """Make the entry of an update. Its `releases` is the number of Gaussian mechanisms."""
+    """Make the entry of an update. In the file, the number of Gaussian mechanisms is called `releases`."""
     return {
         "event": _UPDATE,
         "run": release.run,

@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from typing import TypeVar
 
 from fedskew.errors import UserError, expect, unknown
-from fedskew.methods.example_privacy import uncovered_use
+from fedskew.methods.example_privacy import unprotected_use
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting, individual_updates_reason
 from fedskew.methods.personal import Personal, needs_another_gradient
 from fedskew.methods.regularisers import Regulariser
@@ -97,18 +97,18 @@ class Entry:
         return not self.individual_updates_reason
 
     @property
-    def uncovered_use(self) -> str:
+    def unprotected_use(self) -> str:
         """How the method uses a client's data besides the clipped gradients of single samples.
 
         Example-level privacy does not cover this use. Empty if there is none.
         """
         another = "needs one more gradient per step for its personal layers" if self._needs_another_gradient else ""
-        return next(filter(None, map(uncovered_use, self.parts)), another)
+        return next(filter(None, map(unprotected_use, self.parts)), another)
 
     @property
     def example_privacy(self) -> bool:
         """Whether the method works with example-level privacy."""
-        return not self.uncovered_use
+        return not self.unprotected_use
 
     @property
     def _needs_another_gradient(self) -> bool:

@@ -22,7 +22,7 @@ EXAMPLE_SENSITIVITY = 2.0
 """How far the sum of the clipped gradients can move if one sample is replaced by another, in units of the clip."""
 
 
-def uncovered_use(part: type[Part]) -> str:
+def unprotected_use(part: type[Part]) -> str:
     """Return how a part uses the client's data besides the gradients of single samples, or an empty string."""
     if issubclass(part, Schedule | Calibration):
         return "runs in stages"
@@ -58,7 +58,7 @@ _LOSSES = ("loss", "proximal", "perturbed", "term", "weights")
 def require_private_gradients(method: Method) -> None:
     """Refuse a method that uses the clients' data other than through the gradients that its solver counts."""
     for part in method.members:
-        if use := uncovered_use(type(part)):
+        if use := unprotected_use(type(part)):
             setting = "the setting class_weights" if part is method.class_weights else f"method {method.name!r}"
             raise UserError(
                 f"{setting} {use}, which example-level privacy does not cover ({type(part).__name__}); expected "

@@ -27,9 +27,9 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.storage.files import read_tensors
 from fedskew.export import export_run
 from fedskew.export.card import model_card
-from fedskew.export.markdown import escape
 from fedskew.export.raw_inputs import RawInputs
 from fedskew.export.words import Words
+from fedskew.markdown import escape
 
 WITHOUT_FEDSKEW = "import sys\nsys.modules['fedskew'] = None\nimport json, numpy as np, torch\n"
 FORMATS = ["onnx"] if all(map(importlib.util.find_spec, ("onnx", "onnxruntime", "onnxscript"))) else []

@@ -424,7 +424,7 @@ def test_a_damaged_record_stops_the_answers_without_a_word_about_the_files(tmp_p
     answers = SiteAnswers(tmp_path)
     assert answers.answer_once("sums", {}, lambda: ({"a": [1.5]}, b"xyz")) == ({"a": [1.5]}, b"xyz")
     assert answers.answer_once("sums", {}, lambda: ({"a": [9.0]}, b"")) == ({"a": [1.5]}, b"xyz")
-    with pytest.raises(AlreadyAnswered, match="has answered requests for sums once; it repeats only those answers"):
+    with pytest.raises(AlreadyAnswered, match="this site has answered another request for sums, which is its limit"):
         answers.answer_once("sums", {"other": 1}, lambda: ({}, b""))
     (file,) = (tmp_path / FOLDER).glob("*.json")
     file.write_text("{")

@@ -17,7 +17,7 @@ from fedskew.methods.example_privacy import (
     gradients_per_sample,
     is_sample_by_sample,
     require_private_gradients,
-    uncovered_use,
+    unprotected_use,
 )
 from fedskew.methods.parts import Client, Outputs, Part, Tensors, collect
 from fedskew.methods.pkd import PartialDistillation
@@ -66,7 +66,7 @@ def value(part: Part, rows: slice, counts: list[int]) -> torch.Tensor:
 def test_a_loss_declares_whether_it_is_a_mean_over_samples(kind: type[Part]) -> None:
     """The loss of the batch is the mean of the samples' losses, and label counts do not matter, or it says so."""
     part = kind()
-    if not uncovered_use(kind).startswith("has a loss") and uncovered_use(kind):
+    if not unprotected_use(kind).startswith("has a loss") and unprotected_use(kind):
         return  # refused because of what it sends or computes besides the loss
     whole = value(part, slice(None), SOME)
     alone = torch.stack([value(part, slice(row, row + 1), SOME) for row in range(6)]).mean()
@@ -75,11 +75,11 @@ def test_a_loss_declares_whether_it_is_a_mean_over_samples(kind: type[Part]) -> 
 
 
 def test_covered_methods_are_those_without_label_counts_passes_and_stages() -> None:
-    covered = {name for name, entry in METHODS.items() if not any(map(uncovered_use, entry.parts))}
+    covered = {name for name, entry in METHODS.items() if not any(map(unprotected_use, entry.parts))}
     assert {"fedavg", "fedprox", "scaffold", "feddyn", "fedntd", "moon", "fedsam", "fedavgm", "median"} <= covered
     refused = {"fedvls", "fedlc", "fedgr", "fpl", "ccvr", "pkd", "feddecorr", "feddisco", "fedcurv", "local-only"}
     assert not refused & covered
-    assert uncovered_use(PartialDistillation)
+    assert unprotected_use(PartialDistillation)
 
 
 COVERED = [name for name, entry in METHODS.items() if entry.example_privacy]

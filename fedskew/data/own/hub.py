@@ -34,4 +34,4 @@ def load_hub(name: str, options: dict[str, Any]) -> Dataset:
         raise UserError(f"{name!r} cannot be loaded: {type(error).__name__}: {reason}") from error
     rest = {key: value for key, value in options.items() if key not in _OPTIONS}
     dataset = load_object(found, {"name": name, **rest})
-    return replace(dataset, in_memory={})  # the name and the options are enough to repeat a run
+    return replace(dataset, in_memory={})  # a repeated run can load it by its name and options

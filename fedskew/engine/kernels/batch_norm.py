@@ -59,7 +59,7 @@ _MULTIPROCESSORS = 132
 
 
 _MAX_SPLITS = 128
-"""Splits are limited because each program of the second pass reads the results of all splits."""
+"""Splits are limited because programs that combine the results of the splits read all of them."""
 
 
 def _channel_block(clients: int, channels: int) -> int:
@@ -114,7 +114,7 @@ def _by_client(values: Tensor | None, x: Tensor) -> tuple[Tensor, int]:
 
 
 def _sizes(x: Tensor) -> tuple[int, int, int]:
-    """Return the numbers of samples, of pixels per sample, and of channels in units of their alignment."""
+    """Return the numbers of samples, of pixels per sample, and of channels divided by their `alignment`."""
     _, samples, h, w, channels = x.shape
     return samples, h * w, channels // alignment(channels)
 

@@ -40,7 +40,7 @@ class Network:
         self._dtype = dtype
         self._autocast = autocast
         self._context = LayerContext()
-        # Both have keyed dropout. Only the second, for padded batches and for stacks, has a BatchNorm of valid rows.
+        # Both have keyed dropout. `_stackable` trains padded batches and stacks: its BatchNorm leaves out padding.
         self._plain, self._stackable = (
             _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
@@ -93,9 +93,9 @@ class Network:
         key: Tensor | None = None,
         between: Between | None = None,
     ) -> Outputs:
-        """Return logits and features of a batch. In train mode, what the model writes into its buffers is in `buffers`.
+        """Return logits and features of a batch. In train mode, this changes `buffers`, in eval mode it does not.
 
-        In eval mode, `buffers` do not change. `between` changes the features before the head.
+        `between` changes the features before the head.
         """
         self._context.between = between
         written = buffers if mode == "train" else {name: b.clone() for name, b in buffers.items()}
@@ -109,13 +109,13 @@ class Network:
     def forward_padded(
         self, params: Tensors, buffers: Tensors, x: Tensor, valid: Tensor, mode: Mode, key: Tensor | None = None
     ) -> tuple[Outputs, Tensors]:
-        """Do the same as `forward` for a padded batch, but return new buffers instead of writing into `buffers`.
+        """Do the same as `forward` for a padded batch, but return new buffers and leave `buffers` as they are.
 
-        `valid` marks the rows that are not padding.
+        `valid` marks the rows that are not padding. Only BatchNorm may change buffers: its new ones are in `_context`.
         """
         outputs, new = self._call(self._stackable, params, buffers, x, mode, key, valid)
         if new:
-            raise RuntimeError("the model writes into its buffers")
+            raise RuntimeError("a layer other than BatchNorm changes buffers")
         return outputs, {**buffers, **self._context.buffers}
 
     def forward_stacked(
@@ -247,7 +247,7 @@ class Network:
     def rows_keep_masks(self, samples: Tensor) -> bool:
         """Return whether a sample's dropout masks are the same in a longer batch, with other samples after it.
 
-        A mask's numbers depend on their positions in the mask, so the batch must be its first axis.
+        A mask's numbers depend on their positions. So masks are only the same if the batch is their first axis.
         """
         if not any(isinstance(layer, KeyedDropout) for layer in self._plain.modules()):
             return True

@@ -40,17 +40,17 @@ class Plan:
     workload: Workload
     length: TimingLength
     budget: float
-    """Seconds after which no new group or contender starts. `PEERS` and `SCALE` run last, even after this time."""
+    """Seconds after which no new group or contender starts. The levels `peers` and `scale` run last, even after it."""
     federations: tuple[int, ...] = (100, 1_000, 10_000, 100_000)
     """Clients of the federations for the measurements by federation size."""
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
     """Clients per round for the measurements by number of participants."""
     levels: tuple[str, ...] = LEVELS
-    """What to measure: names from `LEVELS`, `PEERS` or `SCALE`."""
+    """What to measure: names from `LEVELS`, `peers` (programs of others), or `scale` (a federation of many clients)."""
     scale_clients: int = 1_000_000
-    """Clients of the federation on which `SCALE` is measured."""
+    """Clients of the federation of the level `scale`."""
     compiled_limit: bool = True
-    """Whether to compile the step of the device's practical limit (see `limit.py`)."""
+    """Whether to compile the one model whose training speed is the device's practical limit (see `limit.py`)."""
     is_quick: bool = False
     """Whether this is a smoke test."""
 
@@ -151,7 +151,7 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     if "whole-runs" in plan.levels and plan.kind == "cuda":
         runs = whole_runs(plan.device)
         yield 5, Group("whole runs", commands=runs.single, fill_caches=runs.fill_caches)
-        imports = runs.fill_caches[:1]  # only these, because the group before has compiled kernels
+        imports = runs.fill_caches[:1]  # the rest fills the cache of kernels, which the group before has done
         yield 5, Group("a comparison and a sweep", commands=runs.several, fill_caches=imports)
 
 
@@ -231,7 +231,7 @@ def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
 def _bare(case: Case, engine: str, level: Level = "steps") -> Contender:
     """Make a contender of an engine's local steps.
 
-    It has the engine's name. Beside whole rounds, which have that name, it is called `BARE`.
+    It has the engine's name, or `BARE` in a table of whole rounds, where the engine's whole round has that name.
     """
 
     def make() -> Ready:

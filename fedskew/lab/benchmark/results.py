@@ -15,8 +15,8 @@ from fedskew.lab.benchmark.peers import PeerTime
 from fedskew.lab.benchmark.scale import ScaleMeasurement
 
 Level = Literal["steps", "rounds", "federation", "participants", "start-up", "whole-runs"]
-"""What is measured. `federation` and `participants` are whole rounds by federation size and by clients per round.
-`start-up` and `whole-runs` are commands."""
+"""What is measured. `federation` is whole rounds by federation size, `participants` is whole rounds by clients per
+round, and `start-up` and `whole-runs` are commands."""
 
 LEVELS: tuple[Level, ...] = ("steps", "rounds", "federation", "participants", "start-up", "whole-runs")
 SCALE = "scale"
@@ -101,7 +101,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that could not be measured: a contender, a group, `PEERS` or `SCALE`."""
+    """Something that could not be measured: a contender, a group of contenders or commands, `PEERS` or `SCALE`."""
 
     label: str
     reason: str
@@ -125,7 +125,7 @@ class Results:
     peers: list[PeerTime] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """Notices of engines that deviated from the request."""
+    """Notices of engines that could not do all that was requested, for instance train all clients at once."""
     left_out: list[str] = field(default_factory=list)
     """Titles of groups that were skipped for lack of time."""
     seconds: float = 0.0

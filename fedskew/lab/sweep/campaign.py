@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedskew.lab.sweep.job import Job, Terms, merge_jobs
+from fedskew.lab.sweep.job import Job, SweepSettings, merge_jobs
 from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.ray_pool import run_jobs_on_ray
 from fedskew.lab.sweep.records import Outcome, Records, RecordsFile, is_enough
@@ -61,15 +61,15 @@ class Campaign:
         if not todo:
             return
         folder = str(self.folder.absolute()) if self.with_folders else None
-        terms = Terms(folder, self._deadline, command=self.command)
+        settings = SweepSettings(folder, self._deadline, command=self.command)
         saver = _RecordSaver(self, watcher)
         if self.ray is not None:
-            run_jobs_on_ray(todo, terms, self.ray, saver)
+            run_jobs_on_ray(todo, settings, self.ray, saver)
             return
         if self._pool is None:
             workers = self.workers or default_workers(todo[0].config.device, len(todo))
             self._pool = JobPool(workers, self.folder / "logs")
-        self._pool.run(todo, terms, saver)
+        self._pool.run(todo, settings, saver)
 
     def close(self) -> None:
         """End the worker processes, which stay between calls of `run`."""

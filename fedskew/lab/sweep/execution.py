@@ -28,7 +28,7 @@ from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.about import machine, versions
 from fedskew.experiment.storage.files import wait_until_unlocked
 from fedskew.experiment.storage.run_folder import RunFolder
-from fedskew.lab.sweep.job import Job, Terms, identity
+from fedskew.lab.sweep.job import Job, SweepSettings, identity
 from fedskew.lab.sweep.records import Outcome, Record
 from fedskew.locks import exclusive
 from fedskew.metrics.scores import Scores
@@ -41,15 +41,15 @@ class OutOfTime(Exception):
     """Raised when the sweep's deadline has passed. A run with a folder can be resumed."""
 
 
-def execute(job: Job, terms: Terms, report: Report) -> Outcome:
+def execute(job: Job, settings: SweepSettings, report: Report) -> Outcome:
     """Run a job. An error becomes its outcome, so that other jobs can continue."""
-    watch, prepared, folder = _Watch(terms.deadline, report), None, None
+    watch, prepared, folder = _Watch(settings.deadline, report), None, None
     try:
         watch.check_time()
-        prepared = _prepare(job, terms)
-        folder = _folder(job, prepared, terms)
-        result = _run(prepared, folder, watch, terms)
-        outcome = Outcome("finished", _record(job, prepared, terms, result.history, result.scores))
+        prepared = _prepare(job, settings)
+        folder = _folder(job, prepared, settings)
+        result = _run(prepared, folder, watch, settings)
+        outcome = Outcome("finished", _record(job, prepared, settings, result.history, result.scores))
         if folder is not None:
             _delete_checkpoints(folder)
         return outcome
@@ -57,7 +57,7 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         rows = watch.rows if folder is None else RunFolder(folder).rounds()
         if prepared is None or not any(row.is_evaluated and row.round > 0 for row in rows):
             return Outcome("stopped")
-        return Outcome("stopped", _record(job, prepared, terms, rows))
+        return Outcome("stopped", _record(job, prepared, settings, rows))
     except UserError as error:
         return Outcome("failed", reason=str(error))
     except Exception as error:  # an error in one run must not end the others
@@ -68,20 +68,22 @@ def execute(job: Job, terms: Terms, report: Report) -> Outcome:
         _free_gpu_memory()
 
 
-def _run(prepared: Prepared, folder: Path | None, watch: _Watch, terms: Terms) -> Result:
-    if folder is not None and folder.exists() and terms.lock_timeout:
-        wait_until_unlocked(RunFolder(folder).lock_path, terms.lock_timeout)
+def _run(prepared: Prepared, folder: Path | None, watch: _Watch, settings: SweepSettings) -> Result:
+    if folder is not None and folder.exists() and settings.lock_timeout:
+        wait_until_unlocked(RunFolder(folder).lock_path, settings.lock_timeout)
     return run_prepared(prepared, folder, [watch])
 
 
-def _record(job: Job, prepared: Prepared, terms: Terms, rows: list[RoundRow], scores: Scores | None = None) -> Record:
+def _record(
+    job: Job, prepared: Prepared, settings: SweepSettings, rows: list[RoundRow], scores: Scores | None = None
+) -> Record:
     config, federation = prepared.config, prepared.federation
     circumstances = {
         "split": federation.hash[:12],
         "clients": federation.clients,
         **({} if job.config.model == config.model else {"asked_model": job.config.model}),  # for example, auto
         **({} if job.start is None else {"start_rounds": job.start.rounds}),
-        "command": terms.command,
+        "command": settings.command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": dict(machine(config.device)),
         "versions": dict(versions()),
@@ -96,11 +98,11 @@ def _free_gpu_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _prepare(job: Job, terms: Terms) -> Prepared:
+def _prepare(job: Job, settings: SweepSettings) -> Prepared:
     federation = shared_federation(job.config, job.validation)
-    model = None if job.start is None else _train_start_model(job, terms)
+    model = None if job.start is None else _train_start_model(job, settings)
     prepared = prepare(job.config, federation, model=model)
-    if not terms.has_machine_alone and prepared.config.engine == "auto":
+    if not settings.is_alone_on_machine and prepared.config.engine == "auto":
         engine = single_process_engine(prepared.model, prepared.sample)
         prepared = replace(prepared, config=replace(prepared.config, engine=engine))
     return prepared
@@ -110,7 +112,7 @@ _last_start_model: dict[str, nn.Module] = {}
 """At most one entry: the start model that this process used last, by the name of the job that trains it."""
 
 
-def _train_start_model(job: Job, terms: Terms) -> nn.Module:
+def _train_start_model(job: Job, settings: SweepSettings) -> nn.Module:
     """Train the model that the job starts from. Jobs that start from the same run share the model.
 
     With run folders, processes also share it. One process trains it, and the others wait and read it.
@@ -120,21 +122,21 @@ def _train_start_model(job: Job, terms: Terms) -> nn.Module:
     name = f"{start_job.identity} {start_job.config.rounds} {start_job.validation}"
     if name not in _last_start_model:
         _last_start_model.clear()
-        prepared = _prepare(start_job, terms)
-        watch = _Watch(terms.deadline, lambda *_: None)
-        folder = _folder(start_job, prepared, terms)
+        prepared = _prepare(start_job, settings)
+        watch = _Watch(settings.deadline, lambda *_: None)
+        folder = _folder(start_job, prepared, settings)
         with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):
-            _last_start_model[name] = _run(prepared, folder, watch, terms).model
+            _last_start_model[name] = _run(prepared, folder, watch, settings).model
     return _last_start_model[name]
 
 
-def _folder(job: Job, prepared: Prepared, terms: Terms) -> Path | None:
+def _folder(job: Job, prepared: Prepared, settings: SweepSettings) -> Path | None:
     """The run folder. Its path also depends on the validation data and on the start model."""
-    if terms.folder is None:
+    if settings.folder is None:
         return None
     subfolder = "" if job.validation is None else f"validation-{job.validation:g}"
     suffix = "" if job.start is None else f"-after-{identity(job.start)}"
-    return Path(terms.folder) / subfolder / f"{run_name(prepared.config)}{suffix}"
+    return Path(settings.folder) / subfolder / f"{run_name(prepared.config)}{suffix}"
 
 
 class _Watch(Callback):

@@ -179,15 +179,15 @@ def _longer(one: Config, other: Config) -> Config:
 
 
 @dataclass(frozen=True)
-class Terms:
+class SweepSettings:
     """Settings for all jobs of a sweep."""
 
     folder: str | None = None
     """Parent of the run folders. If None, only records are saved, and stopped runs start over."""
     deadline: float | None = None
     """When to stop, as a Unix time in seconds."""
-    has_machine_alone: bool = True
-    """Whether a run has the machine to itself. If not, it starts no worker processes."""
+    is_alone_on_machine: bool = True
+    """Whether a run is the only one on the machine. If not, it starts no worker processes."""
     command: str = ""
     """The command that started the sweep, for the records."""
     lock_timeout: float = 0.0

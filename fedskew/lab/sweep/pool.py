@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.job import Job, SweepSettings
 from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import Message, PoolWatcher, Report, WorkerPool
 
@@ -42,17 +42,17 @@ class JobPool:
         self._workers, self._logs = workers, logs
         self._pool: WorkerPool | None = None
 
-    def run(self, jobs: Sequence[Job], terms: Terms, watcher: Watcher) -> None:
+    def run(self, jobs: Sequence[Job], settings: SweepSettings, watcher: Watcher) -> None:
         """Run the jobs, starting them in order. After the deadline, the rest are reported as stopped."""
         if self._workers == 1 or (len(jobs) <= 1 and self._pool is None):
             for job in jobs:
-                watcher.on_outcome(job, execute(job, terms, partial(watcher.on_progress, job)))
+                watcher.on_outcome(job, execute(job, settings, partial(watcher.on_progress, job)))
             return
         if self._pool is None:
             self._pool = WorkerPool(SERVE, min(self._workers, len(jobs)), self._logs)
-        shared = replace(terms, has_machine_alone=False).to_json()
-        requests = [{"job": job.to_json(), "terms": shared} for job in jobs]
-        give_up_at = None if terms.deadline is None else terms.deadline + GRACE
+        shared = replace(settings, is_alone_on_machine=False).to_json()
+        requests = [{"job": job.to_json(), "settings": shared} for job in jobs]
+        give_up_at = None if settings.deadline is None else settings.deadline + GRACE
         for stopped in self._pool.run(requests, _JobWatcher(jobs, watcher), give_up_at):
             watcher.on_outcome(jobs[stopped], Outcome("stopped"))
 
@@ -85,4 +85,4 @@ def serve(request: Message, report: Report) -> Message:
     def report_progress(done: int, total: int, accuracy: float | None) -> None:
         report({"done": done, "total": total, "accuracy": accuracy})
 
-    return execute(Job.from_json(request["job"]), Terms(**request["terms"]), report_progress).to_json()
+    return execute(Job.from_json(request["job"]), SweepSettings(**request["settings"]), report_progress).to_json()

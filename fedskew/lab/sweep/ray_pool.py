@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.job import Job, SweepSettings
 from fedskew.lab.sweep.pool import GRACE, Watcher
 from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import GPU_WORKERS
@@ -47,10 +47,10 @@ _HOW_TO_AUTHENTICATE = (
 )
 
 
-def run_jobs_on_ray(jobs: Sequence[Job], terms: Terms, address: str, watcher: Watcher) -> None:
+def run_jobs_on_ray(jobs: Sequence[Job], settings: SweepSettings, address: str, watcher: Watcher) -> None:
     """Run all jobs. They start in order, and several share a GPU."""
-    with _connection(address) as ray, _with_marker(terms.folder) as marker:
-        _RayJobs(ray, replace(terms, has_machine_alone=False), marker, watcher).run(jobs)
+    with _connection(address) as ray, _with_marker(settings.folder) as marker:
+        _RayJobs(ray, replace(settings, is_alone_on_machine=False), marker, watcher).run(jobs)
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class _RayJobs:
     node, and this class watches the nodes.
     """
 
-    def __init__(self, ray: Any, terms: Terms, marker: Path | None, watcher: Watcher) -> None:
-        self._ray, self._terms, self._watcher = ray, terms, watcher
+    def __init__(self, ray: Any, settings: SweepSettings, marker: Path | None, watcher: Watcher) -> None:
+        self._ray, self._settings, self._watcher = ray, settings, watcher
         this_node = _pinned_to(ray.get_runtime_context().get_node_id())
         self._board = ray.remote(num_cpus=0, **this_node)(_StatusBoard).remote()
         self._is_shared = marker is not None and self._is_seen_by_all(marker)
@@ -95,8 +95,8 @@ class _RayJobs:
                 self._stop_if_late()
 
     def _start(self, attempt: _Attempt) -> None:
-        terms = self._terms if not attempt.moves else replace(self._terms, lock_timeout=_LOCK_TIMEOUT)
-        content = json.dumps(attempt.job.to_json()), json.dumps(terms.to_json())
+        settings = self._settings if not attempt.moves else replace(self._settings, lock_timeout=_LOCK_TIMEOUT)
+        content = json.dumps(attempt.job.to_json()), json.dumps(settings.to_json())
         self._running[self._task.remote(*content, self._board, attempt.key)] = attempt
 
     def _receive(self, reference: Any) -> None:
@@ -146,7 +146,7 @@ class _RayJobs:
 
     def _stop_if_late(self) -> None:
         """Cancel jobs that still run well after the deadline. Jobs stop by themselves if their nodes respond."""
-        if self._terms.deadline is None or time.time() <= self._terms.deadline + GRACE:
+        if self._settings.deadline is None or time.time() <= self._settings.deadline + GRACE:
             return
         for reference, attempt in self._running.items():
             self._ray.cancel(reference, force=True)
@@ -198,8 +198,8 @@ class _StatusBoard:
         return self._reports
 
 
-def _execute(job: str, terms: str, board: Any, attempt: AttemptKey) -> str:
-    """Run a job on a node of the cluster. The job, the terms and the result are JSON."""
+def _execute(job: str, settings: str, board: Any, attempt: AttemptKey) -> str:
+    """Run a job on a node of the cluster. The job, the settings and the result are JSON."""
     import ray
 
     from fedskew.lab.sweep.execution import execute
@@ -214,7 +214,7 @@ def _execute(job: str, terms: str, board: Any, attempt: AttemptKey) -> str:
             last_report = time.monotonic()
             board.write.remote(attempt, node, (done, total, accuracy))
 
-    return json.dumps(execute(Job.from_json(json.loads(job)), Terms(**json.loads(terms)), report).to_json())
+    return json.dumps(execute(Job.from_json(json.loads(job)), SweepSettings(**json.loads(settings)), report).to_json())
 
 
 def _pinned_to(node: str) -> dict[str, Any]:

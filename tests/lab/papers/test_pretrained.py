@@ -12,7 +12,7 @@ from fedskew.lab.papers.results_page import results_page
 from fedskew.lab.papers.sweep_section import read_sweeps
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.grid import read_grid
-from fedskew.lab.sweep.job import Terms
+from fedskew.lab.sweep.job import SweepSettings
 from fedskew.lab.sweep.records import RecordsFile
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (grids / f"{name}.yaml").write_text(text)
         points = read_grid(grids / f"{name}.yaml", {"device": "cpu", "engine": "plain"}).points()
         for point in points if name == "pretrained-closed-form" else points[:-1]:
-            record = execute(point.job, Terms(), lambda *_: None).record
+            record = execute(point.job, SweepSettings(), lambda *_: None).record
             assert record is not None
             RecordsFile(grids / f"{name}.jsonl").append(record)
     return found
@@ -82,7 +82,7 @@ def test_runs_are_found_without_the_weights_that_they_started_from(
     grid.write_text(STARTS.replace("{train: head}", "{init: start/weights.safetensors, train: head}"))
     tuned = [point for point in read_grid(grid, {"device": "cpu"}).points() if point.grid_values["start"] != "scratch"]
     for point in tuned[:2]:
-        record = execute(point.job, Terms(), lambda *_: None).record
+        record = execute(point.job, SweepSettings(), lambda *_: None).record
         assert record is not None
         RecordsFile(grid.with_suffix(".jsonl")).append(record)
     (tmp_path / "start" / "weights.safetensors").unlink()

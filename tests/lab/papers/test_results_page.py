@@ -15,7 +15,7 @@ from fedskew.lab.papers.map import FederationResult, draw_maps, federation_resul
 from fedskew.lab.papers.results_page import results_page
 from fedskew.lab.sweep.execution import execute
 from fedskew.lab.sweep.grid import read_grid
-from fedskew.lab.sweep.job import Terms
+from fedskew.lab.sweep.job import SweepSettings
 from fedskew.lab.sweep.records import Record, Records, RecordsFile, read_folder
 
 
@@ -162,7 +162,7 @@ def test_a_sweep_and_what_is_still_to_do_have_their_sections(tmp_path: Path) -> 
         "partition: {rule: iid, clients: 3}\ngrid:\n  method: [fedavg, fedprox, fedlc]\n"
     )
     for point in read_grid(grids / "tiny.yaml", {"device": "cpu"}).points()[:2]:
-        record = execute(point.job, Terms(), lambda *_: None).record
+        record = execute(point.job, SweepSettings(), lambda *_: None).record
         assert record is not None
         RecordsFile(grids / "tiny.jsonl").append(record)
     (tmp_path / "plan-x.yaml").write_text("- {tables: fedvls/table17, variant: cnn, rounds: 4}\n")
@@ -183,7 +183,7 @@ def test_a_sweep_over_federations_has_a_column_per_method(tmp_path: Path) -> Non
         "grid:\n  lr: [0.1]\n  pace: {slow: {batch_size: 50}}\n  method: [fedavg, fedncm]\n"
     )
     for point in read_grid(grids / "wide.yaml", {"device": "cpu"}).points():
-        record = execute(point.job, Terms(), lambda *_: None).record
+        record = execute(point.job, SweepSettings(), lambda *_: None).record
         assert record is not None
         RecordsFile(grids / "wide.jsonl").append(record)
     page = results_page(tmp_path)

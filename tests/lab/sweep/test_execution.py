@@ -15,7 +15,7 @@ from fedskew.experiment.config import run_name
 from fedskew.experiment.shared_federations import hold_out_validation, shared_federation
 from fedskew.lab.sweep import execution
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.job import Job, SweepSettings
 from fedskew.lab.sweep.records import Outcome
 
 
@@ -24,9 +24,9 @@ def quietly(*_: object) -> None:
 
 
 def test_a_job_that_cannot_run_says_why(tiny_job) -> None:
-    outcome = execute(tiny_job(clients_per_round=9, partition__clients=None), Terms(), quietly)
+    outcome = execute(tiny_job(clients_per_round=9, partition__clients=None), SweepSettings(), quietly)
     assert outcome.status == "finished"
-    refused = execute(tiny_job(model="mobilenetv3"), Terms(), quietly)
+    refused = execute(tiny_job(model="mobilenetv3"), SweepSettings(), quietly)
     assert refused.status == "failed"
     assert "did you mean 'mobilenetv2'" in refused.reason
 
@@ -36,7 +36,7 @@ def test_a_bug_is_an_outcome_with_its_place(tiny_job, monkeypatch: pytest.Monkey
         raise ZeroDivisionError("all clients left")
 
     monkeypatch.setattr(execution, "run_prepared", broken)
-    outcome = execute(tiny_job(), Terms(), quietly)
+    outcome = execute(tiny_job(), SweepSettings(), quietly)
     assert outcome.status == "failed"
     assert outcome.reason.startswith("ZeroDivisionError: all clients left (test_execution.py, line ")
 
@@ -51,12 +51,12 @@ def test_a_run_that_is_stopped_has_a_record_and_continues(tiny_job, tmp_path: Pa
             terms_of.clear()  # the next look at the clock is past the deadline
 
     terms_of = [time.time() + 3600]
-    terms = Terms(str(tmp_path), deadline=terms_of[0])
+    settings = SweepSettings(str(tmp_path), deadline=terms_of[0])
     real = time.time
     stopping = pytest.MonkeyPatch()
     stopping.setattr(execution.time, "time", lambda: real() if terms_of else real() + 7200)
     try:
-        outcome = execute(job, terms, tell)
+        outcome = execute(job, settings, tell)
     finally:
         stopping.undo()
     assert outcome.status == "stopped"
@@ -64,23 +64,23 @@ def test_a_run_that_is_stopped_has_a_record_and_continues(tiny_job, tmp_path: Pa
     assert outcome.record.rounds == 2
     assert not outcome.record.finished
     seen.clear()
-    finished = execute(job, Terms(str(tmp_path)), lambda done, *_: seen.append(done))
+    finished = execute(job, SweepSettings(str(tmp_path)), lambda done, *_: seen.append(done))
     assert finished.status == "finished"
     assert seen == [2, 3, 4]
-    whole = execute(job, Terms(), quietly).record
+    whole = execute(job, SweepSettings(), quietly).record
     assert finished.record is not None
     assert whole is not None
     assert finished.record.curve == whole.curve
 
 
 def test_nothing_begins_after_the_deadline(tiny_job) -> None:
-    outcome = execute(tiny_job(data="no such data"), Terms(deadline=time.time() - 1), quietly)
+    outcome = execute(tiny_job(data="no such data"), SweepSettings(deadline=time.time() - 1), quietly)
     assert outcome == Outcome("stopped")
 
 
 def test_a_finished_run_keeps_no_checkpoints(tiny_job, tmp_path: Path) -> None:
     job = tiny_job(method="scaffold")
-    assert execute(job, Terms(str(tmp_path)), quietly).status == "finished"
+    assert execute(job, SweepSettings(str(tmp_path)), quietly).status == "finished"
     (folder,) = tmp_path.iterdir()
     assert folder.name.startswith("digits-dirichlet0.5-scaffold-s0-")
     assert {path.name for path in folder.iterdir()} >= {"config.yaml", "summary.json", "model.safetensors"}
@@ -90,8 +90,10 @@ def test_a_finished_run_keeps_no_checkpoints(tiny_job, tmp_path: Path) -> None:
 
 def test_a_run_may_begin_with_the_model_of_another(tiny_job) -> None:
     trained = tiny_job(rounds=5)
-    outcome = execute(Job(tiny_job(rounds=1, eval_local=True).config, "x", start=trained.config), Terms(), quietly)
-    before = execute(trained, Terms(), quietly).record
+    outcome = execute(
+        Job(tiny_job(rounds=1, eval_local=True).config, "x", start=trained.config), SweepSettings(), quietly
+    )
+    before = execute(trained, SweepSettings(), quietly).record
     assert outcome.record is not None
     assert before is not None
     assert outcome.record.curve[0][1] == before.curve[-1][1]
@@ -125,12 +127,12 @@ def test_a_validation_part_knows_its_domains() -> None:
 
 
 def test_a_run_on_validation_data_is_not_taken_for_one_on_the_test_set(tiny_job, tmp_path: Path) -> None:
-    job, terms = tiny_job(), Terms(str(tmp_path))
-    judged, tested = (execute(replace(job, validation=part), terms, quietly).record for part in (0.25, None))
+    job, settings = tiny_job(), SweepSettings(str(tmp_path))
+    judged, tested = (execute(replace(job, validation=part), settings, quietly).record for part in (0.25, None))
     assert judged is not None
     assert tested is not None
     assert judged.content["split"] != tested.content["split"]
-    assert tested.curve == execute(job, Terms(), quietly).record.curve
+    assert tested.curve == execute(job, SweepSettings(), quietly).record.curve
 
 
 def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,8 +155,8 @@ def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.Mon
 def test_workers_share_a_machine_without_processes_of_their_own(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.engine.choice.SHORT_RUN", -1.0)
     job = tiny_job()
-    assert execution._prepare(job, Terms(has_machine_alone=True)).config.engine == "auto"
-    assert execution._prepare(job, Terms(has_machine_alone=False)).config.engine == "stacked"
+    assert execution._prepare(job, SweepSettings(is_alone_on_machine=True)).config.engine == "auto"
+    assert execution._prepare(job, SweepSettings(is_alone_on_machine=False)).config.engine == "stacked"
     assert run_name(job.config)
 
 
@@ -163,4 +165,4 @@ def test_a_gpu_that_answers_no_more_does_not_hide_the_outcome(tiny_job, monkeypa
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     monkeypatch.setattr(execution.torch.cuda, "empty_cache", broken)
-    assert execute(tiny_job(), Terms(), quietly).status == "finished"
+    assert execute(tiny_job(), SweepSettings(), quietly).status == "finished"

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from fedskew.lab.sweep.job import Job, Terms
+from fedskew.lab.sweep.job import Job, SweepSettings
 from fedskew.lab.sweep.pool import JobPool, Watcher
 from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import WorkerProcess
 
 
-def run_jobs(jobs: Sequence[Job], terms: Terms, workers: int, watcher: Watcher, logs: Path) -> None:
+def run_jobs(jobs: Sequence[Job], settings: SweepSettings, workers: int, watcher: Watcher, logs: Path) -> None:
     with closing(JobPool(workers, logs)) as pool:
-        pool.run(jobs, terms, watcher)
+        pool.run(jobs, settings, watcher)
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +51,8 @@ class Noting(Watcher):
 def test_jobs_of_two_processes_end_like_those_of_one(tiny_job, pool: JobPool, logs: Path, tmp_path: Path) -> None:
     jobs = [tiny_job("a"), tiny_job("bad", model="mobilenetv3"), tiny_job("b", seed=1)]
     apart, together = Noting(), Noting()
-    pool.run(jobs, Terms(str(tmp_path / "runs")), apart)
-    run_jobs(jobs, Terms(), 1, together, tmp_path / "logs")
+    pool.run(jobs, SweepSettings(str(tmp_path / "runs")), apart)
+    run_jobs(jobs, SweepSettings(), 1, together, tmp_path / "logs")
     for watcher in (apart, together):
         assert {label: outcome.status for label, outcome in watcher.ended.items()} == {
             "a": "finished", "bad": "failed", "b": "finished",
@@ -72,7 +72,7 @@ def test_two_processes_may_begin_with_the_same_trained_model(tiny_job, tmp_path:
     start = tiny_job(rounds=2).config
     jobs = [replace(tiny_job(method, method=method, rounds=1), start=start) for method in ("fedavg", "fedprox")]
     watcher = Noting()
-    run_jobs(jobs, Terms(str(tmp_path / "runs")), 2, watcher, tmp_path / "logs")
+    run_jobs(jobs, SweepSettings(str(tmp_path / "runs")), 2, watcher, tmp_path / "logs")
     begun = [outcome.record.curve[0] for outcome in watcher.ended.values() if outcome.record is not None]
     assert len(begun) == 2
     assert begun[0] == begun[1]
@@ -90,7 +90,7 @@ def test_a_worker_that_dies_fails_its_job_and_is_replaced(tiny_job, pool: JobPoo
 
     monkeypatch.setattr(WorkerProcess, "send", give_and_kill)
     watcher = Noting()
-    pool.run([tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2)], Terms(), watcher)
+    pool.run([tiny_job("doomed"), tiny_job("a", seed=1), tiny_job("b", seed=2)], SweepSettings(), watcher)
     assert len(killed) == 1
     assert watcher.ended["doomed"].status == "failed"
     assert "killed by signal 9" in watcher.ended["doomed"].reason
@@ -114,7 +114,7 @@ def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path
     monkeypatch.setattr(WorkerProcess, "send", noted)
     monkeypatch.setattr(WorkerProcess, "messages", as_if_spent)
     watcher = Noting()
-    run_jobs([tiny_job(str(seed), seed=seed) for seed in range(3)], Terms(), 2, watcher, tmp_path / "logs")
+    run_jobs([tiny_job(str(seed), seed=seed) for seed in range(3)], SweepSettings(), 2, watcher, tmp_path / "logs")
     assert [outcome.status for outcome in watcher.ended.values()] == ["finished"] * 3
     assert len(set(processes.values())) == 3
 
@@ -122,13 +122,13 @@ def test_a_worker_whose_gpu_answers_no_more_gets_no_other_job(tiny_job, tmp_path
 def test_after_the_deadline_everything_is_stopped(tiny_job, tmp_path: Path) -> None:
     watcher = Noting()
     jobs = [tiny_job(str(seed), seed=seed) for seed in range(3)]
-    run_jobs(jobs, Terms(deadline=time.time() - 1000), 2, watcher, tmp_path / "logs")
+    run_jobs(jobs, SweepSettings(deadline=time.time() - 1000), 2, watcher, tmp_path / "logs")
     assert [outcome.status for outcome in watcher.ended.values()] == ["stopped"] * 3
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_no_jobs_are_no_trouble(workers: int, tmp_path: Path) -> None:
-    run_jobs([], Terms(), workers, Noting(), tmp_path)
+    run_jobs([], SweepSettings(), workers, Noting(), tmp_path)
 
 
 def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, pool: JobPool, monkeypatch) -> None:
@@ -142,6 +142,6 @@ def test_processes_stay_for_the_jobs_of_later_calls(tiny_job, pool: JobPool, mon
     monkeypatch.setattr(WorkerProcess, "send", noted)
     watcher = Noting()
     for number in range(3):
-        pool.run([tiny_job(f"{number}{seed}", seed=seed) for seed in range(2)], Terms(), watcher)
+        pool.run([tiny_job(f"{number}{seed}", seed=seed) for seed in range(2)], SweepSettings(), watcher)
     assert len(watcher.ended) == len(used) == 6
     assert len(set(used)) == 2

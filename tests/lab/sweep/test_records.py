@@ -10,7 +10,7 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.lab.sweep.execution import execute
-from fedskew.lab.sweep.job import Terms, merge_jobs
+from fedskew.lab.sweep.job import SweepSettings, merge_jobs
 from fedskew.lab.sweep.records import Record, Records, RecordsFile, is_enough, read_folder, until
 
 
@@ -20,7 +20,7 @@ def quietly(*_: object) -> None:
 
 @pytest.fixture
 def record(tiny_job) -> Record:
-    outcome = execute(tiny_job(eval_local=True), Terms(), quietly)
+    outcome = execute(tiny_job(eval_local=True), SweepSettings(), quietly)
     assert outcome.status == "finished"
     assert outcome.record is not None
     return outcome.record
@@ -43,7 +43,7 @@ def test_a_record_survives_json_and_has_what_a_table_needs(record: Record) -> No
 def test_a_record_is_found_again_by_what_was_asked_for(tiny_job) -> None:
     """Also where the run itself chose the model, or a method has got a parameter since then."""
     job = tiny_job()
-    record = execute(job, Terms(), quietly).record
+    record = execute(job, SweepSettings(), quietly).record
     assert record is not None
     assert job.config.model == "auto"
     assert record.config.model == "dnn"
@@ -53,7 +53,7 @@ def test_a_record_is_found_again_by_what_was_asked_for(tiny_job) -> None:
 
 
 def test_a_longer_run_contains_the_shorter(tiny_job, record: Record) -> None:
-    shorter = execute(tiny_job(rounds=2), Terms(), quietly).record
+    shorter = execute(tiny_job(rounds=2), SweepSettings(), quietly).record
     assert shorter is not None
     assert until(record.curve, 2) == shorter.curve
     assert shorter.identity == record.identity
@@ -97,7 +97,7 @@ def test_one_run_serves_all_who_want_it(tiny_job) -> None:
 
 def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:
     job = tiny_job(method="fedlmd-switch", rounds=2)
-    record = execute(job, Terms(), quietly).record
+    record = execute(job, SweepSettings(), quietly).record
     assert record is not None
     wanted = replace(job, config=replace(job.config, rounds=5))
     assert Records([record]).get(wanted) is None
@@ -125,9 +125,9 @@ def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_run_that_was_not_evaluated_after_the_last_round_of_a_job_is_not_enough_for_it(tiny_job) -> None:
     """Otherwise its table would show the evaluation before, perhaps that of the initial model."""
-    long = execute(tiny_job(rounds=4, eval_every=2), Terms(), quietly).record
+    long = execute(tiny_job(rounds=4, eval_every=2), SweepSettings(), quietly).record
     short_job = tiny_job(eval_every=2)
-    short = execute(short_job, Terms(), quietly).record
+    short = execute(short_job, SweepSettings(), quietly).record
     assert long is not None
     assert short is not None
     assert not is_enough(long, short_job)
