@@ -115,7 +115,7 @@ class Network:
         """
         outputs, new = self._call(self._stackable, params, buffers, x, mode, key, valid)
         if new:
-            raise RuntimeError("a layer other than BatchNorm changes buffers")
+            raise RuntimeError("the model writes into its buffers")
         return outputs, {**buffers, **self._context.buffers}
 
     def forward_stacked(

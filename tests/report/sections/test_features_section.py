@@ -56,3 +56,10 @@ def test_features_that_t_sne_cannot_scale_are_refused(scale: float) -> None:
     outputs = ModelOutputs(np.arange(50) % 2, features, np.full((50, 2), 0.5))
     with pytest.raises(UserError, match="differ too little or too much for t-SNE"):
         _ = outputs.tsne
+
+
+def test_features_that_differ_by_rounding_errors_count_as_equal() -> None:
+    features = np.full((6, 10), 3.0) * (1 + 1e-7 * np.random.default_rng(0).uniform(-1, 1, size=(6, 10)))
+    outputs = ModelOutputs(np.arange(6) % 2, features, np.full((6, 2), 0.5))
+    with pytest.raises(UserError, match="all test samples have the same features"):
+        _ = outputs.pca
