@@ -154,6 +154,8 @@ class FederationSettings:
         for name, number in (("minimum", self.minimum), ("begin_with", self.begin_with)):
             if (number or 1) > len(self.sites):
                 raise invalid_value(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
+        if self.sites_add_noise:
+            self._check_all_is_noisy()
         if self.evaluation == "sites" and self.site_metrics == "none":
             raise UserError(
                 "federation.site_metrics is 'none'; expected 'total' or 'class', since the sites' tests are the only "
@@ -163,20 +165,22 @@ class FederationSettings:
             raise UserError(
                 "federation.local_tests is true, but federation.site_metrics is 'none'; expected 'total' or 'class'"
             )
-        reports = self.share_loss or self.evaluation == "sites" or self.site_metrics != "none"
-        if self.sites_add_noise and reports:
-            raise UserError(
-                f"federation.privacy is {self.privacy!r} while sites report losses or metrics without noise; expected "
-                "share_loss = false, site_metrics = 'none' and evaluation = 'server'"
-            )
-        if self.sites_add_noise and self.attempts > 1:
-            raise invalid_value(
-                "federation.attempts", self.attempts, f"1 with {self.privacy} privacy: every attempt spends privacy"
-            )
         if self.evaluation == "server" and self.test_data is None:
             raise UserError("federation.evaluation is 'server' without federation.test_data; expected a path or a name")
         if self.secure_aggregation:
             self._check_secure_aggregation()
+
+    def _check_all_is_noisy(self) -> None:
+        """Refuse losses and metrics, which have no noise, and repeated rounds, because every attempt spends privacy."""
+        needed = {"share_loss": False, "site_metrics": "none", "evaluation": "server", "attempts": 1}
+        expected = [f"{name} = {json.dumps(value)}" for name, value in needed.items() if getattr(self, name) != value]
+        if self.test_data is None:
+            expected.append("test_data = a path or a name")
+        if expected:
+            raise UserError(
+                f"federation.privacy is {self.privacy!r}, but losses and metrics have no noise, and every attempt of a "
+                f"round spends privacy; expected also {', '.join(expected)}"
+            )
 
     def _check_secure_aggregation(self) -> None:
         """Refuse settings with which the server would need or learn more than sums."""

@@ -244,8 +244,16 @@ def test_counts_in_a_buffer_which_have_no_noise_do_not_leave(
     assert all(message.payload == b"" and expected in message.facts["refused"] for message in answers)
 
 
-def test_local_privacy_beside_metrics_without_noise_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="report losses or metrics without noise"):
-        case(tmp_path, split, data, settings(), privacy="local", attempts=1)
-    with pytest.raises(UserError, match="every attempt spends privacy"):
-        case(tmp_path, split, data, settings(), privacy="local", share_loss=False)
+def test_local_privacy_beside_metrics_without_noise_is_refused_with_all_that_it_needs() -> None:
+    everything = {"share_loss": False, "site_metrics": "none", "evaluation": "server", "attempts": 1, "test_data": "x"}
+    with pytest.raises(UserError) as raised:
+        FederationSettings(sites=("a", "b"), privacy="local")
+    assert str(raised.value).endswith(
+        'expected also share_loss = false, site_metrics = "none", evaluation = "server", attempts = 1, '
+        "test_data = a path or a name"
+    )
+    for key in everything:
+        rest = {name: value for name, value in everything.items() if name != key}
+        with pytest.raises(UserError, match=f"expected also {key} = [^,]*$"):
+            FederationSettings(sites=("a", "b"), privacy="local", **rest)
+    FederationSettings(sites=("a", "b"), privacy="local", **everything)
