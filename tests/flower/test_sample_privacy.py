@@ -198,7 +198,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"example_noise is set, but federation.privacy is 'none'"):
         require_example_settings(FederationSettings(sites=("a", "b")), config())
     for changed in ({"share_loss": True}, {"site_metrics": "total"}, {"attempts": 2}):
-        with pytest.raises(UserError, match="federation.privacy is 'example', but losses .*; expected also [^,]*$"):
+        with pytest.raises(UserError, match=r"federation.privacy is 'example', but losses .*; expected also [^,]*$"):
             FederationSettings(sites=("a", "b"), **{**silent, "privacy": "example", **changed})
     held, _ = split(tmp_path)
     with pytest.raises(UserError, match="method 'fedvls' has a loss that depends on label counts"):
