@@ -182,7 +182,7 @@ class WorkerProcess:
         paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "fedskew.workers", function],
+                [sys.executable, "-P", "-m", "fedskew.workers", function],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -58,6 +58,18 @@ def test_requests_are_answered_and_failures_end_only_themselves(pool: WorkerPool
     assert noted.progress[0] == {"seen": {"number": 0}}
 
 
+def test_a_file_in_the_current_folder_does_not_replace_a_standard_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise ValueError('this is the user's own file')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(worker_requests.__file__).parent))
+    noted = Noted()
+    with WorkerPool(WORK, 1, tmp_path / "logs") as pool:
+        pool.run([{"number": 1}], noted)
+    assert noted.answers[0]["twice"] == 2
+
+
 def test_processes_stay_between_calls(pool: WorkerPool) -> None:
     used = set()
     for _ in range(3):
