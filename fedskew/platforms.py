@@ -36,6 +36,16 @@ def usable_cores() -> int:
     return min(cores, int(limit)) if limit.isdecimal() and int(limit) else cores
 
 
+def python_module(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a module of fedskew in another process, and the environment for it.
+
+    Without -P, files of the current folder, such as the user's random.py, would replace Python's modules.
+    """
+    package = str(Path(__file__).parent.parent)
+    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return [sys.executable, "-P", "-m", module, *arguments], {**os.environ, "PYTHONPATH": paths}
+
+
 def require_posix(action: str) -> None:
     """Refuse an action that needs Unix sockets, forks or process groups on a system without them."""
     if not hasattr(os, "fork"):

@@ -25,6 +25,7 @@ from typing import Any, Self, TextIO
 
 from fedskew.errors import UserError
 from fedskew.gpu_sharing import GpuSharing, start_gpu_sharing
+from fedskew.platforms import python_module, usable_cores
 
 Message = dict[str, Any]
 Report = Callable[[Message], None]
@@ -41,8 +42,6 @@ GPU_WORKERS = 4
 
 def default_workers(device: str, requests: int) -> int:
     """Return the default number of processes for this many requests: one per core, or `GPU_WORKERS` per GPU."""
-    from fedskew.platforms import usable_cores
-
     gpus = 0 if device == "cpu" else _gpus()
     return max(1, min(requests, GPU_WORKERS * gpus if gpus else usable_cores()))
 
@@ -149,8 +148,6 @@ class WorkerPool:
 
 def _environment(slot: int, workers: int) -> dict[str, str]:
     """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
-    from fedskew.platforms import usable_cores
-
     cores = str(max(1, usable_cores() // workers))
     shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
     gpus = _gpus()
@@ -178,15 +175,14 @@ class WorkerProcess:
     ) -> None:
         self._log, self._received = log, received
         log.parent.mkdir(parents=True, exist_ok=True)
-        package = str(Path(__file__).parent.parent)
-        paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+        command, inherited = python_module("fedskew.workers", function)
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "fedskew.workers", function],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **environment, "PYTHONPATH": paths},
+                env={**inherited, **environment},
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

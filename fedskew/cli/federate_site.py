@@ -14,7 +14,7 @@ import typer
 from fedskew.cli.commands import USAGE_ERROR, option
 from fedskew.cli.federate_log import CommandLog, LogFormat, LogLevel, MetricsPort
 from fedskew.errors import UserError, plural
-from fedskew.platforms import require_posix
+from fedskew.platforms import python_module, require_posix
 
 if TYPE_CHECKING:
     from fedskew.data.federation import Federation
@@ -79,8 +79,8 @@ def _check_in_other_process(file: str, app: str, log: CommandLog) -> None:
 
     The current process runs for as long as the site is connected. Its log gets the warnings and the error of the check.
     """
-    command = [sys.executable, "-m", "fedskew", "federate", "site", file, "--check", app]
-    checked = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", check=False)
+    command, env = python_module("fedskew", "federate", "site", file, "--check", app)
+    checked = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=False)
     sys.stdout.write(checked.stdout)
     sys.stdout.flush()
     has_crashed = checked.returncode not in (0, USAGE_ERROR)  # the lines are then those of a traceback

@@ -76,6 +76,9 @@ def test_code_of_the_app_is_executed_only_if_the_user_agrees(
         assert main(command) == 2
         message = f"error: '{name}' is code of the app, which this command would execute; expected PYTHONPATH={app}"
         assert message in capsys.readouterr().err
+    monkeypatch.chdir(app)
+    assert _connect(site, "--check", ".") == 2, "being in the app's folder is no agreement"
+    assert "is code of the app, which this command would execute" in capsys.readouterr().err
     assert not (app / "federation_app" / "ran").exists()
     monkeypatch.syspath_prepend(str(app))
     shutil.copytree(app, site / "other")
