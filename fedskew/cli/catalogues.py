@@ -99,8 +99,8 @@ def _show_methods(entries: list[Entry]) -> None:
     methods.add_column("description, paper, parameters (--set method.NAME=VALUE)")
     cost = Table(title="data sent and revealed, and cost", title_justify="left")
     cost.add_column("method", no_wrap=True)
-    for heading in ("parts", "sent by clients", "revealed about the data", "extra compute", "secure aggregation"):
-        cost.add_column(heading, overflow="fold")
+    for heading in ("sent by clients", "revealed about the data", "extra compute"):
+        cost.add_column(heading)
     for entry in entries:
         name = Text(entry.name, style="bold")
         for alias in entry.aliases:
@@ -110,13 +110,15 @@ def _show_methods(entries: list[Entry]) -> None:
         if parameters := _parameters(entry, ", ", "="):
             description.append(f"\n{parameters}", style="cyan")
         methods.add_row(name, description)
-        kinds, secure = ", ".join(entry.kinds) or "-", "yes" if entry.secure_aggregation else "no"
-        cost.add_row(name, kinds, entry.sends, entry.revealed, entry.extra_compute, secure)
+        cost.add_row(name, entry.sends, entry.revealed, entry.extra_compute)
     console = stdout()
     console.print(methods)
     console.print(cost)
     if any(entry.sends_updates for entry in entries):
         console.print(f"{UPDATES_REVEAL}.", style="dim")
+    console.print(
+        "secure aggregation, example-level privacy and combinations: fedskew methods --combinations", style="dim"
+    )
 
 
 def _show_method(entry: Entry) -> None:

@@ -26,7 +26,7 @@ from fedskew.methods.parts import Reveals
 from fedskew.methods.stages import Notes, Schedule, Stage
 
 
-@method("centralised", "centralized", paper="a reference bound, not a federated method")
+@method("centralised", "centralized", paper="Reference bound, not a federated method")
 @dataclass(frozen=True)
 class Centralised(Schedule):
     """One model trained on all data, with FedAvg's compute: an upper bound for federated methods."""
@@ -41,7 +41,7 @@ class Centralised(Schedule):
         return [Stage("train", rounds, CrossEntropy(), cohort="pooled")]
 
 
-@method("local-only", paper="a reference bound, not a federated method")
+@method("local-only", paper="Reference bound, not a federated method")
 @dataclass(frozen=True)
 class LocalOnly(Schedule):
     """Every client trains alone and is tested on all classes: the bound that federated methods must beat."""

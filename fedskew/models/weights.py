@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,12 +122,9 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
     try:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors for damaged files and for other contents
-        reason = textwrap.shorten(
-            (str(error).strip() or "it is empty or damaged").splitlines()[0], 120, placeholder=" …"
-        )
         raise UserError(
-            f"cannot read init {file}: {reason}; expected a state dict of tensors, as "
-            "torch.save(model.state_dict(), path) writes"
+            f"cannot read init {file}: it is damaged, or holds objects other than tensors, which fedskew does not load; "
+            "expected a state dict, as torch.save(model.state_dict(), path) writes"
         ) from error
     for key in _WRAPPERS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
