@@ -123,7 +123,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
         loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds of errors for damaged files and for other contents
         raise UserError(
-            f"cannot read init {file}: it is damaged, or holds objects other than tensors, which fedskew does not load; "
+            f"cannot read init {file}: it is damaged, or holds objects other than tensors, which are not loaded; "
             "expected a state dict, as torch.save(model.state_dict(), path) writes"
         ) from error
     for key in _WRAPPERS:

@@ -149,16 +149,21 @@ def test_a_site_that_never_replies_costs_one_time_out(
     assert clock.now < 1000 + 900 + 2 * 61 + 5
 
 
+def two_sites(tmp_path: Path, changed: dict[str, Any] | None = None, **own: Any) -> Case:
+    """Prepare one round of two sites."""
+    data = small_data(tmp_path)
+    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
+    values = {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu", **(changed or {})}
+    return case(tmp_path, split, data, with_values(Config(), values), **own)
+
+
 def test_a_site_whose_greeting_was_lost_is_greeted_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Flower delivers a message at most once. A SuperNode that is killed loses what it has not answered."""
     clock = Clock()
     _use_clock(clock, monkeypatch)
-    data = small_data(tmp_path)
-    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
-    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
-    here = case(tmp_path, split, data, config)
+    here = two_sites(tmp_path)
     here.grid.silent = {"site-1"}
     deliver = here.grid._deliver
 
@@ -182,16 +187,13 @@ def test_a_refused_site_that_reads_its_data_is_not_greeted_again_before_its_gree
     """The second greeting is lost. Half a minute later, the site may still be reading its data to answer it."""
     clock = Clock()
     _use_clock(clock, monkeypatch)
-    data = small_data(tmp_path)
-    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
-    config = with_values(Config(), {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu"})
     greeted: list[float] = []
 
     def refuse(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
         is_first = (site, asked["kind"], len(greeted)) == ("site-1", "hello", 1)
         return ({"refused": "no data yet"}, b"") if is_first else (facts, answer)
 
-    here = case(tmp_path, split, data, config, refuse)
+    here = two_sites(tmp_path, meddle=refuse)
     deliver = here.grid._deliver
 
     def deliver_all_but_the_second(message: Message) -> str:
@@ -213,10 +215,7 @@ def lose_a_request(
     """Run one round of two sites. The SuperNode of the second one starts again and loses its request."""
     clock = Clock()
     _use_clock(clock, monkeypatch)
-    data = small_data(tmp_path)
-    split = federation(str(data), Dirichlet(beta=0.5, clients=2), seed=0)
-    values = {"partition.clients": 2, "rounds": 1, "local_epochs": 1, "device": "cpu", **changed}
-    here = case(tmp_path, split, data, with_values(Config(), values), **own)
+    here = two_sites(tmp_path, changed, **own)
     deliver, nodes, started = here.grid._deliver, here.grid.get_nodes, {1000: "first", 1001: "first"}
 
     def lose_the_first_one(message: Message) -> str:

@@ -81,7 +81,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
         "missing.safetensors": "No such file",
         "notes.txt": "expected a file that ends in .safetensors, .pt, .pth or .bin",
         "run": "did you mean '.*model.safetensors'",
-        "module.pt": "holds objects other than tensors, which fedskew does not load; expected a state dict",
+        "module.pt": "holds objects other than tensors, which are not loaded; expected a state dict",
         "list.pt": "has no named tensors",
         "empty.pt": "it is damaged, or holds",
         "damaged.safetensors": "is not a safetensors file",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_gradient import Reversed
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -354,18 +355,6 @@ class WithoutGradients(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
             return 2 * x
-
-
-class Reversed(torch.autograd.Function):
-    """Reverses the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
 
 
 class OwnGradient(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_gradient import Reversed
 from torch import Tensor, nn
 from torch.nn import functional
 from toy_runs import (
@@ -203,18 +204,6 @@ class FrozenBody(nn.Module):
         with torch.no_grad():
             features = self.body(x.flatten(1))
         return self.out(features)
-
-
-class Reversed(torch.autograd.Function):
-    """Reverses the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return -gradient
 
 
 class ReversedBody(FrozenBody):
