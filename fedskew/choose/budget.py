@@ -1,5 +1,6 @@
-"""The budget of a race, and the plan that fits into it. `race.py` explains rungs and the final, and `field.py` explains
-candidates.
+"""The budget of a race, and the plan that fits into it.
+
+`race.py` explains rungs and the final, and `field.py` explains candidates.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ PLANS = (
     Plan(0, 1, 2, 3),
     Plan(0, 1, 1, 3),
 )
-"""Plans, from the most to the least thorough. Their numbers are `settings`, `splits`, `finalists`, `final_splits`."""
+"""Plans, from the most to the least thorough."""
 
 
 def rung_ends(rounds: int) -> tuple[int, ...]:

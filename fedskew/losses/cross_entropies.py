@@ -64,7 +64,7 @@ def smoothed_cross_entropy(
 
 
 def focal_cross_entropy(logits: Tensor, targets: Tensor, gamma: float = 2.0, weights: Tensor | None = None) -> Tensor:
-    """−(1 − p_y)^γ·log p_y: the focal loss, which gives less weight to samples with a high predicted p_y."""
+    """−(1 − p_y)^γ·log p_y: the focal loss. A sample counts less if the probability p_y of its class is high."""
     log_p = logits.log_softmax(dim=-1).gather(-1, class_index(targets).unsqueeze(-1)).squeeze(-1)
     one_minus_p = (-torch.expm1(log_p)).clamp(min=1e-12)  # at 0, the gradient would be infinite for γ < 1
     return batch_mean(weigh(-(one_minus_p**gamma) * log_p, targets, weights), targets)

@@ -40,13 +40,9 @@ class VirtualFeatures(Calibration):
     virtual_features: int = 100
     """M, the number of virtual features per class. The paper uses 100 for CIFAR-10 and 500 for CIFAR-100."""
     head_lr: float = 0.01
-    """The learning rate of the head's training on the server."""
     head_epochs: int = 10
-    """The epochs of the head's training on the server."""
     head_batch: int = 64
-    """The batch size of the head's training on the server."""
     head_momentum: float = 0.9
-    """The momentum of the head's training on the server."""
 
     sends = "number, mean and covariance of the features per class, once"
     reveals: ClassVar[Reveals] = "label counts, prototypes, feature covariance"

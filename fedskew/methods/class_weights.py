@@ -2,8 +2,8 @@
 
     L = mean of w_y·CE(z, y) + the method's other terms, which stay as they are
 
-    balanced   w_c = n/(C'·n_c), from the client's own label counts n_c, with the sum n. They stay on the client. C' is
-               the number of its classes. This is scikit-learn's "balanced"
+    balanced   w_c = n/(C'·n_c), from the client's own label counts n_c, which stay on the client. n is their sum, and
+               C' is the number of classes that the client has. This is scikit-learn's "balanced"
     counts     the same, from the label counts of the whole federation. Clients send their counts, and the server adds
                up those of all earlier rounds' participants. In the first round, all weights are 1. Later, a class that
                no participant had so far gets the largest weight

@@ -60,7 +60,7 @@ class FederatedFeatures(ServerRule):
     match_steps: int = 100
     """The number of steps on the federated features in each round."""
     match_lr: float = 0.1
-    """η_F, the learning rate of these steps."""
+    """η_F, the learning rate of the steps on the federated features."""
     head_lr: float = 0.01
     """The learning rate with which the server trains R."""
     head_epochs: int = 300
@@ -138,7 +138,7 @@ class FederatedFeatures(ServerRule):
     def retrain(self, features: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """Train a head on the features, from random values. Return its weight and bias."""
         classes, count, width = features.shape
-        # Draw 2 of the keys, because `normal` takes draws 0 and 1 of the same keys for the features.
+        # Index 2, because `normal` used the indices 0 and 1 of the same keys for the features.
         start = (2 * uniform(_keys(key, features.new_empty(classes, width + 1)), 2) - 1).to(features) / width**0.5
         labels = torch.arange(classes, device=features.device).repeat_interleave(count)
         training = HeadTraining(self.head_lr, self.head_epochs, self.head_batch)

@@ -32,7 +32,7 @@ class RidgeHead(ClosedFormHead):
     """Fed3R's server: ridge regression of the labels on all clients' features."""
 
     ridge: float = 0.01
-    """λ, the weight of the penalty on large W."""
+    """λ, the weight of the penalty ‖W‖²."""
     normalise: bool = True
     """Whether each class's weights are divided by their norm."""
 

@@ -6,7 +6,7 @@ Li et al., "FedBN: federated learning on non-IID features via local batch normal
     server   w_B ← Σ a_k·v_B,k
 
 N are the tensors of all BatchNorm layers: scale, shift, and the running mean and variance. B are all others. w_B are
-the layers that the client receives, v is its model during training, and a_k is its weight in the average.
+the tensors that the client receives, v is its model during training, and a_k is its weight in the average.
 
 There is no global model: the server's BatchNorm layers are never trained, so every client's model is tested instead.
 

@@ -29,7 +29,7 @@ class DynamicRegularisation(Solver):
     """The gradient, minus the client's linear term h_k, plus a pull towards the received model."""
 
     alpha: float = 0.1
-    """α, the pull towards the received model."""
+    """α, the strength of the pull towards the received model."""
 
     def __post_init__(self) -> None:
         expect(self.alpha > 0, "alpha", self.alpha, "a number > 0")

@@ -4,9 +4,10 @@ Fan et al., "Federated learning with bilateral curation for partially class-disj
 
     z_c = s·cos(P h, m_c),   L = CE(φ_c·z_c, y),   φ_c = C·n_c/n
 
-h are the features. m is a simplex equiangular tight frame, the same for all clients and never trained. φ adapts it to
-the client. The logit of a class that the client does not have is 0, so training does not push features away from that
-class. The global model has φ = 1.
+h are the features. m is a simplex equiangular tight frame, the same for all clients and never trained. The projection P
+and the scale s are trained like all other weights. C is the number of classes, and n_c of the client's n samples have
+class c. So φ adapts the logits to the client. The logit of a class that the client does not have is 0, so training does
+not push features away from that class. The global model has φ = 1.
 
 The method chooses the model's head (`--head etf`). The paper's personal models, which keep φ, are not included.
 

@@ -34,7 +34,7 @@ class FedLF(Objective):
     alpha: float = 0.25
     """The scale of a vacant class's logits. With 1, nothing is scaled."""
     centre_weight: float = 0.01
-    """λ₁, the weight of the pull to the centres."""
+    """λ₁, the weight of the pull towards the centres."""
     decorrelation_weight: float = 0.01
     """λ₂, the weight of the decorrelation."""
     max_margin: float = 100.0

@@ -30,7 +30,7 @@ class FedRS(Objective):
     alpha: float = 0.7
     """α. The FedVLS paper uses 0.7, and the FedLMD paper 0.5 or 0.9. With 1, the method is FedAvg."""
     soft: bool = False
-    """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code. n_c are the client's samples of class c."""
+    """Use α_c = α + (1 − α)·n_c/max n, as in the authors' later code. n_c counts the client's samples of class c."""
 
     takes_class_weights = True
 

@@ -6,8 +6,8 @@ Huang et al., "Rethinking federated learning with domain shift: a prototype view
     server   P_c: the participants' mean features of class c, clustered by FINCH and averaged in each cluster
              m_c: the mean of P_c
 
-f are the features of a sample of class y, and i is one of them. P_y are the prototypes of class y, and P those of all
-classes.
+f are the features of a sample of class y, and i is the index of a feature. P_y are the prototypes of class y, and P
+those of all classes.
 
 The base is cross entropy, or the loss of the objective that FPL is combined with. The other terms are 0 in the first
 round, and for classes that no participant of the last round had. A client's prototypes are its mean features at the end

@@ -59,7 +59,7 @@ Mode = Literal["eval", "train"]
 """The mode of a model. In `train` mode, BatchNorm uses the batch's statistics instead of its running ones, and dropout
 is on."""
 STATE = "state"
-"""The prefix of the new values of the client's state in the result of `Solver.direction`."""
+"""The prefix of the client's new state in the result of `Solver.direction`."""
 
 
 def pack(name: str, tensors: Mapping[str, Tensor]) -> Tensors:
@@ -303,8 +303,7 @@ class Part:
     multi_label: ClassVar[bool] = True
     """Whether the maths also holds for several labels per sample, where there is no softmax over the classes.
 
-    The hooks then get [B, L] zeros and ones, for L labels. The default is False for objectives, regularisers and
-    schedules.
+    `y` is then [B, L] zeros and ones, for L labels. The default is False for objectives, regularisers and schedules.
     """
 
     @property

@@ -102,7 +102,7 @@ def _trial_outputs(adapter: ModelAdapter, name: str, data: DataShape) -> list[An
     """
     integers = bool(data.vocabulary) and all(field.is_integer for field in data.fields)
     dtype = torch.int64 if integers else torch.get_default_dtype()
-    # Ones if there are several inputs: one of them may be an attention mask, and zeros would hide every token.
+    # One of several inputs may be an attention mask, in which zeros would hide every token.
     samples = torch.full((2, *data.shape), 1 if data.fields else 0, dtype=dtype)
     try:
         trial = copy.deepcopy(adapter).to("cpu", torch.get_default_dtype())

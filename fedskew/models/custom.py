@@ -62,7 +62,6 @@ def _factories(module: ModuleType) -> list[str]:
 
 
 def _call_factory(factory: Callable[..., object], name: str, data: DataShape) -> object:
-    """Call the factory with the `DataShape`, with `num_classes` or with nothing, as it requires."""
     try:
         if _takes_data_shape(factory):
             return factory(data)
