@@ -36,7 +36,7 @@ NAME_WIDTH = 12
 MAX_LINES = 120
 """A map with more lines is cropped, and a note says so."""
 HEADING_LINES = 2
-"""The lines of a panel's heading, for choosing how many rows and panels are shown. A heading may have more or fewer."""
+"""The assumed height of a panel's heading. A heading of numbers has one line per digit."""
 BUBBLES_UP_TO = 30
 """A figure shows bubbles up to this number of clients and of classes, otherwise a heat map."""
 

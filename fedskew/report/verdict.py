@@ -84,7 +84,7 @@ def _span(rounds: Sequence[int]) -> str:
 
 
 def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
-    """Write the conclusion if only one method competes, or none: its score and its weakest class."""
+    """Write the conclusion about a method without competitors: its score and its weakest class."""
     verb = "recognises" if _ranks_by_sample_accuracy(comparison) else f"has {comparison.metric.label}"
     score = _score(comparison.score(method).mean, comparison)
     return [

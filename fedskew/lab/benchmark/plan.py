@@ -151,7 +151,7 @@ def _ranked(plan: Plan) -> Iterator[tuple[int, Group]]:
     if "whole-runs" in plan.levels and plan.kind == "cuda":
         runs = whole_runs(plan.device)
         yield 5, Group("whole runs", commands=runs.single, fill_caches=runs.fill_caches)
-        imports = runs.fill_caches[:1]  # the rest fills the cache of kernels, which the group before has done
+        imports = runs.fill_caches[:1]  # the group before has filled the cache of kernels
         yield 5, Group("a comparison and a sweep", commands=runs.several, fill_caches=imports)
 
 

@@ -68,7 +68,7 @@ class Candidate:
 
 
 def _joined(parts: Sequence[str], nothing: str) -> str:
-    """Join the different texts among `parts`. `nothing` is the text of a part that has none, such as "none"."""
+    """Join the distinct texts. `nothing`, such as "none", stands for no text: parts equal to it are skipped."""
     kept = [text for text in dict.fromkeys(parts) if text != nothing]
     return ", ".join(kept) or nothing
 

@@ -117,7 +117,7 @@ def _complete_params(config: Config) -> dict[str, Any]:
 
 
 def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, dict[str, Runs]]) -> list[Rerun]:
-    """Pair each method's runs with FedAvg's, over the seeds that both have. A method without one is left out."""
+    """Pair each method's runs with FedAvg's, over the seeds that both have. Methods without such seeds are left out."""
     baseline = _most_frequent(BASELINE, methods.get(BASELINE, {}))
     found = []
     for method, variants in methods.items():
@@ -131,8 +131,10 @@ def _with_baseline(setting: KnownSetting, protocol: str, methods: Mapping[str, d
 
 
 def _most_frequent(method: str, variants: Mapping[str, Runs]) -> Runs:
-    """The runs with the parameters that have the most seeds. Among equals, those that change the
-    fewest defaults."""
+    """The runs with the parameters that have the most seeds.
+
+    Among equals, those that change the fewest defaults.
+    """
     try:
         defaults: Mapping[str, Any] = make_method(method).params
     except UserError:

@@ -146,7 +146,7 @@ class Record:
         """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds of a configuration.
 
         The record may be longer than the configured run. A measure in `FINAL_SCORES`, such as AUROC, has only one
-        value. Return this value. Return None if the record lacks the measure.
+        value, which is returned instead of a mean. None if the record lacks the measure.
         """
         rounds = planned_rounds(config)
         if measure in FINAL_SCORES or measure not in self.content:

@@ -120,10 +120,10 @@ def read_search(
 
 
 def _check(search: Search) -> None:
-    """Check each key before anything runs, with every value of its list or with the lower end of its range.
+    """Check every value of each list, and the lower end of each range, before anything runs.
 
-    Meanwhile, the other keys of the search have their first values, because those of the base configuration may not
-    fit. For example, a parameter of FedVLS does not fit a base with FedAvg.
+    The other keys of the search then have their first values, because those of the base configuration may not fit. For
+    example, `optimizer: nesterov` does not fit a base with momentum 0.
     """
     if "seed" in search.space:
         raise UserError("search.seed is not possible; expected seeds outside the search, such as seeds: 3")
