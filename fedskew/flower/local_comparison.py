@@ -196,7 +196,7 @@ def write_page(comparison: LocalComparison) -> str:
         [
             f"# {escape(comparison.site)}: the federation's model and a local one",
             "",
-            comparison.verdict,
+            escape(comparison.verdict),
             "",
             *([comparison.caveat, ""] if comparison.caveat else []),
             table(("model", "accuracy", "AUROC", "95 % interval", "Brier score", "calibration error"), rows),

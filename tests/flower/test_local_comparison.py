@@ -154,10 +154,12 @@ def test_the_verdict_follows_from_the_interval() -> None:
     assert "+6.0 points, 95 % interval +1.0 to +11.0" in write_page(found[0.01])
 
 
-def test_a_class_s_name_is_no_markup_on_the_page() -> None:
+def test_names_are_no_markup_on_the_page() -> None:
     score = SiteScore(100, 0.8, None)
     classes = (("<unknown>", 3, 0.5, 0.25), ("*a*|b", 2, 1.0, 0.0))
-    found = LocalComparison("a", "m", "", 9, 2, score, score, 0.0, -0.1, 0.1, classes)
+    found = LocalComparison("<a>", "m", "", 9, 2, score, score, 0.0, -0.1, 0.1, classes)
     page = write_page(found)
+    assert r"# \<a>: the" in page
+    assert r"On the data of \<a>, the" in page
     assert r"| \<unknown> | 3 | 50.0 % | 25.0 % |" in page
     assert r"| \*a\*\|b | 2 | 100.0 % | 0.0 % |" in page
