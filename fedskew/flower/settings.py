@@ -47,7 +47,7 @@ def _names(key: str, value: Any) -> tuple[str, ...]:
     if not all(sites) or len(set(sites)) < len(sites):
         raise invalid_value(key, value, "different names, separated by commas")
     if unusable := [name for name in sites if "/" in name]:
-        raise invalid_value(key, unusable[0], "a name without /, because it is a part of file names")
+        raise invalid_value(key, unusable[0], "a name without /, because it is part of file names")
     return sites
 
 
@@ -155,7 +155,7 @@ class FederationSettings:
             if (number or 1) > len(self.sites):
                 raise invalid_value(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")
         if self.sites_add_noise:
-            self._check_all_is_noisy()
+            self._check_noise_at_sites()
         if self.evaluation == "sites" and self.site_metrics == "none":
             raise UserError(
                 "federation.site_metrics is 'none'; expected 'total' or 'class', since the sites' tests are the only "
@@ -170,16 +170,18 @@ class FederationSettings:
         if self.secure_aggregation:
             self._check_secure_aggregation()
 
-    def _check_all_is_noisy(self) -> None:
+    def _check_noise_at_sites(self) -> None:
         """Refuse losses and metrics, which have no noise, and repeated rounds, because every attempt spends privacy."""
-        needed = {"share_loss": False, "site_metrics": "none", "evaluation": "server", "attempts": 1}
+        needed = {
+            "share_loss": False, "site_metrics": "none", "local_tests": False, "evaluation": "server", "attempts": 1,
+        }  # fmt: skip
         expected = [f"{name} = {json.dumps(value)}" for name, value in needed.items() if getattr(self, name) != value]
         if self.test_data is None:
             expected.append("test_data = a path or a name")
         if expected:
             raise UserError(
                 f"federation.privacy is {self.privacy!r}, but losses and metrics have no noise, and every attempt of a "
-                f"round spends privacy; expected also {', '.join(expected)}"
+                f"round spends privacy; expected {', '.join(expected)}"
             )
 
     def _check_secure_aggregation(self) -> None:

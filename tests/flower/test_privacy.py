@@ -249,11 +249,13 @@ def test_local_privacy_beside_metrics_without_noise_is_refused_with_all_that_it_
     with pytest.raises(UserError) as raised:
         FederationSettings(sites=("a", "b"), privacy="local")
     assert str(raised.value).endswith(
-        'expected also share_loss = false, site_metrics = "none", evaluation = "server", attempts = 1, '
+        'expected share_loss = false, site_metrics = "none", evaluation = "server", attempts = 1, '
         "test_data = a path or a name"
     )
     for key in everything:
         rest = {name: value for name, value in everything.items() if name != key}
-        with pytest.raises(UserError, match=f"expected also {key} = [^,]*$"):
+        with pytest.raises(UserError, match=f"expected {key} = [^,]*$"):
             FederationSettings(sites=("a", "b"), privacy="local", **rest)
+    with pytest.raises(UserError, match=r"expected local_tests = false$"):
+        FederationSettings(sites=("a", "b"), privacy="local", local_tests=True, **everything)
     FederationSettings(sites=("a", "b"), privacy="local", **everything)
