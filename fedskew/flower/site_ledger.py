@@ -68,8 +68,8 @@ class SiteLedger:
         if infinite:
             raise BudgetExceeded(
                 f"{limit}, but {plural(len(infinite), 'earlier update')} had no noise"
-                f"{' as a whole' if any(e['noise'] for e in infinite) else ''}, the last in run "
-                f"{infinite[-1]['run']}, so these data cannot have a budget any more"
+                f"{' that protects the whole site' if any(e['noise'] for e in infinite) else ''}, the last in run "
+                f"{infinite[-1]['run']}, so no budget can hold for these data"
             )
         after = self._epsilon(account, before, release)
         if after > budget:
@@ -92,7 +92,8 @@ class SiteLedger:
     def describe_plan(self, release: Release, rounds: int) -> list[str]:
         """Describe how much of each budget a planned run would spend, one line per budget.
 
-        `release` is one update of the run. The planned rounds are those that the site has not trained yet.
+        `release` is one update of the run, and `rounds` is the run's number of rounds. Rounds that the site has already
+        trained do not count again.
         """
         lines = []
         for account in ACCOUNTS:

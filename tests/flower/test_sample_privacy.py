@@ -137,7 +137,7 @@ def test_the_two_accounts_are_kept_apart(tmp_path: Path) -> None:
     mu = math.sqrt((2 / 10) ** 2 + 2 * (2 / NOISE) ** 2)
     assert spent["epsilon"] is None
     assert spent["example_epsilon"] == pytest.approx(epsilon(1, 1 / mu, 1e-5))
-    with pytest.raises(BudgetExceeded, match="1 earlier update had no noise as a whole"):
+    with pytest.raises(BudgetExceeded, match="1 earlier update had no noise that protects the whole site, "):
         SiteLedger(tmp_path, site_level).charge(local)
     SiteLedger(tmp_path, sample_level).charge(local)
     with pytest.raises(BudgetExceeded, match=r"have no noise; expected federation.privacy = 'example'"):
@@ -198,7 +198,7 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"example_noise is set, but federation.privacy is 'none'"):
         require_example_settings(FederationSettings(sites=("a", "b")), config())
     for changed in ({"share_loss": True}, {"site_metrics": "total"}, {"attempts": 2}):
-        with pytest.raises(UserError, match=r"federation.privacy is 'example', but losses .*; expected also [^,]*$"):
+        with pytest.raises(UserError, match=r"federation.privacy is 'example', but losses .*; expected [^,]*$"):
             FederationSettings(sites=("a", "b"), **{**silent, "privacy": "example", **changed})
     held, _ = split(tmp_path)
     with pytest.raises(UserError, match="method 'fedvls' has a loss that depends on label counts"):
