@@ -96,7 +96,6 @@ class Admission:
         self._receive_replies()
 
     def _send_greetings(self) -> None:
-        """Greet new nodes. Greet again nodes that were not admitted, and nodes whose greeting or reply may be lost."""
         now = time.monotonic()
         for node_id, node in self._nodes.items():
             is_waiting, seconds = bool(node.greetings), now - node.greeted_at

@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 _LENGTH = struct.Struct(">Q")
-"""A length takes eight bytes, the most significant first."""
+"""An unsigned 64-bit integer, big-endian."""
 _PIECE = 2**20
 """Maximum number of bytes per read. Memory is allocated as bytes arrive, because the stated length may be wrong."""
 _LARGEST_FACTS = 2**30

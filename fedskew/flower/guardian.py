@@ -21,9 +21,8 @@ from fedskew.platforms import kill
 MARK_VARIABLE = "FEDSKEW_TRIAL"
 """The environment variable that holds the mark."""
 _MAX_PASSES = 20
-"""The most times that all marked processes are listed and killed."""
+"""Maximum number of passes. Each pass kills all processes with the mark."""
 _PAUSE_SECONDS = 0.1
-"""The pause after each time."""
 
 
 def start_guardian(mark: str) -> subprocess.Popen[bytes]:

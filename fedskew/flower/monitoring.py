@@ -99,8 +99,8 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Answers GET requests whose `Host` is this machine.
 
-        The owner of a web page can point its host name at 127.0.0.1, so that the page reads the metrics through a
-        browser on this machine. The page's requests have that name as `Host`, so they are refused.
+        Otherwise, a web page in a browser on this machine could read the metrics, if its host name is made to resolve
+        to 127.0.0.1 (DNS rebinding). Its requests have that name as `Host`.
         """
 
         def do_GET(self) -> None:

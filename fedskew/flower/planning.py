@@ -49,7 +49,7 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 def resolve_config_at_site(config: Config, contract: Contract, sites: Sequence[str]) -> Config:
     """Resolve the configuration of an app at a site.
 
-    Only the server has the file of `init`. The site does not read it, but keeps its hash, which the app has.
+    Only the server has the file of `init`, so the hash is taken from the app.
     """
     resolved = resolve_config(replace(config, init=None), contract, sites)
     return replace(resolved, init_sha256=config.init_sha256)
@@ -130,7 +130,8 @@ def require_app_code(path: str | Path, config: Config) -> None:
         with importing_from_current_folder():
             if not _is_found(package):
                 raise UserError(
-                    f"the current folder has another {PACKAGE}, which Python imports first; expected another folder"
+                    f"the current folder has another {PACKAGE}, which Python imports first; expected another current "
+                    "folder"
                 )
 
 

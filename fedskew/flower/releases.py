@@ -107,7 +107,7 @@ def _example_noise(local: Facts) -> list[Any] | None:
 
 
 def _count_gradients(method: Method, epochs: Any) -> int:
-    """Count the gradients of a round in which one given sample is used. Each of them is a mechanism."""
+    """Count the gradients of a round that use one given sample. Each of them is a Gaussian mechanism."""
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 0:
         raise UserError(f"the server sets the local epochs to {one_line(repr(epochs))}; expected a whole number")
     return gradients_per_sample(method.solver, method.personal, epochs)

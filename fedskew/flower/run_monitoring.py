@@ -16,7 +16,6 @@ from fedskew.flower.run_status import Attempt, RunHistory
 _PRESENT = ("connected", "working", "late", "refuses", "fails")
 """The states of a site that is connected to the server."""
 _HEALTHY = ("running", "finished")
-"""The statuses of an attempt with which the run has no problem."""
 
 
 class RunMonitor:

@@ -26,8 +26,8 @@ from fedskew.platforms import is_alive, start_time
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
-_START_ERROR_SECONDS = 60.0
-"""The largest error of a process's start time. It has an error if the system's clock has been corrected since."""
+_CLOCK_TOLERANCE_SECONDS = 60.0
+"""A process's start time may be wrong by this much, if the system's clock was corrected after the start."""
 _ANSWERS = ("reply", "refused", "failed")
 """The events with which a site answers a request."""
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
@@ -204,9 +204,9 @@ def _open_attempt(began: Entry) -> Attempt:
 
 
 def _is_newer(process: int, time: str) -> bool:
-    """Whether a process began after this time. If so, the process that had its number before has ended."""
+    """Whether a process began after this time. If so, the earlier process with the same ID has ended."""
     began = start_time(process)
-    return began is not None and began > datetime.fromisoformat(time).timestamp() + _START_ERROR_SECONDS
+    return began is not None and began > datetime.fromisoformat(time).timestamp() + _CLOCK_TOLERANCE_SECONDS
 
 
 def _update_status(site: SiteStatus, entry: Entry) -> None:

@@ -171,7 +171,7 @@ def _check(values: Mapping[str, Any], source: object) -> None:
     for key in ("name", "data_dir", "state", "device", "keys", "split"):
         expect(isinstance(values.get(key, ""), str), key, values.get(key), "text")
     state = values.get("state", "")
-    expect(not state.startswith("~"), "state", state, "a path without ~, because ~ depends on who starts the site")
+    expect(not state.startswith("~"), "state", state, "a path without ~, because ~ depends on the user")
     if "device" in values:
         device("device", values["device"])
     if "metrics" in values:

@@ -73,7 +73,7 @@ def run_local_tests(
         test_set = run.runtime(stage.concatenates, tensors).test_set
         own = {name: t[0] for name, t in result.states.items()}
         whole, trained = run.tested_model(tensors, own), single_model(result.trained)
-        # The tensors that sites share are as received in `whole`, and as after training in `trained`.
+        # `whole` has the shared tensors as received. Those in `trained` replace them.
         after = ModelState({**whole.params, **trained.params}, {**whole.buffers, **trained.buffers})
         models = {"before": run.tested_model(tensors, kept), "after": after}
         return {when: _totals(test_set.confusion(model)) for when, model in models.items()}, b""

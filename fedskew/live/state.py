@@ -16,7 +16,7 @@ from fedskew.results.race import RACE, find_races
 from fedskew.results.ranking import DEFAULT_METRIC
 
 FILES = ("about.json", "rounds.jsonl", "summary.json")
-"""The files of a run. When one of them changes, the page changes."""
+"""Files of a run. When one of them changes, the page is rebuilt."""
 _MAX_LISTED = 3
 """The maximum number of unfinished runs and races that the status line names."""
 NOTHING = LoadedRuns([])

@@ -165,7 +165,7 @@ def test_damaged_files_refuse_everything(site: Path) -> None:
 
 
 def test_approvals_that_cannot_be_reached_do_not_allow_every_app(tmp_path: Path) -> None:
-    """As after an error of a network drive. Only a file that is not there allows every app."""
+    """For example, a network drive may fail. Only a missing file allows every app."""
     assert read_approvals(tmp_path) is None
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(UserError, match="cannot be read"):

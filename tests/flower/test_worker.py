@@ -76,7 +76,7 @@ def write_files(folder: Path) -> Path:
 
 @contextmanager
 def started(folder: Path, current: Path | None = None) -> Iterator[Running]:
-    """Start a worker, in the folder `current` if there is one."""
+    """Start a worker. `current` is its current folder."""
     site = write_files(folder)
     contract = Contract.from_dataset(load(str(folder / "digits.npz")))
     config = resolve_config(with_values(Config(), {"method": "fedavg", "device": "cpu"}), contract, ["a", "b"])
@@ -249,7 +249,7 @@ def test_it_ends_when_it_is_idle_for_as_long_as_its_site_says(running: Running) 
 
 
 def write_app(folder: Path, code: str = "") -> str:
-    """An app with a model. `code` is executed when the app is imported."""
+    """Write an app with a model. `code` is executed when the app is imported."""
     folder.mkdir()
     (folder / "federation_app.py").write_text(
         f"{code}\nfrom torch import nn\n\n\ndef make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"

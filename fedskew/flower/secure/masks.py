@@ -1,4 +1,4 @@
-"""Masks: vectors of numbers modulo 2⁶⁴. Without its seed, a mask looks like random numbers."""
+"""Masks: vectors of numbers modulo 2⁶⁴. Without its seed, a mask is indistinguishable from random numbers."""
 
 from __future__ import annotations
 

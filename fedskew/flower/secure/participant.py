@@ -127,7 +127,7 @@ class Participant:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
         if self._next != "confirm" or self._request:
             raise UserError(
-                "this session's masks have been used; a second vector would reveal the difference of the two"
+                "this session's masks have been used; a second vector would reveal the difference between the vectors"
             )
         self._request = request
         masked = vector + expand_seed(self._seed, len(vector))
@@ -139,9 +139,9 @@ class Participant:
         """Step 4: sign the list of sites whose vectors are in the sum.
 
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
-        of the session's sites have signed the sum's list. If sites also signed lists without themselves, a server could
-        have the sums over several lists unmasked for the same request, each in another session and with other signers.
-        The difference of two sums could be a single vector.
+        of the session's sites have signed the sum's list. If sites also signed lists that they are not on, a server
+        could have several sums unmasked for the same request, each in another session with other signers. The
+        difference between two sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:

@@ -1,4 +1,4 @@
-"""What both sides of a session share: thresholds, public keys, and the bytes that sites sign in steps 1 and 4."""
+"""Definitions for both sides of a session: thresholds, public keys, and the bytes that sites sign in steps 1 and 4."""
 
 from __future__ import annotations
 
