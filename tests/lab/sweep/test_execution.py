@@ -48,13 +48,13 @@ def test_a_run_that_is_stopped_has_a_record_and_continues(tiny_job, tmp_path: Pa
     def tell(done: int, total: int, accuracy: float | None) -> None:
         seen.append(done)
         if done == 2:
-            terms_of.clear()  # the next look at the clock is past the deadline
+            deadlines.clear()  # the next look at the clock is past the deadline
 
-    terms_of = [time.time() + 3600]
-    settings = SweepSettings(str(tmp_path), deadline=terms_of[0])
+    deadlines = [time.time() + 3600]
+    settings = SweepSettings(str(tmp_path), deadline=deadlines[0])
     real = time.time
     stopping = pytest.MonkeyPatch()
-    stopping.setattr(execution.time, "time", lambda: real() if terms_of else real() + 7200)
+    stopping.setattr(execution.time, "time", lambda: real() if deadlines else real() + 7200)
     try:
         outcome = execute(job, settings, tell)
     finally:
