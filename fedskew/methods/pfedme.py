@@ -53,10 +53,10 @@ class MoreauEnvelope(Solver):
 
 @dataclass(frozen=True)
 class PartialMean(ServerRule):
-    """A step of length β towards the mean of the models."""
+    """A step towards the mean of the models."""
 
     server_lr: float = 1.0
-    """β, the length of the step."""
+    """β. With 1, the step ends at the mean."""
 
     uses_only_mean = True
 

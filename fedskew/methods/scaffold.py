@@ -77,7 +77,7 @@ class ControlledMean(ServerRule):
     """
 
     server_lr: float = 1.0
-    """η_g, the length of the step."""
+    """η_g, the server's learning rate."""
 
     def __post_init__(self) -> None:
         expect(self.server_lr > 0, "server_lr", self.server_lr, "a number > 0")
