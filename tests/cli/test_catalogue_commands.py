@@ -53,6 +53,12 @@ def test_methods_say_what_they_send_reveal_and_cost(cli):
     assert "gravity" in entry["parameters"]
 
 
+def test_the_listing_of_methods_breaks_no_word(cli):
+    shown = set(cli("methods").out.replace("│", " ").split())
+    for entry in METHODS.values():
+        assert shown >= set(f"{entry.sends} {entry.revealed} {entry.extra_compute}".split())
+
+
 def test_one_method_is_shown_in_detail_under_any_of_its_names(cli):
     assert cli("methods", "feded").out == cli("methods", "fedvls").out
     assert "AAAI 2025" in cli("methods", "fedvls").out
