@@ -78,12 +78,15 @@ def client_sums(
 
 
 def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Return the rows and labels of a batch. An empty batch becomes one row of padding, which gives sums of zeros."""
+    """Return the rows and labels of a batch. An empty batch becomes two rows of padding, which give sums of zeros.
+
+    A BatchNorm without running statistics fails on a single row.
+    """
     if len(indices):
         rows = torch.from_numpy(indices).to(data.y.device)
         return rows, data.y[rows]
-    rows = torch.zeros(1, dtype=torch.int64, device=data.y.device)
-    return rows, torch.full((1, *data.y.shape[1:]), IGNORE, device=data.y.device)
+    rows = torch.zeros(2, dtype=torch.int64, device=data.y.device)
+    return rows, torch.full((2, *data.y.shape[1:]), IGNORE, device=data.y.device)
 
 
 def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, with_gradient: bool) -> tuple[Outputs, Tensors]:

@@ -142,6 +142,14 @@ def test_every_engine_sees_the_same() -> None:
         two.close()
 
 
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_a_client_with_too_few_samples_for_a_norm_without_running_statistics(engine: str) -> None:
+    norm = nn.BatchNorm1d(6, track_running_stats=False)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), norm, nn.Linear(6, 4))
+    seen = uplinks(server(image_federation(), Witness(), model, engine=engine))[0]["closed seen"]
+    assert seen.any(dim=1).tolist() == [True, False, True, True, True]
+
+
 @pytest.mark.parametrize(
     ("most", "method"),
     only(
