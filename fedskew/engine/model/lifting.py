@@ -173,7 +173,7 @@ def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
     The program computes a new tensor instead, so the change would be lost.
     """
     source = node.args[0] if _CHANGES_SOURCE in node.meta else None
-    return isinstance(source, fx.Node) and not _is_size(source) and not _is_not_seen(node, source, node, module)
+    return isinstance(source, fx.Node) and not _is_size(source) and _is_seen(node, source, node, module)
 
 
 def _is_size(node: fx.Node) -> bool:
@@ -185,17 +185,17 @@ def _is_size(node: fx.Node) -> bool:
     return is_computed and isinstance(source, fx.Node) and _is_size(source)
 
 
-def _is_not_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
-    """Return whether no node sees that the assignment `change` writes into the memory of `source`.
+def _is_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
+    """Return whether another node may see that the assignment `change` writes into the memory of `source`.
 
-    `user` is the node between `source` and the change, or the change itself. Other nodes may only have computed new
-    tensors from `source` before the change.
+    `user` is the node between `source` and the change, or the change itself. A node that computed a new tensor from
+    `source` before the change does not see it.
     """
     others = [node for node in source.users if node is not user and (node.users or node.op == "output")]
     if source.op == "get_attr" or not all(node < change and _makes_tensor(node, module) for node in others):
-        return False
-    return _makes_tensor(source, module) or all(
-        _is_not_seen(change, argument, source, module) for argument in source.all_input_nodes
+        return True
+    return not _makes_tensor(source, module) and any(
+        _is_seen(change, argument, source, module) for argument in source.all_input_nodes
     )
 
 
@@ -416,7 +416,7 @@ def _by_vmap(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return [value for value in tree_leaves(result) if isinstance(value, Tensor)]
 
     found = iter(torch.func.vmap(call)(*tensors))
-    # Other values than tensors, such as the missing weights of an attention layer, are the same for all clients.
+    # Values that are not tensors, such as the missing weights of an attention layer, are the same for all clients.
     return tree_map(lambda value: Stacked(next(found)) if isinstance(value, Tensor) else value, result)
 
 
