@@ -16,7 +16,7 @@ from fedskew.data.own.labels import Labels, StoredClasses, known_classes
 from fedskew.data.own.mapped import is_mapped, load_mapped
 from fedskew.data.own.table_files import (
     CSV_SUFFIXES,
-    TEST_SPLITS,
+    TEST_NAMES,
     csv_table,
     is_saved_dataset,
     parquet_table,
@@ -67,7 +67,7 @@ def load_image_folder(
     size = parse_size(image_size)
     folders = [folder]
     if (folder / "train").is_dir():
-        test_folder = next((folder / name for name in TEST_SPLITS if (folder / name).is_dir()), None)
+        test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
         folders = [folder / "train", *([test_folder] if test_folder else [])]
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
@@ -100,13 +100,13 @@ def _table_files(path: Path) -> list[Path]:
     for suffix in _TABLE_SUFFIXES:
         train = path / f"train{suffix}"
         if train.is_file():
-            tests = (path / f"{name}{ending}" for name in TEST_SPLITS for ending in (suffix, *_TABLE_SUFFIXES))
+            tests = (path / f"{name}{ending}" for name in TEST_NAMES for ending in (suffix, *_TABLE_SUFFIXES))
             return [train, *[test for test in tests if test.is_file()][:1]]
     return []
 
 
 def _has_suffix(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether the file's name ends in one of these. Capitals are accepted: some programs write TRAIN.CSV."""
+    """Return whether the file's name ends in one of these. Capitals are accepted: some programs write DATA.CSV."""
     return path.name.lower().endswith(suffixes)
 
 

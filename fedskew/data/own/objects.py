@@ -21,7 +21,7 @@ from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.frames import frame_table, is_frame
 from fedskew.data.own.labels import StoredClasses, class_list, known_classes, read_labels
-from fedskew.data.own.table_files import TEST_SPLITS, arrow_table
+from fedskew.data.own.table_files import TEST_NAMES, arrow_table
 from fedskew.data.own.tables import Table, load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError
@@ -182,7 +182,7 @@ def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
         return data[splits[0]], test
     if "train" not in splits:
         raise UserError(f"{kind}: splits {', '.join(map(str, splits)) or '(none)'}; expected one named train")
-    test_split = next((name for name in TEST_SPLITS if name in splits), None)
+    test_split = next((name for name in TEST_NAMES if name in splits), None)
     if test_split is not None and test is not None:
         raise UserError(f"{kind} has a split {test_split!r}; leave out test")
     return data["train"], test if test_split is None else data[test_split]

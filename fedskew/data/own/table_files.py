@@ -16,8 +16,8 @@ from fedskew.data.own.tables import Table
 from fedskew.errors import UserError, plural
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
-TEST_SPLITS = ("test", "validation", "valid", "val")
-"""What the test part may be called: a split of a saved dataset, a table file or a folder of images."""
+TEST_NAMES = ("test", "validation", "valid", "val")
+"""Names of a test part: a split of a saved dataset, a table file or a folder of images."""
 
 
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
@@ -166,7 +166,7 @@ def saved_tables(folder: Path) -> list[Table]:
         return [_read_split(folder / splits[0])]
     if "train" not in splits:
         raise UserError(f"{folder}: splits {', '.join(splits) or '(none)'}; expected one named train")
-    test = next((name for name in TEST_SPLITS if name in splits), None)
+    test = next((name for name in TEST_NAMES if name in splits), None)
     return [_read_split(folder / name) for name in ("train", test) if name]
 
 

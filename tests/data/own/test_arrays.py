@@ -156,6 +156,11 @@ def test_bad_arrays_are_named_with_the_first_row(tmp_path: Path, arrays: dict[st
         load(npz(tmp_path, **arrays))
 
 
+def test_the_suffix_may_be_in_upper_case(tmp_path: Path) -> None:
+    path = npz(tmp_path, x_train=grey(), y_train=Y, x_test=grey(), y_test=Y)
+    np.testing.assert_array_equal(load(path.rename(tmp_path / "OWN.NPZ")).train.y, Y)
+
+
 def test_a_file_that_is_no_npz_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.npz").write_bytes(b"hello")
     with pytest.raises(UserError, match=r"own.npz: not a .npz file"):
