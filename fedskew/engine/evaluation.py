@@ -41,7 +41,7 @@ class Evaluator:
     def __init__(self, network: Network, data: DeviceSamples, compile_steps: bool = False) -> None:
         self._network, self._data, self._compile = network, data, compile_steps
         self._programs: list[Callable[[], None]] | None = None
-        """A CUDA graph per batch. None before the first attempt to capture them. Empty if that failed."""
+        """The CUDA graph of each batch. None before the first attempt to capture them. Empty if that failed."""
         self._memory: Memory = {}
         self._layouts: tuple[RowLayout, RowLayout] | None = None
 

@@ -140,10 +140,7 @@ def _phase_state(state: Tensors, carried: Tensors, has_second_model: bool) -> Te
 
 
 def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
-    """Train the clients' second models with this solver, and add them to the clients' states.
-
-    `number` is the number of this phase.
-    """
+    """Train the clients' second models with this solver, and add them to the clients' states."""
     starts = [unpack(PERSONAL, a.state) for a in work.assignments]
     own = replace(
         work,

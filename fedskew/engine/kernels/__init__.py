@@ -1,6 +1,6 @@
 """GPU kernels for layers of many clients, each with its own weights. Most are Triton programs.
 
-They exist because PyTorch's own operations are slow here. cuDNN's grouped convolution is designed for a few large
+PyTorch's own operations are slow for such layers. cuDNN's grouped convolution is designed for a few large
 groups, not for one group per client. A BatchNorm over valid samples, written as tensor operations, reads its images
 many times. Images have their channels last in memory.
 

@@ -59,7 +59,7 @@ _MULTIPROCESSORS = 132
 
 
 _MAX_SPLITS = 128
-"""Splits are limited because programs that combine the results of the splits read all of them."""
+"""Splits are limited because each program that reads the images a second time also reads the results of all splits."""
 
 
 def _channel_block(clients: int, channels: int) -> int:

@@ -301,8 +301,8 @@ def input_gradient_program(
 ):
     """Compute the gradient of the images. The programs of the first split store the gradients of weight and bias.
 
-    Let n be the normalised images, and s the gradient of n·weight + bias. Then the gradient of a valid row is
-    (s − mean(s) − n·mean(s·n))·weight/√(var + eps), where the means are over the valid rows. Other rows have the
+    Let n be the normalised images, and s the gradient with respect to n·weight + bias. Then the gradient of a valid row
+    is (s − mean(s) − n·mean(s·n))·weight/√(var + eps), where the means are over the valid rows. Other rows have the
     gradient s·weight/√(var + eps).
     """
     client = tl.program_id(1).to(tl.int64)

@@ -11,12 +11,12 @@ def sums_program(images, partial, rows, chunk, C: tl.constexpr, ROWS: tl.constex
     client = tl.program_id(1).to(tl.int64)
     split = tl.program_id(2)
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    exists = channel < C
+    known = channel < C
     images += client * rows * C
     total = tl.zeros((ROWS, CHANNELS), dtype=tl.float32)
     for start in range(split * chunk, tl.minimum(split * chunk + chunk, rows), ROWS):
         row = start + tl.arange(0, ROWS)
         at = images + (row * C)[:, None] + channel[None, :]
-        total += tl.load(at, mask=(row < rows)[:, None] & exists[None, :], other=0.0).to(tl.float32)
+        total += tl.load(at, mask=(row < rows)[:, None] & known[None, :], other=0.0).to(tl.float32)
     partial += (split * tl.num_programs(1) + client) * C
-    tl.store(partial + channel, tl.sum(total, 0), mask=exists)
+    tl.store(partial + channel, tl.sum(total, 0), mask=known)

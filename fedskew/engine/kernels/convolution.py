@@ -188,7 +188,7 @@ def launch_input_gradient(
 
     clients = len(grad)
     grad_x = grad.new_empty(clients, samples, shape.h, shape.w, shape.c)
-    # Each program processes pixels of one phase, see `input_gradient_program`.
+    # Each program processes pixels of one phase (`input_gradient_program`).
     phase_pixels = blocks(shape.h, shape.sh) * blocks(shape.w, shape.sw)
     phases = shape.sh * shape.sw
     grid = (blocks(samples * phase_pixels, tiling.pixels) * blocks(shape.c, tiling.channels), clients, phases)

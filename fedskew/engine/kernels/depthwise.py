@@ -67,8 +67,7 @@ def pass_tiling(shape: Geometry) -> Tiling:
 def _can_slide(shape: Geometry) -> bool:
     """Return whether `sliding_programs` can process these images, row by row.
 
-    The stride must be 1, and the window needs at least two rows. It must be larger than the padding, or the padding of
-    `Geometry.reversed` would be negative.
+    If the window were not larger than the padding, the padding of `Geometry.reversed` would be negative.
     """
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 

@@ -40,7 +40,7 @@ class Network:
         self._dtype = dtype
         self._autocast = autocast
         self._context = LayerContext()
-        # Both have keyed dropout. `_stackable` trains padded batches and stacks: its BatchNorm leaves out padding.
+        # `_stackable` is for padded batches and stacks of clients: its BatchNorm leaves out padding.
         self._plain, self._stackable = (
             _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
@@ -93,7 +93,7 @@ class Network:
         key: Tensor | None = None,
         between: Between | None = None,
     ) -> Outputs:
-        """Return logits and features of a batch. In train mode, this changes `buffers`, in eval mode it does not.
+        """Return logits and features of a batch. Only train mode changes `buffers`.
 
         `between` changes the features before the head.
         """

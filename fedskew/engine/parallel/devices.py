@@ -1,7 +1,7 @@
 """Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
 Every client's result is the same as on one device, up to rounding. The exception is a model that draws from a global
-generator of Python, numpy or torch's CPU, because the devices' threads share these generators.
+generator of Python, numpy or torch on the CPU, because the devices' threads share these generators.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class DevicesEngine(Engine):
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._trained_kinds: set[tuple[int, str]] = set()
-        """The number of a device, and a method with which it has trained."""
+        """Each device's number, with the parts of each method that it has trained."""
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
         # The threads set and restore the global generators at the same time, so a thread may restore a state that
-        # another thread set. Therefore the first states are restored once more here.
+        # another thread set. Therefore the original states are restored here.
         with restored_generators():
             results = self._results(work, shares)
         for engine in self._engines:

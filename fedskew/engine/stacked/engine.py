@@ -316,7 +316,7 @@ class StackedEngine(Engine):
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
         """Return the number of rows of a batch, with padding.
 
-        A GPU rounds it up to a power of two or to the batch size, because each number needs its own CUDA graph.
+        On a GPU, padding makes it a power of two or the batch size, because each number needs its own CUDA graph.
         """
         width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:

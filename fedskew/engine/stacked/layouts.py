@@ -1,8 +1,8 @@
 """The memory layout of the stacked engine. The named tensors of several clients are stored with one row per client.
 
 Each kind of tensors (parameters, buffers, state, …) has one array per dtype, with a row for each client. So a few
-copies move a client into or out of a slot, which is one row of all these arrays. On a CUDA GPU, the optimiser updates
-whole rows if it has no kernel or if the step is compiled.
+copies move a client into or out of a slot, which is one row in each of these arrays. On a CUDA GPU, the optimiser
+updates whole rows if it has no kernel or if the step is compiled.
 """
 
 from __future__ import annotations

@@ -399,7 +399,7 @@ class Program:
     def stage(self, window: int, plan: npt.NDArray[np.int64]) -> None:
         """Stage the batches of a window: `plan` has a row per step. Windows are numbered from 0.
 
-        Earlier steps that read the same memory must have been launched before.
+        Earlier steps that read the same memory must already have been launched.
         """
         self.memory["plan"][""][: len(plan)].copy_(self._sendable(plan), non_blocking=True)
         self._staging_by_window[window % self.windows](len(plan))

@@ -306,7 +306,6 @@ class SlotRound:
         return _concatenate(uplinks), _concatenate(states)
 
     def _closing_sums(self, stack: ClientStack) -> Tensors:
-        """Return the sums of the clients' closing pass, or nothing if the work has no such pass."""
         if not self._work.needs_pass("closing"):
             return {}
         return stacked_sums(self._network, self._data, DataPass(self._work, "closing"), stack)
