@@ -19,7 +19,7 @@ _LARGEST_MU = 1e100
 def epsilon(mechanisms: int, noise_multiplier: float, delta: float, sensitivity: float = 1.0) -> float:
     """Compute the smallest ε for which this number of Gaussian mechanisms are together (ε, δ)-private.
 
-    `sensitivity` is in the unit that `noise_multiplier` multiplies.
+    `sensitivity` and the noise's deviation, `noise_multiplier`, are in the same unit, such as the clip.
     """
     return gaussian_epsilon(math.sqrt(mechanisms) * sensitivity / noise_multiplier, delta)
 

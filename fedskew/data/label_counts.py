@@ -143,7 +143,7 @@ def _names_clients(header: Sequence[str] | None, first: Sequence[str], data_clas
     """Return whether the first column, whose cells are `first`, contains the clients' names.
 
     Numbers count as names if the column has a heading for the clients, if the other headings are the data's classes, or
-    if there is no header and they are consecutive.
+    if there is no header and they are 0, 1, 2 … or 1, 2, 3 …
     """
     if any(map(_is_name, first)):
         return True

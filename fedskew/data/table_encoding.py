@@ -40,7 +40,7 @@ class Strings:
 
     def to_list(self) -> list[str | None]:
         """Return each row's text, or None for a gap."""
-        texts = (*self.values, None)  # −1, the code of a gap, is the last entry
+        texts = (*self.values, None)  # code −1, a gap, reads the last entry
         return [texts[code] for code in self.codes.tolist()]
 
 
@@ -292,7 +292,7 @@ def _mark_categories(
 ) -> npt.NDArray[np.bool_]:
     """Set the feature of each row's category to 1, and return which rows are gaps."""
     place = {value: number for number, value in enumerate(categories)}
-    # Unknown values have no category (−1), and neither has a gap: its code, −1, is the last entry.
+    # Unknown values and gaps have no category (−1). The code of a gap, −1, reads the last entry.
     lookup = np.array([*(place.get(value, -1) for value in column.values), -1], np.int64)
     category = lookup[column.codes]
     rows = np.flatnonzero(category >= 0)

@@ -67,8 +67,8 @@ class Result:
     """AUROC, calibration and other metrics of the final model's probabilities on the test set.
 
     None if there are none: the run is unfinished, has no global model, was stopped after a round without an evaluation,
-    ran out of memory for them, or is from a version that did not compute them. Also None if a probability is not
-    finite, or if the sites that tested the model report only totals.
+    ran out of memory when it computed them, or is from a version that did not compute them. Also None if a probability
+    is not finite, or if the sites that tested the model report only totals.
     """
     site_scores: Mapping[str, SiteScore] = field(default_factory=dict)
     """Scores by client, with the clients' names or numbers as keys.

@@ -84,7 +84,6 @@ def hold_out_validation(dataset: Dataset, fraction: float) -> Dataset:
 _recent: dict[str, Federation] = {}
 """The federations that this process made last, by key, data folder and file stamps."""
 _MAX_RECENT = 8
-"""How many federations a process keeps."""
 
 
 def _federation(key: str, dataset: Dataset, config: Config, stamps: Stamps) -> Federation:

@@ -31,7 +31,7 @@ MAX_TOO_SMALL = 10
 """Give up if even the best of the trial draws leaves more than this many clients too small.
 
 The number of small clients in a draw varies no more than a Poisson variable. If it is above 10 in each of 256 draws,
-then 0 is rarer than about one in a billion."""
+then a draw without small clients is rarer than about one in a billion."""
 
 
 @register
@@ -65,7 +65,7 @@ class Dirichlet(CountedPartition):
     def counts(self, labels: Labels, seed: int) -> IntArray:
         self.require_clients(self.clients, len(labels))
         block_size = max(1, min(TRIAL_DRAWS, BLOCK_VALUES // self.clients))
-        # At least 32 draws are made, however many shares each needs.
+        # At least 32 draws are allowed, however many shares each needs.
         max_draws = max(TRIAL_DRAWS // 8, MAX_VALUES // (self.clients * labels.classes))
         drawn, fewest_small = 0, self.clients
         while drawn < max_draws:

@@ -1,9 +1,9 @@
 """Evaluate personalised methods (`methods.personal`): the clients' own models, and the global model if there is one.
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
-out samples (`client_test`), each client's own model is also tested on these. Some methods fine-tune
-every client's model before its test, which takes long. If there is a global model to test in the other rounds, clients
-are fine-tuned only at the end of a stage.
+out samples (`client_test`), each client's own model is also tested on these. Some methods fine-tune every client's
+model before its test, which takes long. If there is a global model to test in the other rounds, clients are fine-tuned
+only at the end of a stage.
 """
 
 from __future__ import annotations

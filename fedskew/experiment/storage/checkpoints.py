@@ -120,7 +120,7 @@ class ClientFiles:
             self._replaced += replaced
 
     def remove_replaced(self, oldest: int) -> None:
-        """Remove the states that were replaced in round `oldest`, which is the oldest checkpoint's, or before.
+        """Remove the states that were replaced in the round `oldest` of the oldest checkpoint, or before.
 
         No checkpoint names these states any more.
         """

@@ -1,7 +1,7 @@
 """The folder of a run, with its configuration, rows, checkpoints and result.
 
     config.yaml         everything needed to repeat the run, except Python objects that were passed to it
-    about.json          for reports and exports: the federation, the command, the versions, the machine
+    about.json          the federation, the command, the versions, the machine
     label_counts.npy    the federation's label counts, if it has too many clients for about.json
     rounds.jsonl        one row per round
     checkpoint/         the last two checkpoints, from which the run can continue
@@ -59,7 +59,7 @@ have format 1 and do not record it.
 """
 
 _SYNC_SECONDS = 1.0
-"""The shortest time between two rows that are forced to disk. Forcing takes longer than a short round."""
+"""The shortest time between two syncs of the rows to disk, because a sync takes longer than a short round."""
 
 
 class RoundsFile:
@@ -286,7 +286,7 @@ class RunFolder:
         """Remove the rows of rounds later than `after`, atomically. -1 removes all."""
         self._require_open()
         self._rounds.keep(through=after)
-        self._last_round = _newest_round(self.rounds())
+        self._last_round = _last_round(self.rounds())
 
     def save_model(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any] | None = None) -> None:
         """Write the final model."""
@@ -386,7 +386,7 @@ class RunFolder:
         rows = self.rounds()
         if not self.finished:
             self._rounds.keep()
-        self._last_round = _newest_round(rows)
+        self._last_round = _last_round(rows)
 
     def _remove_drafts(self) -> None:
         """Remove temporary files that a killed process left behind."""
@@ -407,6 +407,5 @@ class RunFolder:
             self.warnings.append(line)
 
 
-def _newest_round(rows: list[RoundRow]) -> int:
-    """Return the round of the last row. −1 if there are no rows."""
+def _last_round(rows: list[RoundRow]) -> int:
     return rows[-1].round if rows else -1
