@@ -95,7 +95,7 @@ def test_the_two_tables_of_a_folder_may_have_different_formats(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["val.csv", "valid.csv.gz", "validation.parquet"])
-def test_the_test_table_of_a_folder_may_be_called_as_that_of_image_folders(tmp_path: Path, name: str) -> None:
+def test_the_test_table_of_a_folder_may_have_any_name_of_a_test_part(tmp_path: Path, name: str) -> None:
     csv_file(tmp_path / "train.csv", IRIS)
     table = pd.DataFrame({"label": ["a"], "height": [1], "width": [2]})
     table.to_parquet(tmp_path / name) if name.endswith("parquet") else table.to_csv(tmp_path / name, index=False)

@@ -153,7 +153,7 @@ class Residual(nn.Module):
 
 
 class Rescaled(nn.Module):
-    """Changes a tensor of which others have read the shape and the values before."""
+    """Changes a tensor whose shape and values were read before."""
 
     def __init__(self) -> None:
         super().__init__()
