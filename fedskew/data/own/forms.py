@@ -14,6 +14,7 @@ from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, StoredClasses, known_classes
 from fedskew.data.own.mapped import is_mapped, load_mapped
+from fedskew.data.own.table_columns import Table
 from fedskew.data.own.table_files import (
     CSV_SUFFIXES,
     TEST_NAMES,
@@ -22,7 +23,7 @@ from fedskew.data.own.table_files import (
     parquet_table,
     saved_tables,
 )
-from fedskew.data.own.tables import Table, load_tables
+from fedskew.data.own.tables import load_tables
 from fedskew.data.published.image_folders import class_folders, labelled_images, read_images
 from fedskew.errors import UserError
 

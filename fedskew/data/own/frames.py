@@ -14,8 +14,8 @@ import numpy.typing as npt
 from fedskew.data.own.arrays import make_label_array
 from fedskew.data.own.columns import Column, boolean_strings, make_strings, number_text
 from fedskew.data.own.labels import is_gap
+from fedskew.data.own.table_columns import Table
 from fedskew.data.own.table_files import arrow_table, describe_unusable, import_pyarrow
-from fedskew.data.own.tables import Table
 from fedskew.errors import UserError
 
 

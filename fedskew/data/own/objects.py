@@ -21,8 +21,9 @@ from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
 from fedskew.data.own.frames import frame_table, is_frame
 from fedskew.data.own.labels import StoredClasses, class_list, known_classes, read_labels
+from fedskew.data.own.table_columns import Table
 from fedskew.data.own.table_files import TEST_NAMES, arrow_table
-from fedskew.data.own.tables import Table, load_tables
+from fedskew.data.own.tables import load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, boolean_strings, is_unnamed, make_strings
-from fedskew.data.own.tables import Table
+from fedskew.data.own.table_columns import Table
 from fedskew.errors import UserError, plural
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))

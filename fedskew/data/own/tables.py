@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,26 +29,22 @@ from fedskew.data.own.columns import (
 )
 from fedskew.data.own.fields import load_fields, token_columns
 from fedskew.data.own.labels import Labels, known_classes, read_labels
+from fedskew.data.own.table_columns import (
+    Table,
+    columns_to_drop,
+    name_categories,
+    number_as_name,
+    parse_columns,
+    rename_columns,
+    select_columns,
+    split_lists,
+    split_names,
+)
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, read_encoding
 from fedskew.errors import UserError, shorten, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
-
-
-@dataclass(frozen=True)
-class Table:
-    """The columns of a table by name."""
-
-    where: str
-    """The file or object, for messages."""
-    row: Callable[[int], str]
-    """Describes a row by its index, for messages."""
-    columns: dict[str, Column]
-    class_names: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """The class names of Hugging Face's `ClassLabel` columns, by column."""
-    mistakes: dict[str, str] = field(default_factory=dict)
-    """For each column that cannot be an input, the error message. It is raised only if the column is used."""
 
 
 class ColumnMismatch(UserError):
@@ -96,26 +92,28 @@ def load_tables(
     """
     for table in tables:
         _require_rows(table)
-    label, text, site = map(_number_as_name, (label, text, site))
+    label, text, site = map(number_as_name, (label, text, site))
     for option, column in (("text", text), ("site", site)):
         if column is not None and not isinstance(column, str):
             raise UserError(f"{option} is {column!r}; expected the name of a column")
-    tables = [_rename_columns(table, rename) for table in tables]
+    tables = [rename_columns(table, rename) for table in tables]
     if label is not None and not isinstance(label, str):
-        listed_labels = _parse_columns("label", label, tables[0])
+        listed_labels = parse_columns("label", label, tables[0])
         tables, label = [_join_labels(table, listed_labels) for table in tables], _JOINED_LABELS
         classes = known_classes(classes, listed_labels)
     is_label_given = label is not None
     label = _label_column(tables[0], label)
     _check_site(tables[0], site, label)
     label_and_site = (label,) if site is None else (label, site)
-    tables = [_name_categories(table, label) for table in tables]
-    tables = [_select_columns(table, columns, _dropped(drop, table, tables[0]), label_and_site) for table in tables]
+    tables = [name_categories(table, label) for table in tables]
+    tables = [
+        select_columns(table, columns, columns_to_drop(drop, table, tables[0]), label_and_site) for table in tables
+    ]
 
     train, where = tables[0], tables[0].where
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
     given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
-    listed_inputs = frozenset(() if columns is None else _parse_columns("columns", columns, train))
+    listed_inputs = frozenset(() if columns is None else parse_columns("columns", columns, train))
     candidates = {n: c for n, c in train.columns.items() if n not in label_and_site}
     class_names = known_classes(classes, train.class_names.get(label))
     if text is None and (tokens := token_columns(candidates)):
@@ -130,9 +128,9 @@ def load_tables(
 
     known = None if encoding is None else read_encoding(encoding)
     like_labels = [n for n in candidates if n.lower() in LABEL_NAMES and n not in listed_inputs]
-    categories = frozenset(() if categorical is None else _parse_columns("categorical", categorical, train))
-    listed_inputs, categories = (_split_names(names, train) for names in (listed_inputs, categories))
-    tables = [_split_lists(table, train, label_and_site) for table in tables]
+    categories = frozenset(() if categorical is None else parse_columns("categorical", categorical, train))
+    listed_inputs, categories = (split_names(names, train) for names in (listed_inputs, categories))
+    tables = [split_lists(table, train, label_and_site) for table in tables]
     candidates = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
     markers = _markers(missing)
     readers = [ColumnReader(table.where, table.row, markers, categories, listed_inputs) for table in tables]
@@ -203,115 +201,6 @@ def _require_rows(table: Table) -> None:
     rows = 0 if column is None else len(column.files if isinstance(column, EncodedImages) else column)
     if not rows:
         raise UserError(f"{table.where}: no samples")
-
-
-def _number_as_name(name: Any) -> Any:
-    """Return the whole number 2 as the name `2`, because columns may be numbered. Other values are not changed."""
-    return str(name) if isinstance(name, int | np.integer) and not isinstance(name, bool) else name
-
-
-def _rename_columns(table: Table, rename: object) -> Table:
-    """Rename columns. `rename` maps old names to new ones."""
-    changes = {} if rename is None else rename
-    if not isinstance(changes, dict):
-        raise UserError(f"rename is {rename!r}; expected old and new names such as {{patient_age: age}}")
-    changes = {_number_as_name(old): new for old, new in changes.items()}
-    for old in changes:
-        if old not in table.columns:
-            raise unknown(f"column to rename in {table.where}:", str(old), table.columns)
-    names = {name: str(changes.get(name, name)) for name in table.columns}
-    for new in names.values():
-        if list(names.values()).count(new) > 1:
-            raise UserError(f"{table.where}: two columns are called {new!r} after rename; expected different names")
-    return _with_columns(table, names)
-
-
-def _select_columns(table: Table, columns: object, drop: object, label_and_site: tuple[str, ...]) -> Table:
-    """Keep only the `columns`, and leave out those in `drop`. Label and site always stay."""
-    kept = list(table.columns)
-    if columns is not None:
-        chosen = [name for name in _parse_columns("columns", columns, table) if name not in label_and_site]
-        kept = [*chosen, *(name for name in label_and_site if name in table.columns)]
-    if drop is not None:
-        dropped = _parse_columns("drop", drop, table)
-        if label_and_site[0] in dropped:
-            raise UserError(f"drop has {label_and_site[0]!r}, which is the label; expected other columns")
-        kept = [name for name in kept if name not in dropped or name in label_and_site]
-    return _with_columns(table, {name: name for name in kept})
-
-
-def _dropped(drop: object, table: Table, training: Table) -> object:
-    """Return the columns to leave out of `table`. A test table may lack some of them."""
-    if drop is None or table is training:
-        return drop
-    return [name for name in _parse_columns("drop", drop, training) if name in table.columns]
-
-
-def _name_categories(table: Table, label: str) -> Table:
-    """Replace numbers by class names in `ClassLabel` columns other than the label. The number −1 is a gap."""
-    named: dict[str, Column] = {}
-    for name, values in table.class_names.items():
-        column = table.columns[name]
-        if name != label and isinstance(column, np.ndarray) and column.ndim == 1:
-            codes = np.nan_to_num(column.astype(np.float64), nan=-1).astype(np.int64)
-            if len(codes) and codes.max() < len(values):
-                named[name] = Strings(values, np.maximum(codes, -1), categorical=True)
-    return replace(table, columns=table.columns | named)
-
-
-def _split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) -> Table:
-    """Replace each column of lists by one column for each place in the list.
-
-    Refuse lists whose length is not that of the training table's lists.
-    """
-    columns: dict[str, Column] = {}
-    for name, column in table.columns.items():
-        parts = {name: column} if name in label_and_site else _list_parts(name, column)
-        if name not in label_and_site and len(parts) != len(_list_parts(name, training.columns.get(name, column))):
-            raise UserError(f"{table.where}: lists in column {name!r} are not as long as in the training data")
-        if twice := [part for part in parts if part in columns]:
-            raise UserError(f"{table.where}: two columns are called {twice[0]!r}; rename one of them")
-        columns |= parts
-    return replace(table, columns=columns)
-
-
-def _list_parts(name: str, column: Column) -> dict[str, Column]:
-    """Return a column of lists as one column for each place in the list, and any other column as it is."""
-    if not isinstance(column, np.ndarray) or column.ndim != 2:
-        return {name: column}
-    return {f"{name}[{place}]": column[:, place] for place in range(column.shape[1])}
-
-
-def _split_names(names: Iterable[str], table: Table) -> frozenset[str]:
-    """Return these columns' names after `_split_lists`."""
-    return frozenset(part for name in names for part in _list_parts(name, table.columns[name]))
-
-
-def _with_columns(table: Table, names: dict[str, str]) -> Table:
-    """Return the table with these columns only, renamed. `names` maps old names to new ones."""
-    return replace(
-        table,
-        columns={new: table.columns[old] for old, new in names.items()},
-        class_names={new: table.class_names[old] for old, new in names.items() if old in table.class_names},
-        mistakes={new: table.mistakes[old] for old, new in names.items() if old in table.mistakes},
-    )
-
-
-def _parse_columns(option: str, value: object, table: Table) -> list[str]:
-    """Parse an option that lists columns. Raise `UserError` if the table lacks one of them."""
-    value = _number_as_name(value)
-    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-    if isinstance(listed, list | tuple):
-        listed = list(map(_number_as_name, listed))
-    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
-        raise UserError(f"{option} is {value!r}; expected a list of columns such as [age, pulse]")
-    for name in listed:
-        if name not in table.columns:
-            raise unknown(f"column to {_PURPOSES[option]} in {table.where}:", name, table.columns)
-    return list(listed)
-
-
-_PURPOSES = {"columns": "keep", "drop": "drop", "categorical": "read as categories", "label": "read as a label"}
 
 
 def _markers(missing: object) -> tuple[str, ...]:
