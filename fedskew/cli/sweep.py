@@ -132,7 +132,7 @@ def _row(point: Point, campaign: Campaign) -> Row:
     from fedskew.lab.sweep.table import FINISHED, make_row
 
     job = point.job
-    outcome = campaign.outcomes.get(job.identity)  # points of the same experiment share a run
+    outcome = campaign.outcomes.get(job.identity)  # points that differ only in `rounds` share a run
     status = "failed" if outcome is not None and outcome.status == "failed" else "unfinished"
     status = FINISHED if campaign.is_done(job) else status
     return make_row(point.grid_values, point.config, campaign.known.get(job), status)
@@ -210,9 +210,10 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     console = stdout()
     listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
     console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
-    counted = "last round" if search.metric.measure is None else f"last {search.base.mean_last} rounds"
+    label = search.metric.label
     unit = " %" if search.metric.percent else ""
-    console.print(f"mean {search.metric.label} of the {counted}", soft_wrap=True)
+    mean = f"mean {label} of the last {search.base.mean_last} rounds"
+    console.print(f"{label} after the last round" if search.metric.measure is None else mean, soft_wrap=True)
     console.print(f"  on the validation data, by which it was chosen: {_cell([found.score], search.metric)}{unit}")
     if scores:
         console.print(f"  on the test set, trained on all training data: {_cell(scores, search.metric)}{unit}")

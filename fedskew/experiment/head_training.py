@@ -1,9 +1,9 @@
 """Train only the head (`train: head`). The initial encoder computes every sample's features once.
 
 The server then works as if the features were the data and the head were the whole model. So training costs as much as
-for a linear model, on every engine. A method is refused if it trains encoders. It is also refused if the whole head, or
-a layer outside the head, stays on the clients. The result is the same as training with a frozen encoder in eval mode,
-where BatchNorm uses its running statistics. The final model has the encoder and the trained head.
+for a linear model, on every engine. A method that needs trained encoders, such as FedConcat, is refused. So is one that
+keeps the whole head, or a layer outside the head, on the clients. The result is the same as training with a frozen
+encoder in eval mode, where BatchNorm uses its running statistics. The final model has the encoder and the trained head.
 """
 
 from __future__ import annotations

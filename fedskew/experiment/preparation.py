@@ -315,7 +315,7 @@ def _trained_part(config: Config, method: Method, module: nn.Module, sample: Ten
             "fedskew.Classifier(encoder, head)"
         )
     if isinstance(method.objective, Schedule) and method.objective.trains_encoders:
-        raise UserError(f"method {method.name!r} trains encoders; expected train: all")
+        raise UserError(f"method {method.name!r} needs trained encoders; expected train: all")
     from fedskew.experiment.trained_part import trained_model  # few runs need it
 
     part = trained_model(config, module)

@@ -34,9 +34,9 @@ _TESTS = {
 _COLUMN_SUMS = (
     "once, before the first round, it sends column sums of its training part: for each column of numbers the counts of "
     "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
-    "and whether there are gaps; groups of fewer rows than its policy.smallest_group are hidden (default: "
-    f"{SMALLEST_GROUP}); if no value of a column is frequent and most of them differ, its sums are exact, so a value "
-    "that is far larger than all others shows in them"
+    "and whether there are gaps; a number, category or gap in fewer rows than its policy.smallest_group (default: "
+    f"{SMALLEST_GROUP}) is left out or replaced by a nearby value; but if no number of a column is in that many rows "
+    "and most of them differ, its sums are exact, so a number that is far larger than all others shows in them"
 )
 _SURVEY = (
     "if its policy has 'survey', it answers a survey before training, once: label counts of its training part, and "
@@ -115,7 +115,7 @@ def settings_warnings(settings: FederationSettings, contract: Contract, config: 
 
 
 def trimming_warning(settings: FederationSettings, config: Config) -> str | None:
-    """Return a warning if a trimmed mean leaves out no update."""
+    """Return a warning if a trimmed mean has too few sites to leave out any update."""
     server = make_method(config.method, config.method_params).server
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
     if not isinstance(server, TrimmedMean) or server.trim == 0 or int(server.trim * sites + 1e-9) > 0:

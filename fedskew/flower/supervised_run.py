@@ -1,6 +1,7 @@
 """Follow a run to its end. A run that fails is started again and resumes from its last checkpoint.
 
-`flwr run --stream` always ends with status 0. So the outcome is read from the lines that fedskew's ServerApp logs:
+`flwr run --stream` ends with status 0 even if the run failed. So the outcome is read from the lines that fedskew's
+ServerApp logs:
 
     finished …   the run is complete
     stopped: …   a person must act, for example because a setting is wrong
@@ -150,7 +151,9 @@ def run_to_end(
     watch: Callable[[], None] = lambda: None,
     wait_seconds: Sequence[float] = WAIT_SECONDS,
 ) -> None:
-    """Start a run, and start it again whenever it fails. Raise a UserError if a person must act.
+    """Start a run, and start it again if it fails.
+
+    Raise a UserError if a person must act, or if restart after restart brings no new update.
 
     `watch` is called every few tenths of a second until this function returns.
     """

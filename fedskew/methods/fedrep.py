@@ -30,7 +30,7 @@ class FedRep(Personal):
     head_epochs: int = 10
     """τ, the epochs in which only the head is trained."""
     layers: tuple[str, ...] = ("head",)
-    """The layers of the head: names such as `head` or `encoder.3`, or patterns."""
+    """The layers that stay on the client: names such as `head` or `encoder.3`, or patterns."""
 
     shares = "model without its head"
     extra_compute = "10 epochs of the head per round"

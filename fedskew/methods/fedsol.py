@@ -1,4 +1,4 @@
-"""FedSOL perturbs the parameters along the gradient of a proximal loss, and steps along the loss's gradient there.
+"""FedSOL computes its gradients at parameters that it perturbs along the gradient of a proximal loss.
 
 Lee et al., "FedSOL: stabilized orthogonal learning with proximal restrictions in federated learning", CVPR 2024.
 

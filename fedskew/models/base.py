@@ -51,7 +51,8 @@ class DataShape:
     vocabulary: int = 0
     """The number of distinct tokens, for text. 0 for other data."""
     fields: tuple[Field, ...] = ()
-    """The inputs of a model that takes several, in the order of their columns in a row. Empty if there is only one."""
+    """The inputs of a model that takes several. A sample is then one row with the values of all inputs, in this order.
+    Empty if there is only one."""
 
 
 Factory = Callable[[DataShape], nn.Module]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DIGITS = 2
 PRINTED = ("accuracy", "macro-f1", "worst-class", "balanced-accuracy", "auroc")
-"""The metrics of a table in LaTeX or Markdown, which must fit a page. CSV has all of them."""
+"""The metrics of a table in LaTeX or Markdown, which must fit a page. A CSV file has all metrics."""
 
 
 def check_format(format: str) -> None:

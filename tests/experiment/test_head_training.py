@@ -140,7 +140,7 @@ def test_clients_that_keep_a_layer_and_share_another_need_more_than_the_head(
 def test_what_needs_more_than_features_is_refused(fed: fs.Federation) -> None:
     with pytest.raises(UserError, match="augment is flip; expected none with train: head"):
         fs.run(fed, "fedavg", train="head", augment=["flip"], **SETTINGS)
-    with pytest.raises(UserError, match="method 'fedconcat' trains encoders"):
+    with pytest.raises(UserError, match="method 'fedconcat' needs trained encoders"):
         fs.run(fed, "fedconcat", train="head", **SETTINGS)
     own = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(UserError, match="Sequential has no separate encoder"):

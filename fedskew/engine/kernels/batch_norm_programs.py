@@ -10,9 +10,10 @@ each program first combines the results of all splits for its channels, which sa
 reverse order, because the last rows of the first time are still in the cache.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. C is
-`groups` times ALIGNED, where ALIGNED is the number of values that one instruction may load. Channels at or after C are
-not `known`. A sample has `pixels` rows, and SHIFTS means that this number is a power of two. A split has `chunk` rows,
-or fewer at the end. `spread` is a sum of squared deviations from a mean.
+passed as `groups` times ALIGNED (`geometry.alignment`). So the compiler knows that ALIGNED divides C, and one
+instruction can load ALIGNED values. Channels at or after C are not `known`. A sample has `pixels` rows, and SHIFTS
+means that this number is a power of two. A split has `chunk` rows, or fewer at the end. `spread` is a sum of squared
+deviations from a mean.
 
 Triton would compile again for sizes that are 1 or multiples of 16, and for weights that are not aligned to 16 bytes.
 `do_not_specialize` and `do_not_specialize_on_alignment` prevent this.

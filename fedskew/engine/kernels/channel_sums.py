@@ -20,7 +20,10 @@ def channel_sums(images: Tensor) -> Tensor:
 
 
 def _cut(images: Tensor) -> tuple[int, int, int]:
-    """Return the rows and channels of a block, and the number of splits. A thread has two 16-byte loads in flight."""
+    """Return the rows (pixels of samples) and channels of a block, and into how many splits the rows are cut.
+
+    A thread has two 16-byte loads in flight.
+    """
     clients, samples, h, w, channels = images.shape
     block_channels = power_of_two(16, 64, channels)
     block_rows = 4 * 32 * 32 // images.dtype.itemsize // block_channels  # 4 warps of 32 threads, 32 bytes each

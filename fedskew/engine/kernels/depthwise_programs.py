@@ -6,8 +6,9 @@ taps = KH·KW in row order, and gradients of the weights [splits, K, taps, C]. A
 which one program sums the gradient.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
-number of channels C is `groups` times ALIGNED, where ALIGNED is the number of values that one instruction may load.
-`groups` are not the groups of the convolution. SHIFTS means that all image sizes are powers of two.
+number of channels C is passed as `groups` times ALIGNED (`geometry.alignment`). So the compiler knows that ALIGNED
+divides C, and one instruction can load ALIGNED values. `groups` are not the groups of the convolution. SHIFTS means
+that all image sizes are powers of two.
 """
 
 import triton

@@ -22,7 +22,8 @@ class ServerSamples:
     indices: Tensor
     """The samples' indices in the training set."""
     model: ModelState
-    """The model before the round. Its personal tensors complete the parameters of a server rule."""
+    """The model before the round. Losses are computed with its personal tensors, because a server rule has only the
+    shared parameters."""
     buffers: Tensors
     """The mean of the clients' buffers in this round."""
 

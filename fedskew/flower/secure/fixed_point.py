@@ -31,7 +31,7 @@ and [name, shape] of each array of whole numbers."""
 
 
 class OutOfRange(Exception):
-    """A number cannot be encoded, because it is not finite or too large. The text says which number."""
+    """A contribution cannot be encoded, because a number in it is not finite or out of range. The text says where."""
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class PeerCase:
 
 
 def peer_case(device: str, precisions: Sequence[str], is_quick: bool) -> PeerCase:
-    """Make the case for a device. The second repeat finds compiled kernels in the caches."""
+    """Say what is measured on a device. The second repeat finds compiled kernels in the caches."""
     if is_quick:
         return PeerCase(device, "tiny", 3, 1, tuple(precisions))
     size, rounds = ("paper", 100) if device.startswith("cuda") else ("small", 30)

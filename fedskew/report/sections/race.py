@@ -25,6 +25,8 @@ def race_section(race: RaceRecord, styles: dict[str, int]) -> Section:
     ]
     if not race.finished:
         paragraphs.append("The race is not finished; repeat its command to continue it.")
+    if race.final:
+        paragraphs.append(f"Fresh {race.repeats.many} are those of the final alone. Gains are measured on them.")
     if has_intervals(race.final):
         paragraphs.append(INTERVAL_NOTE)
     tables = [_final(race.final, race.repeats.many)] if race.final else []
@@ -36,9 +38,10 @@ def race_section(race: RaceRecord, styles: dict[str, int]) -> Section:
 
 
 def _final(final: Sequence[Finalist], repeats: str) -> Table:
-    columns = ["method", "learning rate", f"all {repeats} %", f"fresh {repeats}", f"mean of fresh {repeats} %",
-               "gain over FedAvg, points", "interval from", "to", "p", "compute (FedAvg: 1)", "traffic (FedAvg: 1)",
-               "time per round (FedAvg: 1)", "reveals besides updates"]  # fmt: skip
+    columns = ["method", "learning rate", f"mean of all {repeats} %", f"number of fresh {repeats}",
+               f"mean of fresh {repeats} %", "gain over FedAvg, points", "interval from", "to", "p",
+               "compute (FedAvg: 1)", "traffic (FedAvg: 1)", "time per round (FedAvg: 1)",
+               "reveals besides updates"]  # fmt: skip
     return Table("race-final", "The final", columns, [_final_row(finalist) for finalist in final])
 
 
