@@ -64,7 +64,7 @@ def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
         own = unpack(PERSONAL, state)
         found = part.start(_copied(own), _copied(received))  # the hook may write into its arguments
         if not same_form(found, own):
-            raise wrong_tensors(part, "start", found, own)
+            raise wrong_tensors(part, "start", found, own, "personal tensor")
         return {**state, **pack(PERSONAL, found)}
 
     return replace(work, assignments=[replace(a, state=started(a.state)) for a in work.assignments])

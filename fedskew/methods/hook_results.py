@@ -34,19 +34,24 @@ def wrong_number(part: object, hook: str, returned: object) -> UserError:
     return UserError(f"{what} returned a number without a gradient; expected one that is computed from `out.logits`")
 
 
-def wrong_tensors(part: object, hook: str, returned: object, expected: Mapping[str, Tensor]) -> UserError:
-    """Make the error for a hook that must return one tensor per parameter, with the parameter's shape and type."""
+def wrong_tensors(
+    part: object, hook: str, returned: object, expected: Mapping[str, Tensor], noun: str = "parameter"
+) -> UserError:
+    """Make the error for a hook that must return one tensor per expected tensor, with its shape and type.
+
+    `noun` says what the expected tensors are.
+    """
     what = _call(part, hook)
     if not isinstance(returned, Mapping):
-        return UserError(f"{what} returned {_describe(returned)}; expected a dict with a tensor for each parameter")
+        return UserError(f"{what} returned {_describe(returned)}; expected a dict with a tensor for each {noun}")
     for name, parameter in expected.items():
         if name not in returned:
-            return UserError(f"{what} returned no {name!r}; expected a tensor for each of the parameters")
+            return UserError(f"{what} returned no {name!r}; expected a tensor for each of the {noun}s")
         if (found := _describe(returned[name])) != (wanted := _describe(parameter)):
             return UserError(f"{what} returned {found} as {name!r}; expected {wanted}")
     unknown = next(name for name in returned if name not in expected)
     hint = did_you_mean(str(unknown), expected)
-    return UserError(f"{what} returned {unknown!r}, which is not a parameter;{hint} expected only the parameters")
+    return UserError(f"{what} returned {unknown!r}, which is not a {noun};{hint} expected only the {noun}s")
 
 
 def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) -> UserError:

@@ -328,9 +328,32 @@ class HalfAHead(OwnHead):
 
 def test_a_start_without_all_personal_tensors_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"start\(\) of HalfAHead returned no 'head.weight'; expected a tensor for each"
+        UserError, match=r"start\(\) of HalfAHead returned no 'head.weight'; expected a tensor for each of the personal"
     ):
         played(serve(HalfAHead(), rounds=1))
+
+
+class WholeModel(OwnHead):
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return received
+
+
+def test_a_start_with_shared_tensors_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'encoder.*', which is not a personal tensor; .*only the personal tensors$"):
+        played(serve(WholeModel(), rounds=1))
+
+
+class HalfANorm(FedBN):
+    """The half of a batch counter is no whole number."""
+
+    def start(self, own: Weights, received: Weights) -> Weights:
+        return {name: t / 2 for name, t in own.items()}
+
+
+def test_a_start_with_tensors_of_another_type_is_refused() -> None:
+    server = Server(federation(), make_method(HalfANorm()), norm_model(), settings(rounds=1))
+    with pytest.raises(UserError, match=r"num_batches_tracked'; expected a int64 tensor"):
+        played(server)
 
 
 @pytest.mark.parametrize(
