@@ -65,7 +65,7 @@ def _with_starts(work: RoundWork, part: Personal) -> RoundWork:
         found = part.start(_copied(own), _copied(received))  # the hook may write into its arguments
         if not same_form(found, own):
             raise wrong_tensors(part, "start", found, own, "personal tensor")
-        return {**state, **pack(PERSONAL, found)}
+        return {**state, **pack(PERSONAL, {name: t.detach() for name, t in found.items()})}
 
     return replace(work, assignments=[replace(a, state=started(a.state)) for a in work.assignments])
 

@@ -508,20 +508,28 @@ def weigh_updates(weighting: Weighting, sent: Tensors, updates: Updates, state: 
         return updates
     if not isinstance(weights, Tensor) or weights.shape != updates.weights.shape:
         raise wrong_weights(weighting, weights, updates.weights)
-    weights = weights.to(updates.weights)
+    weights = weights.detach().to(updates.weights)
     return replace(updates, weights=weights / weights.sum())
 
 
 def server_step(
     rule: ServerRule, parts: Sequence[Part], sent: Tensors, updates: Updates, state: Tensors
 ) -> tuple[Tensors, Tensors]:
-    """Return the next global parameters, from the server rule, and the next server state, from all parts."""
+    """Return the next global parameters, from the server rule, and the next server state, from all parts.
+
+    A rule that learns may return tensors from which PyTorch can compute gradients. These are detached.
+    """
     stepped = rule.aggregate(sent, updates, state)
     if not isinstance(stepped, tuple | list) or len(stepped) != 2 or not same_form(stepped[0], sent):
         raise wrong_aggregate(rule, stepped, sent)
     params, after = stepped
     after = {**state, **_expect_tensors(rule, "aggregate", after)}
-    return params, after | collect(parts, "next_server_state", updates, state)
+    after |= collect(parts, "next_server_state", updates, state)
+    return _detached(params), _detached(after)
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: t.detach() if t.requires_grad else t for name, t in tensors.items()}
 
 
 def individual_updates_reason(part: type[Part]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,22 @@ from torch import Tensor
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.methods import METHODS, Client, Gradient, Objective, Outputs, ServerRule, Solver, Tensors, Trained, Updates
+from fedskew.methods import (
+    METHODS,
+    Client,
+    Gradient,
+    Method,
+    Objective,
+    Outputs,
+    Personal,
+    ServerRule,
+    Solver,
+    Tensors,
+    Trained,
+    Updates,
+    Weighting,
+    make_method,
+)
 from fedskew.methods import method as entered
 
 
@@ -176,3 +191,45 @@ def test_a_part_can_use_features_and_a_model_that_the_client_keeps() -> None:
 
     found = [theta(played(serve(Contrast(), engine=engine, batch_size=3))[0][-1]) for engine in ("plain", "stacked")]
     np.testing.assert_allclose(found[0], found[1], rtol=1e-10)
+
+
+def with_factors(learned: bool) -> Method:
+    """A method whose server rule, weighting and start multiply by factors, which are constants or learned."""
+
+    def factor(number: float) -> Tensor:
+        return torch.tensor(number, requires_grad=learned)
+
+    @dataclass(frozen=True)
+    class Shrink(ServerRule):
+        def server_state(self, params: Tensors) -> Tensors:
+            return {"factor": torch.tensor(0.5)}
+
+        def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
+            after = {"factor": state["factor"] * factor(0.5)}
+            return {name: t * (1 - after["factor"]) for name, t in updates.mean().items()}, after
+
+    @dataclass(frozen=True)
+    class Uneven(Weighting):
+        def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:
+            return updates.weights * factor(2.0) + 0.1
+
+    @dataclass(frozen=True)
+    class HalfHead(Personal):
+        def keeps(self) -> tuple[str, ...]:
+            return ("head",)
+
+        def start(self, own: Tensors, received: Tensors) -> Tensors:
+            return {name: t * factor(0.5) for name, t in own.items()}
+
+    return replace(make_method("fedavg"), server=Shrink(), weighting=Uneven(), personal=HalfHead())
+
+
+@pytest.mark.parametrize("engine", ["plain", "stacked"])
+def test_hooks_that_learn_need_not_detach_what_they_return(engine: str) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(beta=1.0, clients=3))
+    short: dict[str, Any] = {"rounds": 2, "local_epochs": 1, "batch_size": 200, "engine": engine}
+    learned, constant = (fs.run(fed, with_factors(each), "resnet8", **short) for each in (True, False))
+    assert learned.history[-1].loss == constant.history[-1].loss
+    for name, tensor in constant.model.state_dict().items():
+        assert torch.equal(learned.model.state_dict()[name], tensor)
+        assert not learned.model.state_dict()[name].requires_grad
