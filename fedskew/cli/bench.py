@@ -101,12 +101,15 @@ def _plan(
     from fedskew.lab.benchmark.results import LEVELS, PEERS, SCALE
 
     name = str(choose_device(values.device("device", device)))
+    levels = _known_names("measurement", lists["only"], (*LEVELS, PEERS, SCALE))
+    if "whole-runs" in levels and not name.startswith("cuda"):
+        raise UserError(f"whole-runs measures commands on a CUDA GPU, but the device is {name!r}")
     chosen: dict[str, Any] = {
         "models": _known_names("model", lists["models"], SETTINGS),
         "clients": tuple(values.integer(1)("clients", n) for n in dict.fromkeys(split_names(lists["clients"]))),
         "methods": _known_names("method", lists["methods"], METHODS),
         "precisions": _known_names("precision", lists["precisions"], PRECISIONS),
-        "levels": _known_names("measurement", lists["only"], (*LEVELS, PEERS, SCALE)),
+        "levels": levels,
         "scale_clients": None if scale_clients is None else values.integer(CLASSES)("scale_clients", scale_clients),
         "budget": None if budget is None else values.real(above=0)("budget", budget),
     }

@@ -53,6 +53,7 @@ def test_json_says_what_was_measured_on_what(cli):
         (("--methods", "fedavg,fedvl"), "unknown method 'fedvl'; did you mean 'fedvls'?"),
         (("--precisions", "fp32"), "unknown precision 'fp32'"),
         (("--only", "step"), "unknown measurement 'step'; did you mean 'steps'?"),
+        (("--only", "whole-runs", "--device", "cpu"), "whole-runs measures commands on a CUDA GPU"),
         (("--clients", "0"), "clients is '0'; expected a whole number of at least 1"),
         (("--budget", "no"), "budget is 'no'; expected a finite number above 0"),
         (("--device", "tpu"), "device is 'tpu'"),
