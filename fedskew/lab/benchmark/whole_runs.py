@@ -6,7 +6,7 @@ batches of 50.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,10 +40,12 @@ seeds: {_SEEDS}
 """The same training with all methods and seeds, for `fedskew sweep`."""
 PRECISIONS = "bf16", "tf32", "float32"
 
-# The names of the commands in the results.
+# The names of the commands in the results. Those without a method are of FedAvg.
 IMPORTS = "imports of fedskew run"
 FIRST = "fedskew run, 1 round, bf16, no kernel cached"
 ONE_ROUND = {precision: f"fedskew run, 1 round, {precision}, second time" for precision in PRECISIONS}
+FIRST_FEDVLS = FIRST.replace("1 round", "1 round of FedVLS")
+ONE_ROUND_FEDVLS = ONE_ROUND["bf16"].replace("1 round", "1 round of FedVLS")
 ALL_ROUNDS = {precision: f"fedskew run, {ROUNDS} rounds, {precision}" for precision in PRECISIONS}
 COMPARE = f"fedskew compare, {len(_METHODS)} methods × {_SEEDS} seeds × {ROUNDS} rounds, bf16"
 SWEEP = COMPARE.replace("compare", "sweep")
@@ -72,13 +74,19 @@ class WholeRuns:
 
 def whole_runs(device: str) -> WholeRuns:
     files = _mnist_files()
-    run = ("run", *_WORK.split(), "--method", "fedavg", "--device", device, "--out", "run")
+    options = "--device", device, "--out", "run"
+    run = ("run", *_WORK.split(), "--method", "fedavg", *options)
     imports = Command((), "end", name=IMPORTS, python=("-c", "import fedskew.cli.running"))
     one_round = {
         precision: Command((*run, "--rounds", "1", "--precision", precision), "end", None, name, files=files)
         for precision, name in ONE_ROUND.items()
     }
-    first = Command(one_round["bf16"].arguments, "end", None, FIRST, files=files, empty_caches=True)
+    first = replace(one_round["bf16"], name=FIRST, empty_caches=True)
+    fedvls = replace(
+        one_round["bf16"], name=ONE_ROUND_FEDVLS,
+        arguments=("run", *_WORK.split(), "--method", "fedvls", *options, "--rounds", "1", "--precision", "bf16"),
+    )  # fmt: skip
+    first_fedvls = replace(fedvls, name=FIRST_FEDVLS, empty_caches=True)
     all_rounds = tuple(
         Command((*run, "--rounds", str(ROUNDS), "--precision", precision), "end",
                 MAX_RUN_SECONDS if precision == "bf16" else None, name, files=files)
@@ -90,7 +98,9 @@ def whole_runs(device: str) -> WholeRuns:
     grid = (*files, ("grid.yaml", _GRID.encode()))
     sweep = Command(("sweep", "grid.yaml", *machine), "end", MAX_SEVERAL_SECONDS, SWEEP, files=grid)
     return WholeRuns(
-        (imports, *one_round.values()), (imports, first, *one_round.values(), *all_rounds), (compare, sweep)
+        (imports, *one_round.values(), fedvls),
+        (imports, first, *one_round.values(), *all_rounds, first_fedvls, fedvls),
+        (compare, sweep),
     )
 
 

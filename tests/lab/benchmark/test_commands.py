@@ -19,7 +19,7 @@ from fedskew.lab.benchmark.run import Benchmark
 from fedskew.lab.benchmark.tables import markdown
 from fedskew.lab.benchmark.targets import targets
 from fedskew.lab.benchmark.timing import TimingLength
-from fedskew.lab.benchmark.whole_runs import FIRST, IMPORTS, ONE_ROUND, whole_runs
+from fedskew.lab.benchmark.whole_runs import FIRST, FIRST_FEDVLS, IMPORTS, ONE_ROUND, ONE_ROUND_FEDVLS, whole_runs
 
 VERSION = Command(("--version",), "first line", bound=1000.0)
 
@@ -61,6 +61,8 @@ def test_whole_runs_are_valid_commands(
     runs = whole_runs("cuda:0")
     by_name = {command.arguments[0]: command for command in (*runs.single, *runs.several) if command.arguments}
     assert list(by_name) == ["run", "compare", "sweep"]
+    methods = {command.text: command.arguments[command.arguments.index("--method") + 1] for command in runs.single[1:]}
+    assert [name for name, method in methods.items() if method != "fedavg"] == [FIRST_FEDVLS, ONE_ROUND_FEDVLS]
     for command in by_name.values():
         for name, content in command.files:
             Path(name).write_bytes(content)
@@ -70,13 +72,15 @@ def test_whole_runs_are_valid_commands(
 
 
 def test_targets_of_whole_runs() -> None:
-    seconds = {IMPORTS: 3.0, FIRST: 10.0, ONE_ROUND["bf16"]: 7.0}
+    seconds = {IMPORTS: 3.0, FIRST: 10.0, ONE_ROUND["bf16"]: 7.0, FIRST_FEDVLS: 12.0, ONE_ROUND_FEDVLS: 5.0}
     times = [CommandTime(name, "end", (value,), (value,)) for name, value in seconds.items()]
     results = Results({"device": "cuda", "gpu": "a GPU"}, {}, "fedskew bench", "today", commands=times)
     found = {target.what: (round(target.value, 3), target.met) for target in targets(results)}
     assert found == {
         f"{FIRST}: seconds after the imports": (7.0, True),
         f"{ONE_ROUND['bf16']}: seconds after the imports": (4.0, False),
+        f"{FIRST_FEDVLS}: seconds after the imports": (9.0, False),
+        f"{ONE_ROUND_FEDVLS}: seconds after the imports": (2.0, True),
     }
 
 
