@@ -11,7 +11,7 @@ from html import escape
 from numbers import Integral
 from os import PathLike
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Any
 
 import yaml
@@ -45,6 +45,10 @@ _FEDERATED = (
     "specificity", "mean_last",
 )  # fmt: skip
 """Keys of the chosen configuration that `federation.yaml` also has, besides the method and its learning rate."""
+_WITH_EXAMPLE_NOISE = (
+    "privacy=example", "attempts=1", "share_loss=false", "site_metrics=none", "evaluation=server",
+)  # fmt: skip
+"""Settings that `fedskew federate init` requires if sites add noise, besides test data for the server."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,16 @@ class Choice:
     def federation_file(self) -> Path:
         """The configuration for `fedskew federate init -c`."""
         return self.folder / FEDERATION_FILE
+
+    def federate_command(self, app: str | Path) -> str:
+        """Return the command that makes the app of a federation from `federation_file`, in the folder `app`."""
+        config = self.config
+        source = json.dumps({"name": config.data, **config.data_params}) if config.data_params else config.data
+        settings = () if config.example_noise is None else (*_WITH_EXAMPLE_NOISE, f"test_data={source}")
+        flags = [word for setting in settings for word in ("--federation", setting)]
+        return join(
+            ["fedskew", "federate", "init", str(app), "--sites", "A,B,C", "-c", str(self.federation_file), *flags]
+        )
 
     def to_json(self) -> dict[str, Any]:
         files = {"run": str(self.run_file), "federation": str(self.federation_file)}
@@ -289,9 +303,7 @@ def _write_files(choice: Choice) -> None:
     _write_yaml(choice.run_file, f"fedskew run -c {quote(str(choice.run_file))}", config.to_mapping(), choice.answer)
     mapping = config.to_mapping()
     federated = {key: mapping[key] for key in _FEDERATED} | {"method": mapping["method"], "lr": mapping["lr"]}
-    app, file = quote(str(folder / "app")), quote(str(choice.federation_file))
-    command = f"fedskew federate init {app} --sites A,B,C -c {file}"
-    _write_yaml(choice.federation_file, command, federated, choice.answer)
+    _write_yaml(choice.federation_file, choice.federate_command(folder / "app"), federated, choice.answer)
 
 
 def _write_yaml(path: Path, command: str, mapping: Mapping[str, Any], answer: Iterable[str]) -> None:

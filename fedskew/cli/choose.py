@@ -82,5 +82,4 @@ def _command(
     for line in choice.answer:
         console.print(line, markup=False, soft_wrap=True)
     console.print(f"fedskew run -c {quote(str(choice.run_file))}", markup=False, soft_wrap=True)
-    initialise = f"fedskew federate init my-federation --sites A,B,C -c {quote(str(choice.federation_file))}"
-    console.print(initialise, markup=False, soft_wrap=True)
+    console.print(choice.federate_command("my-federation"), markup=False, soft_wrap=True)

@@ -458,3 +458,19 @@ def test_the_file_for_a_federation_makes_its_app(finished: fs.Choice, tmp_path: 
     _, _, config = read_app(app)
     winner = finished.race.winner.standing
     assert (config.method, config.lr, config.rounds) == (winner.method, winner.lr, 3)
+
+
+def test_the_command_for_a_federation_with_noise_on_samples_makes_its_app(finished: fs.Choice, tmp_path: Path) -> None:
+    """`federate init` refuses noise on samples without its accounting."""
+    pytest.importorskip("flwr")
+    from fedskew.cli.app import main
+    from fedskew.flower.planning import read_app
+
+    noise = {"example_clip": 1.0, "example_noise": 2.0}
+    choice = fs.Choice(replace(finished.race, config={**finished.race.config, **noise}), tmp_path)
+    _write_files(choice)
+    command = shlex.split(choice.federation_file.read_text().splitlines()[0].removeprefix("#"))
+    assert main(command[1:]) == 0
+    settings, _, config = read_app(tmp_path / "app")
+    assert (settings.privacy, config.example_noise) == ("example", 2.0)
+    assert json.loads(settings.test_data or "") == choice.config.to_mapping()["data"]
