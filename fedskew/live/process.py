@@ -14,24 +14,17 @@ from pathlib import Path
 
 from fedskew.errors import UserError
 from fedskew.live.server import GRACE, LiveServer
+from fedskew.platforms import python_module
 from fedskew.results.ranking import DEFAULT_METRIC
-
-_PROGRAM = """
-import sys
-sys.path.append(sys.argv[1])
-from fedskew.live.process import serve
-serve(sys.argv[3:], sys.argv[2])
-"""
-_PACKAGE = str(Path(__file__).parent.parent.parent)
-"""The folder that contains the package `fedskew`. The package need not be installed."""
 
 
 @contextmanager
 def live_page(paths: Sequence[str | Path], rank_by: str = DEFAULT_METRIC) -> Iterator[str]:
     """Serve the page of these folders inside the `with` block, and yield its address."""
+    command, environment = python_module(__name__, rank_by, *map(str, paths))
     child = subprocess.Popen(
-        # -P keeps a user's random.py out of the import path, on which `-c` would put the current folder
-        [sys.executable, "-P", "-c", _PROGRAM, _PACKAGE, rank_by, *map(str, paths)],
+        command,
+        env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -72,3 +65,7 @@ def serve(paths: Sequence[str], rank_by: str) -> None:
     sys.stdin.read()
     server.finish()
     server.close()
+
+
+if __name__ == "__main__":
+    serve(sys.argv[2:], sys.argv[1])

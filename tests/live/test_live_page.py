@@ -208,6 +208,16 @@ def test_modules_of_the_current_folder_are_not_imported(tmp_path: Path, monkeypa
         assert state(url)["status"] == "waiting"
 
 
+def test_the_page_is_served_by_the_same_fedskew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version may be installed, or may stand in PYTHONPATH."""
+    other = tmp_path / "other/fedskew"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemExit('another version')")
+    monkeypatch.setenv("PYTHONPATH", str(other.parent))
+    with live_page([tmp_path / "run"]) as url:
+        assert state(url)["status"] == "waiting"
+
+
 def test_an_interrupted_run_is_not_called_finished(served: LiveServer, tmp_path: Path) -> None:
     run(tmp_path / "run")
     assert state(served.url)["status"] == "finished"
