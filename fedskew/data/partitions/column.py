@@ -27,7 +27,8 @@ class Column(Partition):
     column: str | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.column, int) and not isinstance(self.column, bool):  # a column's name may be a number
+        # A column's name may be a number.
+        if isinstance(self.column, int | np.integer) and not isinstance(self.column, bool):
             object.__setattr__(self, "column", str(self.column))
         if self.column is not None and (not isinstance(self.column, str) or not self.column):
             raise UserError(f"partition.column is {self.column!r}; expected the name of a column")

@@ -124,6 +124,7 @@ def test_columns_with_numbers_as_names_are_chosen_by_number(tmp_path: Path) -> N
         assert found.columns == ("age", *(f"2={value}" for value in range(7)))
         assert (found.classes, found.site_column) == (("a", "b"), "3")
     assert federation(table, Column(3), label=4).clients == 7
+    assert federation(table, Column(np.int64(3)), label=4).clients == 7
 
 
 def test_the_test_table_may_be_at_another_path(tmp_path: Path) -> None:
