@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
 from fedskew.data.loading import is_named, load
-from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, split_hash
+from fedskew.data.partitions.rule import ClientIndices, IntArray, Partition, make_partition, require_rule, split_hash
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError, plural
 from fedskew.notebook import label_map
@@ -247,8 +247,7 @@ def federation(
     as `Dirichlet(clients=10, beta=0.1)` or `Column("hospital")`, and `seed` decides its random choices. `data_dir` and
     `options` go to `load`.
     """
-    if not isinstance(partition, Partition):
-        raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
+    require_rule(partition)
     arranged = partition.arrange(load_for(partition, data, data_dir, **options))
     dataset, train = arranged.dataset, arranged.dataset.train
     groups, names = dataset.groups

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedskew.data import Dataset, Federation, Partition, federation, load, make_partition
 from fedskew.data.loading import is_named
-from fedskew.data.partitions.rule import partition_class
+from fedskew.data.partitions.rule import partition_class, require_rule
 from fedskew.engine import choose_devices, choose_engine, choose_precision, estimated_seconds
 from fedskew.errors import UserError, did_you_mean, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
@@ -413,6 +413,7 @@ def refuse_data_settings(settings: Mapping[str, Any], data: object, partition: P
     if data is not None:
         reasons["data"] = "the data are given; for data with options, pass what fedskew.load returns"
     if partition is not None:
+        require_rule(partition)
         reasons["partition"] = "a partition is given; set the parameters of that rule"
     if isinstance(data, Federation):
         reason = "the federation already has its data and its split; make another one, with fedskew.federation"

@@ -122,6 +122,11 @@ def test_numpy_numbers_in_the_split_and_the_method_are_saved(tmp_path: Path) -> 
             lambda _: fs.compare("digits", ["fedavg"], partition=fs.IID(4), **{"partition.clients": 9}),
             "partition.clients is 9, but a partition is given; set the parameters of that rule",
         ),
+        (
+            lambda _: fs.compare("digits", ["fedavg"], partition="iid", **{"partition.clients": 9}),
+            "partition is 'iid'; expected a rule, for example",
+        ),
+        (lambda _: fs.choose("digits", ["fedprox"], partition="iid"), "partition is 'iid'; expected a rule"),
         (lambda fed: fs.compare(fed, ["fedavg"], 2.0), "seeds is 2.0; expected a number of seeds"),
         (lambda fed: fs.compare(fed, ["fedavg"], None), "seeds is None; expected a number of seeds"),
         (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"distill_weight": 1}), "given by name"),

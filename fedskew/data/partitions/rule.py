@@ -271,6 +271,12 @@ def partition_class(name: str) -> type[Partition]:
     return rule
 
 
+def require_rule(partition: object) -> None:
+    """Refuse anything that is not the object of a rule, such as a rule's name."""
+    if not isinstance(partition, Partition):
+        raise UserError(f"partition is {partition!r}; expected a rule, for example fs.Dirichlet(clients=10, beta=0.1)")
+
+
 def _rule_name(rule: type[Partition]) -> str:
     """Return the name by which `make_partition` finds the rule."""
     name = getattr(rule, "name", None)
