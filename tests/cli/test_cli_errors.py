@@ -43,6 +43,7 @@ MISTAKES = {
     "run --set lrr=1": "did you mean 'lr'?",
     "run --set beta=1": "did you mean 'partition.beta'?",
     "run --set mu=1": "did you mean 'method.mu'?",
+    "run --set methods=fedavg": "unknown key 'methods'; did you mean 'method'?",
     "run --set lr=[": "expected YAML",
     "run --labels-per-client [": "--labels-per-client",
     "run --set method.nope=1": "has no parameter 'nope'",
@@ -52,6 +53,8 @@ MISTAKES = {
     "run -c unknown.yaml": "did you mean 'rounds'?",
     "run -c list.yaml": "list.yaml",
     "run -c several.yaml": "expected `fedskew compare` for this file",
+    "run -c beta.yaml": "unknown key 'beta'; did you mean partition: {rule: …, beta: 0.3}?",
+    "run -c dotted.yaml": "unknown key 'method.mu'; did you mean method: {name: …, mu: 0.5}?",
     "compare -c list.yaml": "list.yaml",
     "compare -c unknown.yaml": "did you mean 'rounds'?",
     "compare --methods fedavg,fedavgg": "did you mean 'fedavg'?",
@@ -82,6 +85,8 @@ def test_a_mistake_is_one_line(line, cli):
     Path("unknown.yaml").write_text("round: 3\n")
     Path("list.yaml").write_text("- 1\n")
     Path("several.yaml").write_text("methods: [fedavg, fedvls]\n")
+    Path("beta.yaml").write_text("beta: 0.3\n")
+    Path("dotted.yaml").write_text("method.mu: 0.5\n")
     outcome = cli(*line.split())
     assert outcome.status == 2
     assert outcome.out == ""

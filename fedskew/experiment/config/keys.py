@@ -257,9 +257,9 @@ class Config:
         `data`, `partition` and `method` may be names or mappings. Missing keys get their defaults.
         """
         values = _as_mapping("the configuration", mapping, "a mapping of keys to values")
-        for key in values:
+        for key, value in values.items():
             if key not in KEYS:
-                raise _unknown_key(key)
+                raise _unknown_key_of_file(key, value)
         if "partition" in values:
             values["partition"] = PartitionConfig.from_mapping(values["partition"])
         for key in ("data", "method"):
@@ -487,15 +487,32 @@ _READERS = {"methods": "compare", "grid": "sweep", "search": "sweep --search opt
 """By key, the command that reads files with this key. It removes the key before it reads the configuration."""
 
 
-def _unknown_key(key: str) -> UserError:
+def _unknown_key_of_file(key: str, value: Any) -> UserError:
+    """Return the error for a key of a file, in which the keys of a section are in its mapping."""
     if command := _READERS.get(key):
         return UserError(
             f"unknown key {key!r} in the configuration of a run; expected `fedskew {command}` for this file"
         )
+    section, _, name = key.rpartition(".")
+    section, name = (section, name) if section in _CHOICE_KEY else (_section_with(key), key)
+    if not section or isinstance(value, Mapping):
+        return unknown("key", key, KEYS)
+    choice = "" if name == _CHOICE_KEY[section] else f"{_CHOICE_KEY[section]}: …, "
+    shown = value if isinstance(value, str) else json.dumps(value, default=str)
+    return UserError(f"unknown key {key!r}; did you mean {section}: {{{choice}{name}: {shown}}}?")
+
+
+def _unknown_key(key: str) -> UserError:
+    """Return the error for a dotted key, as in `--set` and in Python."""
+    section = _section_with(key)
+    return UserError(f"unknown key {key!r}; did you mean '{section}.{key}'?") if section else unknown("key", key, KEYS)
+
+
+def _section_with(key: str) -> str:
+    """Return the section that has this key, or an empty text if none is known to have it."""
     if key in _PARTITION_KEYS or key in SKEW_KEYS:
-        return UserError(f"unknown key {key!r}; did you mean 'partition.{key}'?")
+        return "partition"
     from fedskew.methods import matching_entries  # imports torch, which `--help` does not need
 
-    if any(key == spec.name for entry in matching_entries() for part in entry.parts for spec in fields(part)):
-        return UserError(f"unknown key {key!r}; did you mean 'method.{key}'?")
-    return unknown("key", key, KEYS)
+    parameters = {spec.name for entry in matching_entries() for part in entry.parts for spec in fields(part)}
+    return "method" if key in parameters else ""

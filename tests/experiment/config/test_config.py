@@ -158,8 +158,11 @@ def test_python_callers_get_the_same_checks() -> None:
         ({"round": 3}, "'rounds'"),
         ({"batch-size": 3}, "'batch_size'"),
         ({"LR": 3}, "'lr'"),
-        ({"clients": 3}, "'partition.clients'"),
-        ({"beta": 0.1}, "'partition.beta'"),
+        ({"clients": 3}, "partition: {rule: …, clients: 3}?"),
+        ({"beta": 0.1}, "partition: {rule: …, beta: 0.1}?"),
+        ({"partition.seed": None}, "partition: {rule: …, seed: null}?"),
+        ({"data.name": "mnist"}, "data: {name: mnist}?"),
+        ({"mu": 1}, "method: {name: …, mu: 1}?"),
         ({"method_params": {}}, "'method'"),
     ],
 )
