@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,14 @@ def is_table(path: Path) -> bool:
     return bool(_table_files(path)) or (path.is_dir() and is_saved_dataset(path))
 
 
-def _table_files(path: Path) -> list[Path]:
+def _table_files(path: Path, test_names: Sequence[str] = TEST_NAMES) -> list[Path]:
     """Return the table file itself, or the training table of a folder and its test table. Empty if there is none."""
     if not path.is_dir():
         return [path] if _has_suffix(path, _TABLE_SUFFIXES) else []
     for suffix in _TABLE_SUFFIXES:
         train = path / f"train{suffix}"
         if train.is_file():
-            tests = (path / f"{name}{ending}" for name in TEST_NAMES for ending in (suffix, *_TABLE_SUFFIXES))
+            tests = (path / f"{name}{ending}" for name in test_names for ending in (suffix, *_TABLE_SUFFIXES))
             return [train, *[test for test in tests if test.is_file()][:1]]
     return []
 
@@ -116,9 +117,9 @@ def _tables(path: Path, test: object, csv_options: dict[str, Any]) -> list[Table
     if csv_options and not any(_has_suffix(file, CSV_SUFFIXES) for file in _table_files(path)):
         option, value = next(iter(csv_options.items()))
         raise UserError(f"{option} is {value!r}, but {path} is not a CSV file; leave out {option}")
-    tables = _read_tables(path, csv_options)
     if test is None:
-        return tables
+        return _read_tables(path, csv_options)
+    tables = _read_tables(path, csv_options, ["test"])  # with another test table, a validation table is not used
     test_path = _test_path(path, test, len(tables))
     if not is_table(test_path):
         raise UserError(f"test is {str(test)!r}; expected a table like {path}")
@@ -128,8 +129,8 @@ def _tables(path: Path, test: object, csv_options: dict[str, Any]) -> list[Table
     return [*tables, *test_tables]
 
 
-def _read_tables(path: Path, csv_options: dict[str, Any]) -> list[Table]:
-    files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path)
+def _read_tables(path: Path, csv_options: dict[str, Any], test_names: Sequence[str] = TEST_NAMES) -> list[Table]:
+    files = [] if path.is_dir() and is_saved_dataset(path) else _table_files(path, test_names)
     if not files:
         return saved_tables(path)
     return [

@@ -152,6 +152,16 @@ def test_the_test_table_may_be_at_another_path(tmp_path: Path) -> None:
             load(tmp_path / name, test=tmp_path / test if isinstance(test, str) else test)
 
 
+def test_the_option_test_replaces_a_validation_table(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, rows in (("data/train.csv", "1,x\n2,z\n" * 5), ("data/val.csv", "3,x\n"), ("other.csv", "4,z\n" * 2)):
+        (tmp_path / name).write_text(f"a,y\n{rows}")
+    assert len(load(folder).test) == 1
+    assert len(load(folder, test=tmp_path / "other.csv").test) == 2
+    assert len(load(folder, test=folder / "val.csv").test) == 1
+
+
 def test_options_of_csv_files_are_refused_for_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1.0, 2.0], "y": ["x", "z"]}), tmp_path / "t.parquet")
     for option, value in (("delimiter", ";"), ("decimal", ",")):
