@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from fedskew.data.label_counts import LabelCounts
     from fedskew.experiment.config import Config
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
-    from fedskew.lab.diagnosis.skew import Skew
     from fedskew.report.charts.table import Table
 
 MAX_ROWS = 12
 """The maximum number of rows of a table in the terminal. The HTML page and --json have all of them."""
 HIDDEN_COLUMNS = ("sends", "numbers from", "source", "paper")
 """Columns that a terminal has no room for."""
+_FOR_SEVERAL_LABELS = "fedavg,fedavgm,fedprox,scaffold"
+"""Methods to compare if a sample may have several labels."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -70,7 +71,7 @@ def _command(
                                       config if counts is None else None)  # fmt: skip
     if page is not None:
         _write_page(page, diagnosis, counts, config)
-    command = _choose_command(settings, counts, save, diagnosis.skew)
+    command = _next_command(settings, counts, save, diagnosis)
     if as_json:
         print_json(diagnosis.to_json() | {"next": command})
     else:
@@ -94,28 +95,31 @@ def _require_one_split(settings: Settings, counts: str) -> None:
         raise UserError(f"the split is that of {counts}; expected no setting of {', '.join(given)} besides it")
 
 
-def _choose_command(settings: Settings, counts: str | None, save: str | None, skew: Skew) -> str:
-    """Return the `fedskew choose` command for this federation.
+def _next_command(settings: Settings, counts: str | None, save: str | None, diagnosis: Diagnosis) -> str:
+    """Return the command that measures which method is best for this federation.
 
-    If classes differ much in size, it ranks by macro F1, because accuracy hides small classes.
+    If classes differ much in size, it ranks by macro F1, because accuracy hides small classes. So it does with several
+    labels per sample, most of which a sample does not have.
     """
     from fedskew.lab.diagnosis.skew import UNEQUAL
 
-    words = ["fedskew", "choose"]
+    words = ["fedskew", diagnosis.command_that_measures]
     if save is not None:
         words += ["-c", save]
     else:
         words += ["-c", settings.file] if settings.file else []
         given = dict(settings.values)
         if counts is not None:
-            stand_in = {} if settings.sets("data") else {"data": "synthetic", "data.classes": skew.classes}
+            stand_in = {} if settings.sets("data") else {"data": "synthetic", "data.classes": diagnosis.skew.classes}
             given |= {**stand_in, "partition": "counts", "partition.path": counts}
         flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
         for key, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             words += [flags[key], text] if key in flags and value is not None else ["--set", f"{key}={text}"]
-    ranking = ["--rank-by", "macro-f1"] if skew.class_ratio > UNEQUAL else []
-    return " ".join([*map(quote, words), *ranking, "--budget", "5m"])
+    several_labels = diagnosis.counts.several_labels
+    ranking = ["--rank-by", "macro-f1"] if several_labels or diagnosis.skew.class_ratio > UNEQUAL else []
+    effort = ["--methods", _FOR_SEVERAL_LABELS, "--seeds", "3"] if several_labels else ["--budget", "5m"]
+    return " ".join([*map(quote, words), *ranking, *effort])
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:

@@ -51,6 +51,8 @@ class LabelCounts:
     names_classes: bool = True
     notes: tuple[str, ...] = field(default=())
     """Lines for the user about the source, for example about what was left out."""
+    several_labels: bool = False
+    """Whether a sample may have several labels. It then counts once for each."""
 
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
@@ -67,14 +69,16 @@ class LabelCounts:
 def federation_counts(federation: Federation) -> LabelCounts:
     """Return the label counts of a federation."""
     names, notes = federation.client_labels, federation.notes
-    if federation.dataset.task.name == "multi-label":
+    several_labels = federation.dataset.task.name == "multi-label"
+    if several_labels:
         notes = (*notes, "Samples have several labels or none. A sample counts once for each of its labels.")
         for name, row in zip(names, federation.label_counts, strict=True):
             if row.sum() == 0:
                 raise UserError(f"no sample of client {name!r} has a label; expected at least 1 label per client")
     return LabelCounts(
-        names, federation.dataset.classes, federation.label_counts, bool(federation.client_names), True, notes
-    )
+        names, federation.dataset.classes, federation.label_counts, bool(federation.client_names), True, notes,
+        several_labels,
+    )  # fmt: skip
 
 
 def read_counts(path: str | os.PathLike[str], data_classes: Sequence[str] = ()) -> LabelCounts:

@@ -37,3 +37,14 @@ def test_a_name_that_is_not_utf8_is_written_with_question_marks(cli):
     assert cli("run", "--clients", "3", "--rounds", "1", "--out", name, "-q").status == 0
     assert cli("report", name, "--no-features").status == 0
     assert "h?" in Path("report.html").read_text(encoding="utf-8")
+
+
+def test_with_several_labels_the_advised_command_compares_methods_that_take_them(cli):
+    rows = [f"{i % 7},{i % 3},{int(i % 4 == 0)},{int(i % 3 == 0)}" for i in range(120)]
+    Path("chest.csv").write_text("\n".join(["age,sex,edema,mass", *rows]))
+    options = ("--data", "chest.csv", "--set", "data.label=[edema, mass]", "--partition", "iid", "--clients", "3")
+    found = cli("diagnose", *options)
+    assert "fedskew choose" not in found.out  # it needs one class per sample
+    words = shlex.split(found.out.splitlines()[-1].partition("best here: ")[2])
+    assert words[:2] == ["fedskew", "compare"]
+    assert cli(*words[1:], "--rounds", "1", "--local-epochs", "1").status == 0

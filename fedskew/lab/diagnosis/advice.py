@@ -73,23 +73,27 @@ def _joined(parts: Sequence[str], nothing: str) -> str:
     return ", ".join(kept) or nothing
 
 
-def candidates(neighbours: Sequence[Neighbour]) -> list[Candidate]:
-    """The methods that were rerun in near settings, largest gain first."""
+def candidates(neighbours: Sequence[Neighbour], several_labels: bool = False) -> list[Candidate]:
+    """The methods that were rerun in near settings, largest gain first.
+
+    With `several_labels` per sample, methods that need exactly one are left out.
+    """
     found: dict[str, list[tuple[KnownSetting, Score]]] = {}
     for neighbour in neighbours:
         for score in neighbour.setting.scores if neighbour.is_near else ():
-            if score.is_rerun and _is_known(score.method):
+            if score.is_rerun and _is_known(score.method, several_labels):
                 found.setdefault(score.method, []).append((neighbour.setting, score))
     all_candidates = [Candidate(method, tuple(evidence)) for method, evidence in found.items()]
     return sorted(all_candidates, key=lambda c: (-c.gain, -c.settings))
 
 
-def _is_known(method: str) -> bool:
-    """Whether this version of fedskew has the method."""
+def _is_known(method: str, several_labels: bool = False) -> bool:
+    """Whether this version of fedskew has the method, and has it for `several_labels` per sample."""
     try:
-        return all(find(part) for part in method.split("+"))
+        entries = [find(part) for part in method.split("+")]
     except UserError:
         return False
+    return not several_labels or all(part.multi_label for entry in entries for part in entry.parts)
 
 
 def recommend(ranked: Sequence[Candidate]) -> str:

@@ -72,7 +72,7 @@ class Diagnosis:
 
     @cached_property
     def candidates(self) -> list[Candidate]:
-        return candidates(self.neighbours)
+        return candidates(self.neighbours, self.counts.several_labels)
 
     @cached_property
     def printed(self) -> list[PrintedGain]:
@@ -86,6 +86,11 @@ class Diagnosis:
     def method(self) -> str:
         """The method to start with."""
         return recommend(self.candidates)
+
+    @property
+    def command_that_measures(self) -> str:
+        """The fedskew command that measures which method helps. `choose` needs one class per sample."""
+        return "compare" if self.counts.several_labels else "choose"
 
     @property
     def beta_words(self) -> str:
@@ -154,6 +159,8 @@ class Diagnosis:
                 f"setting{'s' if len(near) > 1 else ''}; the nearest is {near[0].setting.label} (distance "
                 f"{near[0].distance:.2f})."
             )
+            if self.counts.several_labels:
+                yield "Samples have one class there, so only methods that also take several labels count."
             yield self._best_rerun()
         refuted = [one for one in self.printed if one.outcome == "refuted"]
         if refuted:
@@ -178,7 +185,7 @@ class Diagnosis:
         )
         return (
             f"With {self._participants} per round, fedskew reran nothing near this federation, so it cannot say which "
-            f"method helps.{closest}{prints} To measure which method helps, use fedskew choose."
+            f"method helps.{closest}{prints} To measure which method helps, use fedskew {self.command_that_measures}."
         )
 
     def _best_rerun(self) -> str:

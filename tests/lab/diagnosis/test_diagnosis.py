@@ -23,6 +23,7 @@ from fedskew.lab.diagnosis.setting import KnownSetting, Score
 from fedskew.lab.diagnosis.skew import Skew
 from fedskew.lab.papers.protocol import numbers
 from fedskew.lab.sweep.records import Record, RecordsFile
+from fedskew.methods.catalogue import find
 from fedskew.metrics.confusion import Evaluation
 
 ROOT = Path(__file__).parents[3]
@@ -68,6 +69,19 @@ def test_published_numbers_are_quoted_as_printed(known: list[KnownSetting]) -> N
 def test_a_setting_names_what_is_unusual_in_its_split() -> None:
     setting = KnownSetting("mnist", "dirichlet", (("beta", 0.05), ("min_size", 256)), 10, None)
     assert setting.label == "mnist, dirichlet 0.05 min_size=256, 10 clients"
+
+
+def test_with_several_labels_no_method_is_suggested_that_needs_one_class() -> None:
+    table = counts("dirichlet", 10, samples=20_000, clients=20, beta=0.05)
+    names = tuple(map(str, range(20)))
+    one = Diagnosis.from_counts(LabelCounts(names, names[:10], table), per_round=2)
+    several = Diagnosis.from_counts(LabelCounts(names, names[:10], table, several_labels=True), per_round=2)
+    assert one.method == "fedvls"
+    assert one.command_that_measures == "choose"
+    assert {c.method for c in several.candidates} < {c.method for c in one.candidates}
+    for method in (several.method, *(c.method for c in several.candidates)):
+        assert all(part.multi_label for name in method.split("+") for part in find(name).parts)
+    assert several.command_that_measures == "compare"
 
 
 def test_nothing_near_is_said() -> None:
