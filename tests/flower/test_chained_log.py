@@ -96,6 +96,16 @@ def test_a_copy_in_which_no_line_is_an_entry_is_not_intact(tmp_path: Path) -> No
     assert read_chain(copy).problem == "copy.head is missing"
 
 
+def test_a_log_whose_first_writers_were_killed_is_intact(tmp_path: Path) -> None:
+    """The first was killed in the middle of its line, the second before it wrote the head."""
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"event":"re')
+    ChainedLog(path).append({"event": "reply", "value": 0})
+    head_path(path).unlink()
+    chain = read_chain(path)
+    assert (chain.problem, chain.repairs, len(chain.entries)) == (None, 1, 2)
+
+
 @pytest.mark.parametrize("change", [lambda lines: lines.pop(), lambda lines: lines.__setitem__(-1, "spoiled")])
 def test_nothing_is_added_to_a_log_whose_end_was_changed(change: Callable[[list[str]], object], tmp_path: Path) -> None:
     """Otherwise the next entry would hide the change."""
