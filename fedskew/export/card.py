@@ -35,7 +35,7 @@ def model_card(
     title = _title(run, site)
     sections = (
         metadata_header(run, title, site, licence),
-        f"# {title}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
+        f"# {escape(title)}\n\n{_lead(run) if site is None else _site_lead(run, site)}",
         f"## Use\n\n{describe_use(run, onnx_difference is not None, with_words)}",
         f"## Inputs and outputs\n\n{describe_inputs(run, onnx_difference is not None, with_words)}",
         f"## Accuracy\n\n{_accuracy(run) if site is None else _site_accuracy(run, site)}",
@@ -49,7 +49,7 @@ def model_card(
 
 
 def _title(run: Result, site: str | None) -> str:
-    whose = "" if site is None else f" of {escape(name_site(site))}"
+    whose = "" if site is None else f" of {name_site(site)}"
     return f"{run.config.model}{whose} trained by {run.config.method}"
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from in_process import case, small_data
 
 import fedskew as fs
@@ -17,6 +19,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.result import Result
 from fedskew.experiment.storage.files import read_tensors
 from fedskew.export import export_run
+from fedskew.export.card import model_card
 from fedskew.flower.server_app import run_federation
 from fedskew.methods import Tensors
 
@@ -62,6 +65,13 @@ def test_a_clients_model_has_its_head_and_the_shared_body(fedper: Result, tmp_pa
         assert f"`model.safetensors` holds the last model of site {client}, in float32." in card
         assert "global model" not in card
         assert "never left" not in card, "the client was simulated"
+
+
+def test_a_site_s_name_is_escaped_in_the_text_of_the_card_but_not_in_its_header(fedper: Result) -> None:
+    named = replace(fedper, site_scores={"north_": next(iter(fedper.site_scores.values()))})
+    _, header, text = model_card(named, None, with_words=False, site="north_").split("---\n", 2)
+    assert yaml.safe_load(header)["model-index"][0]["name"] == "dnn of north_ trained by fedper"
+    assert "# dnn of north\\_ trained by fedper\n" in text
 
 
 def test_dittos_client_has_a_whole_model_of_its_own(tmp_path: Path) -> None:
