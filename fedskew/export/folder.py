@@ -26,7 +26,7 @@ from fedskew.export.card_disclosures import method_entries
 from fedskew.export.card_usage import has_named_columns
 from fedskew.export.onnx_file import require_onnx, write_onnx
 from fedskew.export.site_model import site_result
-from fedskew.export.source import model_source
+from fedskew.export.source import is_model_source, model_source
 from fedskew.methods import make_method
 from fedskew.models import MODELS, own_module
 from fedskew.models.concatenation import count_encoders
@@ -34,7 +34,8 @@ from fedskew.results import Result, load_run
 
 FORMATS = ("onnx",)
 """Formats in addition to safetensors."""
-_OPTIONAL_FILES = ("model.onnx", "model.py", "words.txt")
+_CODE = "model.py"
+_OPTIONAL_FILES = ("model.onnx", _CODE, "words.txt")
 """The files that only some exports have."""
 
 
@@ -86,7 +87,7 @@ def export_run(
         texts["words.txt"] = "\n".join(words) + "\n"
     if finished.config.model in MODELS:
         encoders = count_encoders(finished.model)
-        texts["model.py"] = model_source(
+        texts[_CODE] = model_source(
             finished.config.model,
             bool(words),
             encoders,
@@ -134,11 +135,15 @@ def _create_folder(folder: Path) -> None:
 
 
 def _remove_others(folder: Path, files: Collection[str]) -> None:
-    """Remove what an earlier export wrote and this one did not: it belongs to another model."""
+    """Remove what an earlier export wrote and this one did not: it belongs to another model.
+
+    An export of the user's own model writes no `model.py`, so the user may have put one there. It stays.
+    """
     with reporting_os_errors("write", folder):
         for name in _OPTIONAL_FILES:
-            if name not in files:
-                (folder / name).unlink(missing_ok=True)
+            path = folder / name
+            if name not in files and path.exists() and (name != _CODE or is_model_source(path.read_bytes())):
+                path.unlink()
 
 
 def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:

@@ -64,6 +64,16 @@ _IMPORTS = "import json\nfrom pathlib import Path\nfrom safetensors.torch import
 _SIDE_BY_SIDE_IMPORTS = "import torch\nfrom collections.abc import Sequence\nfrom torch import Tensor, nn"
 
 
+# The first line of model.py. `_MADE_HERE` is the part by which the file is recognised.
+_MADE_HERE = "trained with fedskew"
+_FIRST_LINE = '"""The model {name!r}, {made} {version}. `load()` returns it. Apache-2.0."""'
+
+
+def is_model_source(content: bytes) -> bool:
+    """Whether this is the content of a file that `model_source` made."""
+    return _MADE_HERE.encode() in content.partition(b"\n")[0]
+
+
 def model_source(
     name: str, with_words: bool = False, encoders: int = 0, with_rows: bool = False, head: str = "auto"
 ) -> str:
@@ -90,7 +100,7 @@ def model_source(
     ending = _LOAD.replace("{construction}", construction) + (_LOAD_WORDS if with_words else "")
     ending += _LOAD_ROWS if with_rows else ""
     lines = (
-        f'"""The model {name!r}, trained with fedskew {__version__}. `load()` returns it. Apache-2.0."""',
+        _FIRST_LINE.format(name=name, made=_MADE_HERE, version=__version__),
         "from __future__ import annotations",
         _merge_imports([node for part in (_Source(_IMPORTS), *parts) for node in part.imports]),
         *(f"\n# {part.title}\n\n\n{part.body}" for part in parts),

@@ -119,6 +119,15 @@ def test_it_may_be_repeated_but_leaves_other_folders_alone(run: Result, exported
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
+def test_code_of_an_earlier_export_does_not_stay_beside_a_model_of_the_user_s_own(run: Result, tmp_path: Path) -> None:
+    assert run.folder is not None
+    assert "model.py" in export_run(run.folder, tmp_path / "model").files
+    own = Own()
+    fs.run(fs.federation("digits", fs.IID(clients=3)), "fedavg", own, rounds=1, local_epochs=1, out=tmp_path / "run")
+    export_run(tmp_path / "run", tmp_path / "model", model=own)
+    assert not (tmp_path / "model" / "model.py").exists()
+
+
 def test_a_lost_class_is_named_at_the_top() -> None:
     card = model_card(finished("dnn", form("dnn")), None, with_words=False)
     assert "**It hardly recognises a\\|b.**" in card.partition("## ")[0]
@@ -261,6 +270,9 @@ def test_a_model_of_the_user_s_own_is_given_as_an_object(tmp_path: Path) -> None
     tensors, _ = read_tensors(tmp_path / "model" / "model.safetensors")
     assert torch.equal(tensors["frozen.weight"], own.frozen.weight)
     assert torch.equal(tensors["head.weight"], result.model.get_parameter("head.weight"))
+    (tmp_path / "model" / "model.py").write_text("the user's own code")
+    export_run(tmp_path / "run", tmp_path / "model", model=own)
+    assert (tmp_path / "model" / "model.py").read_text() == "the user's own code"
     other = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(UserError, match=r"does not fit model Sequential: they differ in '1\.bias'"):
         export_run(tmp_path / "run", tmp_path / "model", model=other)
