@@ -85,16 +85,17 @@ def is_alive(process: int) -> bool:
     return True
 
 
-def start_time(process: int) -> float | None:
-    """Return when a process of this machine began, in seconds since 1970. None if it has ended, or without /proc."""
+def start_mark(process: int) -> str | None:
+    """Return a text that no other process of this machine has, even later. None if it has ended, or without /proc.
+
+    It does not depend on the system's clock, which may be corrected while the process runs.
+    """
     try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii", errors="replace").strip()
         own = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        system = Path("/proc/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    boot = next((int(line.split()[1]) for line in system.splitlines() if line.startswith("btime ")), None)
-    # `own` begins with field 3 of the file. Field 22 is the start, in clock ticks after the boot.
-    return None if boot is None else boot + int(own[19]) / os.sysconf("SC_CLK_TCK")
+    return f"{process} {own[19]} {boot}"  # `own` begins with field 3 of the file. Field 22 is the start after the boot
 
 
 def parent_of(process: int) -> int:

@@ -226,9 +226,12 @@ def test_a_process_learns_that_its_parent_was_killed() -> None:
     platforms.wait_for_end(parent.pid)  # it is gone, so this returns at once
 
 
-def test_a_system_that_does_not_say_when_it_booted_does_not_say_when_a_process_began(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    files = {f"/proc/{os.getpid()}/stat": "1 (python) S " + " ".join(["0"] * 40), "/proc/stat": "cpu 1 2 3\n"}
-    monkeypatch.setattr(Path, "read_text", lambda path, **_: files[path.as_posix()])
-    assert platforms.start_time(os.getpid()) is None
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says when a process began")
+def test_a_process_has_a_mark_until_it_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        marks = [platforms.start_mark(process) for process in (os.getpid(), other.pid)]
+        assert None not in marks
+        assert len(set(marks)) == 2
+        assert marks == [platforms.start_mark(process) for process in (os.getpid(), other.pid)]
+        other.kill()
+    assert platforms.start_mark(other.pid) is None

@@ -20,7 +20,7 @@ be written, the site sends a refusal instead of the reply.
     site       at the server: the site that the entry is about
     sites      at the server: the sites that were asked
     federation at the server, in the event start: all sites
-    process, machine  at the server, in the event start: where the server runs
+    process, process_start, machine  at the server, in the event start: where the server runs
     timed_out  at the server: the site did not reply within the round's time-out
     seconds    at a site: how long it worked on the reply
     status     at the server: how an attempt of the run ended

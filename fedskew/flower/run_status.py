@@ -22,12 +22,10 @@ from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.settings import FederationSettings
-from fedskew.platforms import is_alive, start_time
+from fedskew.platforms import is_alive, start_mark
 
 STATUS = "status.json"
 """The file in the run's folder that says how the last attempt ended."""
-_CLOCK_TOLERANCE_SECONDS = 60.0
-"""A process's start time may be wrong by this much, if the system's clock was corrected after the start."""
 _ANSWERS = ("reply", "refused", "failed")
 """The events with which a site answers a request."""
 _STATES = {"refused": "refuses", "failed": "fails", "late": "late", "absent": "absent", "disconnected": "disconnected"}
@@ -198,15 +196,15 @@ def _open_attempt(began: Entry) -> Attempt:
         return Attempt(
             began["time"], "unknown", None, f"it was started on {began.get('machine')}, and no end is recorded"
         )
-    if is_alive(began["process"]) and not _is_newer(began["process"], began["time"]):
+    if is_alive(began["process"]) and not _is_another(began):
         return Attempt(began["time"], "running")
     return Attempt(began["time"], "killed", None, "its process ended without a reason; start the run again to resume")
 
 
-def _is_newer(process: int, time: str) -> bool:
-    """Whether a process began after this time. If so, the earlier process with the same ID has ended."""
-    began = start_time(process)
-    return began is not None and began > datetime.fromisoformat(time).timestamp() + _CLOCK_TOLERANCE_SECONDS
+def _is_another(began: Entry) -> bool:
+    """Whether the process with the ID in this entry is another one. If so, the process of the entry has ended."""
+    mark = began.get("process_start")
+    return mark is not None and mark != start_mark(began["process"])
 
 
 def _update_status(site: SiteStatus, entry: Entry) -> None:

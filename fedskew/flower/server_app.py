@@ -61,7 +61,7 @@ from fedskew.flower.sites import Sites
 from fedskew.flower.start_weights import start_payload
 from fedskew.flower.wire import Facts, one_line
 from fedskew.models import has_features
-from fedskew.platforms import parent_of, wait_for_end
+from fedskew.platforms import parent_of, start_mark, wait_for_end
 
 app = ServerApp()
 
@@ -152,7 +152,7 @@ def ask_sites(grid: Grid, context: Context) -> None:
 
 
 def _record_start(audit: Callable[[Entry], object], settings: FederationSettings) -> None:
-    process = {"process": os.getpid(), "machine": socket.gethostname()}
+    process = {"process": os.getpid(), "process_start": start_mark(os.getpid()), "machine": socket.gethostname()}
     audit({"event": "start", "app": _installed_app_hash(), "federation": list(settings.sites), **process})
 
 

@@ -23,7 +23,9 @@ from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.run_monitoring import RunMonitor
 from fedskew.flower.run_status import RunHistory, RunStatus, SiteStatus, describe_age, read_status
+from fedskew.flower.server_app import _record_start
 from fedskew.flower.server_app import main as server_main
+from fedskew.flower.settings import FederationSettings
 
 
 def federated(folder: Path, more: dict[str, str] | None = None, **own: Any) -> Case:
@@ -79,8 +81,7 @@ def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:
     assert site(found, "site-1").updates == 2
 
 
-NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) + timedelta(days=1)
-"""A time after this process began."""
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def after(seconds: float) -> str:
@@ -176,15 +177,21 @@ def test_a_run_whose_process_is_gone_was_killed(tmp_path: Path, capsys: pytest.C
     assert "ago: killed: its process ended without a reason" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="only Linux says when a process began")
 def test_a_run_whose_process_id_another_process_has_was_killed(tmp_path: Path) -> None:
     """After a restart of a machine or a container, the numbers of processes begin again."""
-    last_year = {"process": os.getpid(), "machine": socket.gethostname(), "time": after(-365 * 24 * 3600)}
-    ChainedLog(tmp_path / "audit.jsonl").append({"event": "start", "federation": ["a"], **last_year})
+    process = {"process": os.getpid(), "process_start": "an earlier start", "machine": socket.gethostname()}
+    ChainedLog(tmp_path / "audit.jsonl").append({"event": "start", "federation": ["a"], **process})
     assert status(tmp_path).status == "killed"
     problem = RunMonitor(tmp_path).problem()
     assert problem is not None
     assert problem.startswith("killed: ")
+
+
+def test_a_run_goes_on_after_the_system_s_clock_was_corrected(tmp_path: Path) -> None:
+    """For example, after the virtual machine was paused. Linux then also gives a later start of the process."""
+    log, settings = ChainedLog(tmp_path / "audit.jsonl"), FederationSettings(sites=("a", "b"))
+    _record_start(lambda entry: log.append({**entry, "time": after(-365 * 24 * 3600)}), settings)
+    assert status(tmp_path).status == "running"
 
 
 def test_other_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
