@@ -12,6 +12,7 @@ import ctypes
 import os
 import select
 import signal
+import site
 import subprocess
 import sys
 import time
@@ -39,11 +40,15 @@ def usable_cores() -> int:
 def python_module(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a module of fedskew in another process, and the environment for it.
 
-    Without -P, files of the current folder, such as the user's random.py, would replace Python's modules.
+    Without -P, files of the current folder, such as the user's random.py, would replace Python's modules. So would
+    installed packages, such as the old `pathlib` of PyPI, if their folder were in PYTHONPATH. Hence an installed
+    fedskew is found without it.
     """
     package = str(Path(__file__).parent.parent)
-    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    return [sys.executable, "-P", "-m", module, *arguments], {**os.environ, "PYTHONPATH": paths}
+    is_installed = package in (*site.getsitepackages(), site.getusersitepackages())
+    paths = [*([] if is_installed else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return [sys.executable, "-P", "-m", module, *arguments], environment
 
 
 def require_posix(action: str) -> None:

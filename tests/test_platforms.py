@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import site
 import subprocess
 import sys
 from pathlib import Path
@@ -235,3 +236,12 @@ def test_a_process_has_a_mark_until_it_ends() -> None:
         assert marks == [platforms.start_mark(process) for process in (os.getpid(), other.pid)]
         other.kill()
     assert platforms.start_mark(other.pid) is None
+
+
+def test_the_folder_of_installed_packages_does_not_precede_pythons_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = str(Path(platforms.__file__).parent.parent)
+    monkeypatch.setenv("PYTHONPATH", "mine")
+    monkeypatch.setattr(site, "getsitepackages", lambda: [])
+    assert platforms.python_module("fedskew")[1]["PYTHONPATH"] == os.pathsep.join([package, "mine"])
+    monkeypatch.setattr(site, "getsitepackages", lambda: [package])
+    assert platforms.python_module("fedskew")[1]["PYTHONPATH"] == "mine"
