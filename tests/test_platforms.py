@@ -241,7 +241,7 @@ def test_a_process_has_a_mark_until_it_ends() -> None:
 def test_the_folder_of_installed_packages_does_not_precede_pythons_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     package = str(Path(platforms.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", "mine")
-    monkeypatch.setattr(site, "getsitepackages", lambda: [])
+    monkeypatch.setattr(site, "getsitepackages", list)
     assert platforms.python_module("fedskew")[1]["PYTHONPATH"] == os.pathsep.join([package, "mine"])
     monkeypatch.setattr(site, "getsitepackages", lambda: [package])
     assert platforms.python_module("fedskew")[1]["PYTHONPATH"] == "mine"
