@@ -229,9 +229,16 @@ def _operation(node: fx.Node, module: nn.Module, activation: Activation) -> Oper
     layer = module.get_submodule(name)
     if not node.kwargs and len(node.args) == 1 and isinstance(node.args[0], fx.Node) and (rule := _rule_for(layer)):
         return StackedLayer(rule, name, layer, node.args[0], activation, operation)
-    if any(isinstance(part, _BatchNorm | KeyedDropout) for part in layer.modules()):
+    if any(_needs_rule(part) for part in layer.modules()):
         raise ValueError("without their rules, BatchNorm counts rows of padding, and dropout has no key")
     return operation
+
+
+def _needs_rule(layer: nn.Module) -> bool:
+    """Return whether the layer computes statistics of the batch or draws masks."""
+    if isinstance(layer, KeyedDropout):
+        return layer.training and layer.p > 0
+    return isinstance(layer, _BatchNorm) and (layer.training or layer.running_mean is None)
 
 
 def _rule_for(layer: nn.Module) -> Rule | None:

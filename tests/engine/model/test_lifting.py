@@ -444,6 +444,22 @@ def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> 
         assert torch.equal(buffer, value)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_layer_without_a_rule_is_lifted_if_it_draws_no_masks(dropout: float) -> None:
+    network = Network(nn.TransformerEncoderLayer(4, 2, 8, dropout=dropout, batch_first=True))
+    assert (network._lifted_in("train") is not None) == (dropout == 0)
+    assert network._lifted_in("eval") is not None
+
+
+def test_batch_norm_without_a_rule_is_lifted_if_it_uses_running_statistics() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+    model[1].register_forward_hook(doubled)
+    network = Network(model)
+    assert network._lifted_in("train") is None
+    assert network._lifted_in("eval") is not None
+    check(model, torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), "eval")
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_dropout_inside_a_layer_without_a_rule_has_the_clients_masks() -> None:
     torch.manual_seed(0)
