@@ -79,3 +79,27 @@ def test_probabilities_are_those_of_the_whole_test_set() -> None:
     assert np.array_equal(predicted.numpy(), evaluator.confusion(state))
     lost = evaluator.begin(state)().log_loss
     assert lost == pytest.approx(100 * log_loss(true, probabilities, labels=range(4)), rel=1e-9)
+
+
+class Recurrent(nn.Module):
+    """Reads the columns of an image one after another, with a layer that `vmap` cannot lift."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.reader, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.GRU(16, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        columns = self.convolution(x).flatten(1, 2).permute(2, 0, 1)
+        logits: torch.Tensor = self.head(self.reader(columns)[0][-1])
+        return logits
+
+
+def test_a_model_that_cannot_be_stacked_is_evaluated_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = image_federation(tests=100).dataset
+    data = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
+    network = Network(Recurrent())
+    state = network.state()
+    expected = Evaluator(network, data).confusion(state)
+    monkeypatch.setattr(Network, "prefers_channels_last", lambda *_: True)  # as on a GPU
+    found = Evaluator(Network(Recurrent()), data).confusion(state)
+    assert np.array_equal(found, expected)

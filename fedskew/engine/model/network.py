@@ -62,6 +62,8 @@ class Network:
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
         """The answers of `mixes_rows`."""
+        self._evaluates_stacked: bool | None = None
+        """Whether `logits` uses the program over stacked clients. The first call finds out."""
 
     def to(self, device: torch.device) -> Network:
         for module in (self._model, self._plain, self._stackable):
@@ -150,8 +152,24 @@ class Network:
 
         On a GPU, a model with convolutions uses the kernels for stacked clients if possible, because they are faster.
         """
-        if not self.prefers_channels_last(x) or self._lifted_in("eval") is None:
-            return self.forward(model.params, model.buffers, x).logits
+        if self._evaluates_stacked is None:
+            self._evaluates_stacked = self.prefers_channels_last(x) and self._can_evaluate_stacked(model, x)
+        if self._evaluates_stacked:
+            return self._stacked_logits(model, x)
+        return self.forward(model.params, model.buffers, x).logits
+
+    def _can_evaluate_stacked(self, model: ModelState, x: Tensor) -> bool:
+        if self._lifted_in("eval") is None:
+            return False
+        try:
+            self._stacked_logits(model, x)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a user's code may fail in any way under `vmap`
+            return False
+        return True
+
+    def _stacked_logits(self, model: ModelState, x: Tensor) -> Tensor:
         params, buffers = ({n: t.unsqueeze(0) for n, t in part.items()} for part in (model.params, model.buffers))
         images = x.contiguous(memory_format=torch.channels_last).unsqueeze(0)
         keys = torch.zeros(1, dtype=torch.int64, device=x.device)
