@@ -35,6 +35,7 @@ from fedskew.engine.model.stacked_layers import (
     attribute,
     batch_norm,
     embedding,
+    functional_batch_norm,
     is_stacked,
     pooling,
 )
@@ -344,7 +345,7 @@ def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
 """Functions of single elements. They are called directly if all stacked arguments have one shape."""
 
-_LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: embedding}
+_LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: embedding, F.batch_norm: functional_batch_norm}
 """Functions that `vmap` would lift wrongly, and what replaces them."""
 
 
@@ -357,13 +358,16 @@ class _LiftableFunctions(TorchFunctionMode):
 
 @contextlib.contextmanager
 def vmap_of_a_model(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Let `vmap` lift a model's or layer's code correctly within a `with` block.
-
-    Raise an error after the block if the code has written into these buffers.
-    """
-    versions = [(buffer, buffer._version) for buffer in buffers]
-    with _LiftableFunctions():
+    """Let `vmap` lift a model's or layer's code correctly within a `with` block, as long as it only reads `buffers`."""
+    with read_only(buffers), _LiftableFunctions():
         yield
+
+
+@contextlib.contextmanager
+def read_only(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Raise an error after a `with` block if a model's code has written into these buffers."""
+    versions = [(buffer, buffer._version) for buffer in buffers]
+    yield
     if any(buffer._version != version for buffer, version in versions):
         raise RuntimeError("the model writes into its buffers")
 

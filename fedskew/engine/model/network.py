@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
-from fedskew.engine.model.lifting import host_random_streams, lifted_model, vmap_of_a_model
+from fedskew.engine.model.lifting import host_random_streams, lifted_model, read_only, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, rule
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features
@@ -142,7 +142,7 @@ class Network:
                 raise RuntimeError("the method changes features, which needs a model that torch.fx can trace")
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
-        with self._precision(x.device):
+        with self._precision(x.device), read_only(buffers.values()):
             (logits, features), statistics = lifted(_prefixed({**params, **buffers}), x, valid, keys, between)
         new = {name.removeprefix(_PREFIX): t for name, t in statistics.items()}
         return self._outputs(logits, features), {**buffers, **new}

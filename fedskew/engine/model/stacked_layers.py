@@ -286,6 +286,22 @@ def embedding(
     return _without_gradient_of_padding(F.embedding(tokens, weight), tokens, padding)
 
 
+def functional_batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Do the same as `F.batch_norm` for one client, under `vmap`. There, `F.batch_norm` loses the new statistics."""
+    if training and running_mean is not None:
+        raise RuntimeError("the model writes into its buffers")
+    return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
 def _require_liftable(max_norm: float | None, scale_grad_by_freq: bool) -> None:
     if max_norm is not None:
         raise RuntimeError("an embedding with max_norm changes its weights")

@@ -176,10 +176,31 @@ class CallCounter(Counter):
         return x + 0.1 * self.seen
 
 
+class FunctionalNorm(nn.Module):
+    """Gives its running statistics to a function, which updates them."""
+
+    def __init__(self, normalise: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.register_buffer("mean", torch.zeros(1))
+        self.register_buffer("variance", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalise(x, self.mean, self.variance, None, None, True)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedvls"])
 @pytest.mark.parametrize(
     "layer",
-    [OwnNorm(1), Counter(), AssignedCounter(), CallCounter(), nn.InstanceNorm2d(1, track_running_stats=True)],
+    [
+        OwnNorm(1),
+        Counter(),
+        AssignedCounter(),
+        CallCounter(),
+        nn.InstanceNorm2d(1, track_running_stats=True),
+        FunctionalNorm(functional.batch_norm),
+        FunctionalNorm(functional.instance_norm),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_a_model_that_writes_into_its_buffers_runs_one_client_after_another(layer: nn.Module, method: str) -> None:
