@@ -139,18 +139,22 @@ def host_random_streams() -> tuple[object, ...]:
 
 @contextlib.contextmanager
 def _with_attributes_restored(module: nn.Module) -> Iterator[None]:
-    """Restore what the model's code assigns to its attributes while torch.fx traces it. Refuse new buffers."""
+    """Restore what the model's code assigns to its attributes while torch.fx traces it.
+
+    Refuse new buffers, and layers that the code puts into train or eval mode.
+    """
     attributes = [(layer, dict(vars(layer)), dict(layer._buffers)) for layer in module.modules()]
-    new_buffers = False
+    is_changed = False
     try:
         yield
     finally:
         for layer, values, buffers in attributes:
-            new_buffers |= any(buffer is not buffers.get(name) for name, buffer in layer._buffers.items())
+            is_changed |= any(buffer is not buffers.get(name) for name, buffer in layer._buffers.items())
+            is_changed |= layer.training != values["training"]
             vars(layer).update(values)
             layer._buffers.update(buffers)
-    if new_buffers:
-        raise ValueError("the model assigns to its buffers")
+    if is_changed:
+        raise ValueError("the model assigns to its buffers, or changes the mode of its layers")
 
 
 @contextlib.contextmanager

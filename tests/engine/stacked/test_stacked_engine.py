@@ -267,6 +267,18 @@ class ChangesInputs(nn.Module):
         return self.out(x.div_(2).flatten(1))
 
 
+class FrozenStatistics(nn.Module):
+    """Puts its BatchNorm layer into eval mode in the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.out = nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(108, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.norm.eval()
+        return self.out(self.norm(self.convolution(x)).flatten(1))
+
+
 def with_backward_hook() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
     model[3].register_full_backward_hook(halve)
@@ -288,6 +300,7 @@ ODD_MODELS: dict[str, Callable[[], nn.Module]] = {
     "numpy's random numbers": lambda: Dropping(lambda: np.random.rand()),  # noqa: NPY002
     "augmented assignment to an alias": AddsToAnAlias,
     "changed inputs": ChangesInputs,
+    "mode of a layer": FrozenStatistics,
 }
 
 
