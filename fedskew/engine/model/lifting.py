@@ -298,8 +298,8 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
 
     A BatchNorm layer can apply an activation after it, if nothing else uses the layer's result. A max-pooling layer can
     apply a ReLU before it, if nothing else uses the ReLU's result or its input. If a layer of the model works in place,
-    the ReLU must also follow a convolution: the results of other layers may share memory with a tensor that is used or
-    changed elsewhere.
+    the ReLU must also follow an operation that makes a new tensor: other results may share memory with a tensor that is
+    used or changed elsewhere.
     """
     layers: dict[fx.Node, Activation] = {}
     fused: set[fx.Node] = set()
@@ -320,7 +320,7 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
             _ACTIVATIONS[kind] == "relu"
             and len(node.users) == 1
             and _is_max_pooling(user, module)
-            and (_is_layer(source, module, nn.Conv2d) or not is_changed_in_place)
+            and (_makes_tensor(source, module) or not is_changed_in_place)
         ):
             layers[user] = "relu"
             fused.add(node)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from fedskew.engine.model.lifting import lifted_model
 from fedskew.engine.model.network import Network
-from fedskew.engine.model.stacked_layers import RULES
+from fedskew.engine.model.stacked_layers import RULES, StackedLayer
 
 CLIENTS, ROWS = 3, 5
 
@@ -442,6 +442,18 @@ def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> 
     for name, (buffer, value) in before.items():
         assert model.get_buffer(name) is buffer
         assert torch.equal(buffer, value)
+
+
+@pytest.mark.parametrize(("norm", "is_joined"), [(nn.GroupNorm(2, 4), True), (nn.Identity(), False)])
+def test_an_activation_in_place_is_joined_with_the_pooling_if_its_input_is_new(
+    norm: nn.Module, is_joined: bool
+) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten())
+    program = lifted_model(model)
+    assert program is not None
+    activations = {type(o.layer): o.activation for o in program._operations.values() if isinstance(o, StackedLayer)}
+    assert activations[nn.MaxPool2d] == ("relu" if is_joined else "none")
+    check(model, torch.randn(CLIENTS, ROWS, *IMAGE, dtype=torch.float64), "train")
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
