@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from toy_runs import (
     config,
     distance,
@@ -346,3 +347,20 @@ def test_a_batch_that_batch_norm_cannot_take_is_refused_before_training() -> Non
     with pytest.raises(UserError, match="batch_size is 1"):
         server(image_federation(), "fedavg", norm_and_dropout(), batch_size=1)
     trained(image_federation(), "fedavg", linear(), batch_size=1, rounds=1, local_epochs=1)
+
+
+class Checkpointing(nn.Module):
+    """Computes its features again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(64, 5), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = checkpoint(lambda rows: self.body(rows).tanh(), x.flatten(1), use_reentrant=False)
+        return self.out(features)
+
+
+def test_a_model_that_computes_its_features_again_is_refused() -> None:
+    with pytest.raises(UserError, match=r"torch\.utils\.checkpoint"):
+        server(image_federation(), "fedavg", Checkpointing())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +16,7 @@ from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
 from fedskew.engine.model.lifting import host_random_streams, lifted_model, read_only, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, rule
+from fedskew.errors import UserError
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features
 
@@ -284,7 +286,7 @@ class Network:
         devices = [sample.device] if sample.device.type == "cuda" else []
         version, versions = x._version, [p._version for p in state.params.values()]
         try:
-            with torch.random.fork_rng(devices):
+            with torch.random.fork_rng(devices), _without_recomputation():
                 self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64))
         except ValueError as error:
             if "more than 1 value per channel" not in str(error):
@@ -306,6 +308,25 @@ class Network:
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """The layers that keyed dropout replaces."""
+
+
+@contextlib.contextmanager
+def _without_recomputation() -> Iterator[None]:
+    """Refuse `torch.utils.checkpoint` within a `with` block.
+
+    In the backward pass, it calls layers again. They would then have the module's tensors, not the client's.
+    """
+    reason = (
+        "the model calls layers again for the gradient (torch.utils.checkpoint), which would use other parameters "
+        "than the client's; expected a model without checkpoints"
+    )
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(reason):
+            yield
+    except RuntimeError as error:
+        if str(error) != reason:
+            raise
+        raise UserError(reason) from error
 
 
 @torch.no_grad()
