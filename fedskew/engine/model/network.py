@@ -64,6 +64,8 @@ class Network:
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
         """The answers of `mixes_rows`."""
+        self._drawn_nothing: set[Mode] = set()
+        """The modes in which `vmap` of the whole model left the generators of Python and numpy as they were."""
         self._evaluates_stacked: bool | None = None
         """Whether `logits` uses the program over stacked clients. The first call finds out."""
 
@@ -192,11 +194,13 @@ class Network:
             out, new = self.forward_padded(params, buffers, x, valid, mode, key)
             return out.tensors(), new
 
-        streams = host_random_streams()
+        # Only the first call is checked. Later, the threads of other devices may seed the generators at the same time.
+        streams = None if mode in self._drawn_nothing else host_random_streams()
         with vmap_of_a_model(buffers.values()):
             tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
-        if streams != host_random_streams():
+        if streams not in (None, host_random_streams()):
             raise RuntimeError("the model draws random numbers from Python or numpy, once for all clients")
+        self._drawn_nothing.add(mode)
         return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
 
     def _call(

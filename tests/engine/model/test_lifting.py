@@ -487,6 +487,19 @@ def test_dropout_inside_a_layer_without_a_rule_has_the_clients_masks() -> None:
         torch.testing.assert_close(out.logits[k], alone.logits, rtol=1e-10, atol=1e-12)
 
 
+def test_generators_that_other_threads_seed_later_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(nn.Sequential(nn.Linear(6, 3), WithoutGradients()))
+    params = {n: p.expand(CLIENTS, *p.shape) for n, p in network.state().params.items()}
+    x, keys = torch.randn(CLIENTS, ROWS, 6), torch.arange(CLIENTS)
+    first, _ = network.forward_stacked(params, {}, x, None, "train", keys)
+    monkeypatch.setattr(WithoutGradients, "forward", lambda _, x: 2 * x if random.random() < 2 else x)
+    later, _ = network.forward_stacked(params, {}, x, None, "train", keys)
+    assert network._lifted["train"] is None
+    assert torch.equal(first.logits, later.logits)
+    with pytest.raises(RuntimeError, match="draws random numbers"):
+        network.forward_stacked(params, {}, x, None, "eval", keys)
+
+
 def test_what_is_computed_from_a_buffer_follows_the_buffer() -> None:
     class OwnNorm(nn.Module):
         def __init__(self) -> None:
