@@ -189,9 +189,9 @@ class Halves(nn.Module):
     """Changes a number that comes from a shape."""
 
     def forward(self, x: Tensor) -> Tensor:
-        width = x.shape[1]
-        width //= 2
-        return x[:, :width] * x.shape[1]
+        width = half = x.shape[1]
+        half //= 2
+        return x[:, :half] * width
 
 
 class FunctionalEmbedding(nn.Module):
@@ -399,6 +399,22 @@ class Counting(nn.Module):
         return x
 
 
+class CountingByAnotherName(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        calls = self.calls
+        calls += 1
+        return x
+
+
+class Replacing(nn.Module):
+    """Replaces the values of a tensor that has two names."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = kept = 2 * x
+        out.data = x
+        return kept
+
+
 class Assigning(Counting):
     def forward(self, x: Tensor) -> Tensor:
         self.calls = self.calls + 1
@@ -430,6 +446,8 @@ class LookingUp(nn.Module):
         ReadsAfterTheChange,
         ChangesWhatItReturns,
         Counting,
+        CountingByAnotherName,
+        Replacing,
         Assigning,
         Asserting,
         LookingUp,
@@ -485,6 +503,26 @@ def test_dropout_inside_a_layer_without_a_rule_has_the_clients_masks() -> None:
     for k in range(CLIENTS):
         alone = network.forward(network.state().params, {}, x, "train", keys[k])
         torch.testing.assert_close(out.logits[k], alone.logits, rtol=1e-10, atol=1e-12)
+
+
+class Remembering(nn.Module):
+    """Keeps what it computes in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = torch.full_like(x, 2)
+        return x * self.scale
+
+
+def test_what_a_model_remembers_while_it_is_traced_is_forgotten() -> None:
+    model = Remembering()
+    for mode in (True, False):
+        assert lifted_model(model.train(mode)) is not None
+        assert model.scale is None
 
 
 def test_generators_that_other_threads_seed_later_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
