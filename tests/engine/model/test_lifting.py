@@ -362,6 +362,19 @@ class OwnGradient(nn.Module):
         return Reversed.apply(x)
 
 
+class ReversedAlone(Reversed):
+    """Its forward pass does nothing, so there is no operation that tracing could refuse."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x
+
+
+class OwnGradientAlone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * ReversedAlone.apply(x)
+
+
 class ChangesAnAlias(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = 2 * x
@@ -442,6 +455,7 @@ class LookingUp(nn.Module):
         SkippingByNumpy,
         WithoutGradients,
         OwnGradient,
+        OwnGradientAlone,
         ChangesAnAlias,
         ReadsAfterTheChange,
         ChangesWhatItReturns,
