@@ -75,7 +75,10 @@ def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def _train_phases(engine: Engine, work: RoundWork, part: Personal) -> RoundResult:
-    """Train the phases. Loss, tally, uplink and states are those of the phase that trains shared parameters."""
+    """Train the phases.
+
+    Loss, tally, uplink and the method's states are those of the phase that trains shared parameters.
+    """
     carried: Tensors = {}
     shared = last = None
     visits = np.zeros(len(work.assignments), np.int64)

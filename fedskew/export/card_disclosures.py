@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedskew.errors import UserError
@@ -13,6 +14,19 @@ from fedskew.methods.class_weights import entries_with_weights, revealed_labels,
 from fedskew.results import Result
 
 _SIMULATED = "The run was simulated: nothing left the machine. Across machines, the method reveals the following. "
+
+
+_SURVEY = (
+    "In a survey, which was a run of its own, {names} sent label counts of the training part, with small counts hidden "
+    "and all rounded, or with noise."
+)
+_EVALUATION = (
+    "In a test of a finished model, which was a run of its own, {names} sent score histograms by class, whose sums are "
+    "the label counts of the test part."
+)
+_INQUIRIES = {("survey", "survey.json", "sites"): _SURVEY, ("evaluate", "evaluation.json", "tested_by"): _EVALUATION}
+"""What sites sent about their labels in `fedskew federate survey` and `evaluate`: by the end of the name of the folder
+beside the run's, its file, and the key with the sites that answered."""
 
 
 def method_entries(run: Result) -> list[Entry]:
@@ -30,7 +44,19 @@ def describe_learned_labels(run: Result) -> str:
         sentences.append(
             "The sites reported their test results by class, which reveal the label counts of their test parts."
         )
-    return " ".join(filter(None, sentences)) or "The label counts stayed at the sites. The server did not receive them."
+    found = [*filter(None, sentences)]
+    return " ".join([*(found or ["In this run, the label counts stayed at the sites."]), *_inquiries(run)])
+
+
+def _inquiries(run: Result) -> Iterator[str]:
+    """Say what the server learned in other runs of the same federation, whose folders are beside this run's."""
+    if run.folder is None or not run.sites:
+        return
+    for (purpose, file, key), sentence in _INQUIRIES.items():
+        path = run.folder.with_name(f"{run.folder.name}-{purpose}") / file
+        if path.exists():
+            names = json.loads(path.read_text(encoding="utf-8"))[key]
+            yield sentence.format(names=", ".join(map(escape, names)))
 
 
 def _learned_from_method(run: Result) -> str:
@@ -52,7 +78,8 @@ def describe_disclosures(run: Result) -> str:
         loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
             f"Training used secure aggregation: in each round, the server learned the mean of the sites' updates{loss} "
-            f"and totals of their counts, but no single site's values. {_private(run)}"
+            "and the totals of their sample counts and, if the sites tested the model, of their test results, but no "
+            f"single site's values. {_private(run)}"
         )
     entries = method_entries(run)
     reported = f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"

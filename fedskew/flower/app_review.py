@@ -16,7 +16,7 @@ from fedskew.flower.planning import read_app, resolve_config_at_site
 from fedskew.flower.request_checks import approved_settings
 
 _MAX_NAMES = 20
-"""The maximum number of names in a line."""
+"""The maximum number of names in a list."""
 
 
 def make_approval(app: Path, site: str, approved_by: str | None = None) -> Approval:
@@ -56,7 +56,7 @@ def build_archive(app: Path) -> bytes:
         warnings.simplefilter("ignore", DeprecationWarning)  # Flower calls deprecated functions
         try:
             return build_fab_from_disk(app)
-        except (ValueError, OSError) as error:  # for example a setting that Flower lacks, or an app that is too large
+        except (ValueError, OSError) as error:  # for example, a setting is missing, or the app is too large
             raise UserError(f"Flower cannot pack {app}: {' '.join(str(error).split())}") from error
 
 

@@ -103,6 +103,6 @@ def _part_needs(part: type[Part]) -> Iterator[str]:
 
 
 def _keeps_trained_tensors(part: Personal) -> bool:
-    """Whether clients keep tensors that they have trained from one round to the next."""
+    """Whether clients keep, from one round to the next, tensors that they have trained."""
     trains_own = bool(part.keeps()) and any(phase.trains != "shared" for phase in part.phases())
     return trains_own or part.own_solver() is not None

@@ -119,5 +119,14 @@ def _rule_name(config: Config, without: Collection[str] = ()) -> str:
 
 
 def to_key(value: Any) -> str:
-    """Turn a value, even a list or a mapping, into a dictionary key. Equal values have equal keys."""
-    return json.dumps(value, sort_keys=True, default=str)
+    """Turn a value, even a list or a mapping, into a dictionary key. 1 and 1.0 are the same value."""
+    return json.dumps(_whole(value), sort_keys=True, default=str)
+
+
+def _whole(value: Any) -> Any:
+    """Write whole numbers in one way, also those inside lists and mappings."""
+    if isinstance(value, Mapping):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

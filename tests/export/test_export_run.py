@@ -154,7 +154,7 @@ def test_label_counts_that_the_server_does_not_know_are_not_made_up() -> None:
     sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
     run = finished("dnn", form("dnn"), partition=sites, label_counts=[[0, 0, 0], [0, 0, 0]])
     card = model_card(run, None, with_words=False)
-    assert "The label counts stayed at the sites. The server did not receive them." in card
+    assert "In this run, the label counts stayed at the sites." in card
     assert "held by" not in card
     assert "digits" not in card
     assert "The run was simulated" not in card

@@ -284,6 +284,27 @@ def test_a_finished_model_is_tested_on_every_site_s_data(
     assert "without an answer: site-2" in capsys.readouterr().out
 
 
+def test_the_model_card_names_the_sites_that_sent_label_counts_in_other_runs(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    policies = [Policy(survey=SurveyRules()), Policy(evaluate=EvaluationRules()), Policy()]
+    survey = asked(tmp_path, data, split, "survey", policies)
+    ask_sites(survey.grid, survey.context)
+    training = asked(tmp_path, data, split, "train", policies, evaluation="server")
+    run_federation(training.grid, training.context)
+    export_run(tmp_path / "run", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert (
+        "In this run, the label counts stayed at the sites. In a survey, which was a run of its own, site-0 sent"
+        in card
+    )
+    assert "In a test of a finished model" not in card
+    evaluate_at(tmp_path, data, split, tmp_path / "model", policies)
+    export_run(tmp_path / "run", tmp_path / "model")
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    assert "In a test of a finished model, which was a run of its own, site-1 sent score histograms by class" in card
+
+
 @pytest.mark.slow
 def test_a_site_that_withholds_its_results_is_still_named(
     data: Path, split: Federation, model: Path, tmp_path: Path

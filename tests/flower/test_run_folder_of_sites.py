@@ -110,7 +110,7 @@ def test_a_run_tested_in_total_can_be_reported_compared_and_exported(
     run = str(tmp_path / "run")
     assert main(["export", run, "-o", str(tmp_path / "model")]) == 0
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "The label counts stayed at the sites" in card
+    assert "the label counts stayed at the sites" in card
     assert "| worst class | – |" in card
     assert main(["compare", run, run]) == 0
     assert main(["report", run, "-o", str(tmp_path / "report.html")]) == 0
@@ -160,7 +160,7 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert f"ε = {epsilon(2, 4.0, 1e-5, sensitivity=2.0):.3g} at δ = 1e-05 for a whole site" in card
     assert "not differentially private" not in card
-    assert "The label counts stayed at the sites" in card
+    assert "the label counts stayed at the sites" in card
     assert "reported" not in card
 
 

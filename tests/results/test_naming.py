@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedskew.experiment.config import Config
-from fedskew.results.naming import setting_label, varied_keys
+from fedskew.experiment.config import Config, config_hash, with_values
+from fedskew.results.naming import setting_label, to_key, varied_keys
 
 
 def test_saved_predictions_do_not_make_another_setting() -> None:
@@ -22,3 +22,10 @@ def test_other_weights_at_the_same_path_make_another_setting_that_names_path_and
     assert varied_keys([first, second, Config()]) == ["init"]
     assert setting_label(first, ["init"]) == "init=w.pt (sha256:0f0f0f0f0f0f)"
     assert setting_label(Config(), ["init"]) == "init=None"
+
+
+def test_a_whole_number_is_the_same_value_with_and_without_a_decimal_point() -> None:
+    whole, decimal = (with_values(Config(), {"partition": "dirichlet", "partition.beta": beta}) for beta in (1, 1.0))
+    assert config_hash(whole) == config_hash(decimal)
+    assert varied_keys([whole, decimal]) == []
+    assert to_key({"a": [1, (2,)]}) == to_key({"a": [1.0, [2.0]]}) != to_key({"a": [1, [2.5]]})

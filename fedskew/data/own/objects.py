@@ -27,10 +27,10 @@ from fedskew.data.own.tables import load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
 from fedskew.errors import UserError
 
-FORMS = (
-    "a dataset's name, a path, a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset, "
-    "a Hugging Face Dataset or a scikit-learn Bunch"
+_OBJECT_FORMS = (
+    "a pair of arrays (x, y), a pandas or Polars DataFrame, an Arrow table, a torch Dataset, a Hugging Face Dataset"
 )
+_FORMS = f"a dataset's name, a path, {_OBJECT_FORMS} or a scikit-learn Bunch"
 _COMMON_OPTIONS = ("name", "test")
 
 
@@ -166,13 +166,15 @@ def _parts(data: Any, test: Any) -> tuple[Any, Any]:
     """Return the training part and the test part, which may be None."""
     if isinstance(data, Mapping):
         data, test = _splits(data, test)
-    _check_form(data)
+        _check_form(data, "the training part", _OBJECT_FORMS)
+    else:
+        _check_form(data, "data", _FORMS)
     if test is not None:
         forms = (is_frame, _is_hugging_face, _is_pair)
         if any(form(data) != form(test) for form in forms):
             expected = "a pair (x, y)" if _is_pair(data) else type(data).__name__
             raise UserError(f"test is of type {type(test).__name__}; expected {expected}, like the training part")
-        _check_form(test, "test")
+        _check_form(test, "test", f"{_OBJECT_FORMS}, like the training part")
     return data, test
 
 
@@ -189,14 +191,14 @@ def _splits(data: Mapping[Any, Any], test: Any) -> tuple[Any, Any]:
     return data["train"], test if test_split is None else data[test_split]
 
 
-def _check_form(data: object, name: str = "data") -> None:
+def _check_form(data: object, name: str, forms: str) -> None:
     if hasattr(data, "collect") and not hasattr(data, "__len__"):
         raise UserError(f"{type(data).__name__} has no rows yet; expected a DataFrame: call collect() first")
     if isinstance(data, np.ndarray | torch.Tensor):
         raise UserError(f"{name} is a single {type(data).__name__}; expected a pair (x, y) of inputs and labels")
     known = _is_pair(data) or is_frame(data) or _is_hugging_face(data)
     if not known and (not hasattr(data, "__getitem__") or isinstance(data, str | bytes | tuple | Mapping)):
-        raise UserError(f"{name} is of type {type(data).__name__}; expected {FORMS}")
+        raise UserError(f"{name} is of type {type(data).__name__}; expected {forms}")
     if not hasattr(data, "__len__"):
         raise UserError(f"{type(data).__name__} has no length, so it is a stream; expected a Dataset with a length")
 

@@ -266,9 +266,15 @@ def partition_class(name: str) -> type[Partition]:
     if not isinstance(rule, type) or not issubclass(rule, Partition):
         found = "does not exist" if rule is None else f"is a {type(rule).__name__}"
         raise UserError(f"partition {name!r} {found}; expected a subclass of fedskew.Partition")
-    if not dataclasses.is_dataclass(rule) or inspect.isabstract(rule):
+    if _lacks_decorator(rule) or inspect.isabstract(rule):
         raise UserError(f"partition {name!r} is incomplete; expected a frozen dataclass with a method draw")
     return rule
+
+
+def _lacks_decorator(rule: type[Partition]) -> bool:
+    """Return whether the class declares parameters of its own, but not with `@dataclass`."""
+    parameters = [kind for kind in inspect.get_annotations(rule).values() if "ClassVar" not in str(kind)]
+    return bool(parameters) and "__dataclass_fields__" not in vars(rule)
 
 
 def require_rule(partition: object) -> None:

@@ -145,8 +145,9 @@ class Record:
     def mean_of_last(self, measure: str, config: Config) -> float | None:
         """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds of a configuration.
 
-        The record may be longer than the configured run. A measure in `FINAL_SCORES`, such as AUROC, has only one
-        value, which is returned instead of a mean. None if the record lacks the measure.
+        The record may be longer than the configured run. Its later rounds do not count. A measure in `FINAL_SCORES`,
+        such as AUROC, has only the value after the record's last round, which is returned instead of a mean. None if
+        there is no such value.
         """
         rounds = planned_rounds(config)
         if measure in FINAL_SCORES or measure not in self.content:

@@ -125,6 +125,13 @@ class InOrder(fs.Partition):
 
 class Unfinished(fs.Partition):
     pass
+
+
+class Undecorated(fs.Partition):
+    clients: int
+
+    def draw(self, labels, seed):
+        return np.array_split(np.arange(len(labels)), self.clients)
 '''
 
 
@@ -154,6 +161,7 @@ def test_a_rule_of_ones_own_is_saved_in_the_configuration(own_rule: str, tmp_pat
         ("rules_of_test:Missing", "partition 'rules_of_test:Missing' does not exist; expected a subclass of"),
         ("rules_of_test:np", "is a module; expected a subclass of fedskew.Partition"),
         ("rules_of_test:Unfinished", "is incomplete; expected a frozen dataclass with a method draw"),
+        ("rules_of_test:Undecorated", "is incomplete; expected a frozen dataclass with a method draw"),
         ("no_such_module:Rule", "cannot import 'no_such_module'"),
         ("in-order", "unknown partition 'in-order'"),
     ],
