@@ -38,6 +38,7 @@ from fedskew.engine.model.stacked_layers import (
     functional_batch_norm,
     is_stacked,
     pooling,
+    read_only,
 )
 
 
@@ -365,15 +366,6 @@ def vmap_of_a_model(buffers: Iterable[Tensor]) -> Iterator[None]:
     """Let `vmap` lift a model's or layer's code correctly within a `with` block, as long as it only reads `buffers`."""
     with read_only(buffers), _LiftableFunctions():
         yield
-
-
-@contextlib.contextmanager
-def read_only(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Raise an error after a `with` block if a model's code has written into these buffers."""
-    versions = [(buffer, buffer._version) for buffer in buffers]
-    yield
-    if any(buffer._version != version for buffer, version in versions):
-        raise RuntimeError("the model writes into its buffers")
 
 
 def _call_lifted(function: Any, args: Any, kwargs: Any) -> Any:

@@ -8,7 +8,8 @@ input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -147,6 +148,15 @@ def attribute(module: nn.Module, name: str) -> Any:
 
 
 # -- orders in memory --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def read_only(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Raise an error after a `with` block if a model's code has written into these buffers."""
+    versions = [(buffer, buffer._version) for buffer in buffers]
+    yield
+    if any(buffer._version != version for buffer, version in versions):
+        raise RuntimeError("the model writes into its buffers")
 
 
 def _channels_adjoin(x: Tensor) -> bool:
