@@ -13,7 +13,7 @@ import pytest
 from fedskew.methods import METHODS
 
 TOLERANCE = {"float64": 1e-9, "float32": 5e-4}
-"""How far two engines' final weights may be apart. On some processors, float32's rounding grows to 2e-4 with FedSMOO."""
+"""How far two engines' final weights may be apart. On some processors, rounding in float32 grows to 2e-4 in FedSMOO."""
 
 PARAMS: dict[str, dict[str, Any]] = {
     "pkd": {"groups": [[0, 1], [1, 2, 3]], "expert_rounds": 2},
