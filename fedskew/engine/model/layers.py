@@ -83,8 +83,10 @@ class ValidBatchNorm:
                 self._update_running_statistics(mean, var * count / (count - 1))
         shape = (1, -1) + (1,) * (x.dim() - 2)
         out = (wide - mean.view(shape)) * (var.view(shape) + layer.eps).rsqrt()
-        if layer.affine:
-            out = out * layer.weight.view(shape) + layer.bias.view(shape)
+        if layer.weight is not None:
+            out = out * layer.weight.view(shape)
+        if layer.bias is not None:
+            out = out + layer.bias.view(shape)
         return out.to(x.dtype)
 
     def _batch_statistics(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -428,9 +428,9 @@ def _count_batch(forward: StackedForward, name: str) -> Tensor:
 def _group_norm(forward: StackedForward, name: str, layer: nn.GroupNorm, x: Tensor) -> Tensor:
     weight, bias = forward.tensor(name, "weight"), forward.tensor(name, "bias")
     out = _split(F.group_norm(x.flatten(0, 1), layer.num_groups, eps=layer.eps), 0, x.shape[:2])
-    if weight is None or bias is None:
-        return out
-    return out * _per_channel(weight, x) + _per_channel(bias, x)
+    if weight is not None:
+        out = out * _per_channel(weight, x)
+    return out if bias is None else out + _per_channel(bias, x)
 
 
 @rule(KeyedDropout)

@@ -54,6 +54,12 @@ def activated_norms() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten())
 
 
+def without_bias(layer: nn.Module) -> nn.Module:
+    """Like the argument `bias=False`, which older versions of PyTorch lack."""
+    layer.register_parameter("bias", None)
+    return layer
+
+
 class SharedActivation(nn.Module):
     """The ReLU before the pooling has another user, so the pooling must not apply it."""
 
@@ -228,6 +234,12 @@ MODELS = {
     ),
     "group and layer norm": (
         lambda: nn.Sequential(nn.GroupNorm(2, 2), nn.GELU(), nn.LayerNorm([8, 8]), nn.Flatten()),
+        IMAGE,
+    ),
+    "norms without bias": (
+        lambda: nn.Sequential(
+            *map(without_bias, (nn.LayerNorm([8, 8]), nn.BatchNorm2d(2), nn.GroupNorm(2, 2))), nn.Flatten()
+        ),
         IMAGE,
     ),
     "pooling": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()), IMAGE),
@@ -598,6 +610,29 @@ def test_a_subclass_has_no_rule() -> None:
     assert Doubled not in RULES
     torch.manual_seed(0)
     check(nn.Sequential(Doubled(6, 4)), torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), "train")
+
+
+def test_a_whole_model_under_vmap_may_have_a_batch_norm_without_bias() -> None:
+    class Unlifted(nn.Module):
+        """`torch.fx` cannot trace this."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = without_bias(nn.BatchNorm1d(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x) * float(x.shape[0])
+
+    torch.manual_seed(0)
+    network = Network(Unlifted(), torch.float64)
+    params = {n: torch.randn(CLIENTS, *p.shape, dtype=p.dtype) for n, p in network.state().params.items()}
+    buffers = {n: b.expand(CLIENTS, *b.shape).clone() for n, b in network.state().buffers.items()}
+    x, valid = torch.randn(CLIENTS, ROWS, 6, dtype=torch.float64), torch.ones(CLIENTS, ROWS, dtype=torch.bool)
+    out, _ = network.forward_stacked(params, buffers, x, valid, "train", torch.arange(CLIENTS))
+    assert network._lifted["train"] is None
+    for k in range(CLIENTS):
+        own = ({n: t[k].clone() for n, t in part.items()} for part in (params, buffers))
+        torch.testing.assert_close(out.logits[k], network.forward(*own, x[k], "train", torch.tensor(k)).logits)
 
 
 class Centred(nn.Module):
