@@ -56,7 +56,7 @@ Accuracies = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Difference:
-    """A variant's accuracies minus float32's, in percentage points, over the runs of all methods and seeds."""
+    """A variant's accuracies minus float32's, in percentage points. There is one number per compared run."""
 
     points: tuple[float, ...]
 

@@ -32,8 +32,9 @@ _WORTH_STACKING = 4
 _LARGE_ATTENTION = 1e6
 """With this many multiplications per sample or more, most models with attention train faster client by client on a CPU.
 
-`python benchmarks/attention.py` measured this. With fewer multiplications, the stacked engine took 0.8 to 0.9 times
-as long as the plain engine. With more, it took 0.9 to 2.1 times as long (docs/speed.md).
+`count_multiplications` counts them, and `python benchmarks/attention.py` measured this. With fewer multiplications, the
+stacked engine took 0.8 to 0.9 times as long as the plain engine. With more, it took 0.9 to 2.1 times as long
+(docs/speed.md).
 """
 SHORT_RUN = 30.0
 """The estimated seconds below which starting worker processes does not pay off."""
@@ -241,7 +242,10 @@ def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: fl
 
 @torch.no_grad()
 def count_multiplications(model: nn.Module, sample: Tensor) -> float:
-    """Count the multiplications of linear and convolutional layers in the forward pass of one sample."""
+    """Count the multiplications of linear and convolutional layers in the forward pass of one sample.
+
+    Products of activations are not counted, nor are the projections within `nn.MultiheadAttention`.
+    """
     total = 0.0
 
     def count(layer: nn.Module, _: Any, out: Tensor) -> None:

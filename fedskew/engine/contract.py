@@ -271,7 +271,8 @@ def train_clients(engine: Engine, work: RoundWork) -> RoundResult:
     """Train the round's clients.
 
     If the method has a personal part, the returned models have only the shared tensors. The personal tensors are then
-    in `states`, with the prefix `PERSONAL`.
+    in `states`, with the prefix `PERSONAL`. Loss and tally are those of the phase that trains shared parameters. The
+    visits are those of all phases and of second models.
     """
     if work.personal is None:
         return engine.train(work)

@@ -43,7 +43,8 @@ class DataPass:
 
     def sample_keys(self, client_key: Tensor, rows: Tensor) -> Tensor:
         """Return a random key per sample, which does not depend on the sample's batch."""
-        constant = {"opening": 0x09E2, "closing": 0xC105}[self.when]  # any two constants that no other key uses
+        # Any two constants. Steps fold in 0, 1, 2, …, so only a round of thousands of steps uses these numbers again.
+        constant = {"opening": 0x09E2, "closing": 0xC105}[self.when]
         return fold(fold(client_key, constant), rows)
 
     def batch_sums(self, seen: Seen, client: Client) -> Tensors:

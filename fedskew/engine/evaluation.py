@@ -202,7 +202,8 @@ def _evaluate(
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
     """Return the mean prediction per true class over these samples. It is NaN for a class without samples.
 
-    A simulation makes one pass over all clients' samples. In a real federation, each client sends its sums and counts.
+    A simulation makes one pass over all clients' samples. On Flower, each site makes a pass over its own samples, and
+    sends its label counts and its mean predictions.
     """
     classes = data.classes
     rows = torch.from_numpy(samples).to(data.y.device)

@@ -270,7 +270,10 @@ def contiguous(features: Tensor | None) -> Tensor | None:
 
 @contextlib.contextmanager
 def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python, from which users' code may draw, and restore them."""
+    """Seed the global generators of torch, numpy and Python, from which users' code may draw, and restore them.
+
+    The generator of Apple's GPU is seeded, but not restored.
+    """
     with restored_generators([device] if device.type == "cuda" else []):
         random.seed(seed)
         np.random.seed(seed)  # noqa: NPY002
