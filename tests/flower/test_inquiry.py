@@ -319,6 +319,18 @@ def test_a_site_that_withholds_its_results_is_still_named(
 
 
 @pytest.mark.slow
+def test_a_recorded_answer_is_listed_only_if_the_policy_still_allows_it(
+    data: Path, split: Federation, model: Path, tmp_path: Path
+) -> None:
+    agreed, unlisted = Policy(evaluate=EvaluationRules()), Policy(evaluate=EvaluationRules(by_site=False))
+    first = evaluate_at(tmp_path, data, split, model, [agreed, agreed, agreed])
+    assert first["by_site"].keys() == {"site-0", "site-1", "site-2"}
+    later = evaluate_at(tmp_path, data, split, model, [agreed, unlisted, unlisted])
+    assert later["by_site"].keys() == {"site-0"}
+    assert later["total"] == first["total"]
+
+
+@pytest.mark.slow
 def test_a_site_tests_only_as_many_finished_models_as_its_policy_allows(
     data: Path, split: Federation, model: Path, tmp_path: Path
 ) -> None:
