@@ -21,10 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
+from fedskew.flower.audit import read_site_values
 
 NAME = "approvals.json"
 _FILE_LIST = ".info/"
 """The folder with Flower's list of the files in an archive. Flower deletes it when it installs the app."""
+_UNPROTECTED = (
+    "this site requires secure aggregation, but has approved no app, so the server could send any code; expected "
+    "`fedskew federate approve`"
+)
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,15 @@ def app_hash(files: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
 
 
-def refusal(folder: Path, archive: bytes) -> str | None:
-    """Return the reason why the site in this folder refuses an app. None if it accepts the app.
+def refusal(site: Path, archive: bytes) -> str | None:
+    """Return the reason why a site refuses an app. None if it accepts the app. `site` is the path of its site.yaml.
 
-    Raise `UserError` if the approvals cannot be read. The error's text names the file, so it must not leave the site.
+    Raise `UserError` if a file of the site cannot be read. The error's text names the file, so it must not leave the
+    site.
     """
-    approvals = read_approvals(folder)
+    approvals = read_approvals(site.parent)
     if approvals is None:
-        return None
+        return _UNPROTECTED if _requires_secure_aggregation(site) else None
     try:
         files = file_hashes(archive)
     except (UserError, zipfile.BadZipFile) as error:
@@ -98,3 +104,9 @@ def refusal(folder: Path, archive: bytes) -> str | None:
     if any(approval.hash == app_hash(files) for approval in approvals):
         return None
     return f"the site has not approved this app (hash {app_hash(files)[:16]}…)"
+
+
+def _requires_secure_aggregation(site: Path) -> bool:
+    """Whether the site's policy requires secure aggregation. `load_site` is not used, because it would import torch."""
+    policy = read_site_values(site).get("policy")
+    return isinstance(policy, dict) and bool(policy.get("require"))  # the worker checks the value

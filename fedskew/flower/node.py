@@ -10,8 +10,8 @@ If a SuperLink or a proxy restarts, a connection may end during the TLS handshak
 Here, the SuperNode tries again, unless the certificate was refused.
 
 Before an app is installed or imported, its files are compared with those that the site has approved, if the site has a
-list of approvals. An app that is not on the list does not run. Instead, a ClientApp of this module replies with the
-refusal.
+list of approvals. An app that is not on the list does not run. Nor does any app run without such a list, if the site's
+policy requires secure aggregation. Instead, a ClientApp of this module replies with the refusal.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def _allow_only_approved_app(site: Path) -> None:
     def install_if_approved(archive: bytes, **options: Any) -> None:
         nonlocal reported
         try:
-            problem = reported = refusal(site.parent, archive)
+            problem = reported = refusal(site, archive)
         except UserError as error:  # the text names the site's files, so it stays in the site's log
-            problem, reported = str(error), "the site's approvals cannot be read; the reason is in its log"
+            reported = "the site's approvals or its configuration cannot be read; the reason is in its log"
+            problem = str(error)
         client_app.app_hash = _hash(archive)
         if reported is None:
             install(archive, **options)

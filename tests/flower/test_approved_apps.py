@@ -77,7 +77,7 @@ def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, caps
     (approval,) = read_approvals(site) or []
     assert (approval.app, approval.approved_by) == ("app", "Ada")
     assert approval.hash in shown.out
-    assert refusal(site, build_archive(site / "app")) is None
+    assert refusal(site / "site.yaml", build_archive(site / "app")) is None
 
 
 def test_a_single_round_and_a_single_epoch_are_singular(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +133,7 @@ def test_any_change_of_the_app_needs_another_approval(
     assert approve(site, "--yes") == 0
     with (site / "app" / file).open("a") as changed:
         changed.write("\n[tool.changed]\nvalue = 1\n" if file.endswith(".toml") else "\n# changed\n")
-    assert "the site has not approved this app" in str(refusal(site, build_archive(site / "app")))
+    assert "the site has not approved this app" in str(refusal(site / "site.yaml", build_archive(site / "app")))
     assert main(["federate", "site", str(site / "site.yaml"), "--check", str(site / "app")]) == 2
     assert f"error: this site has not approved {site / 'app'}" in capsys.readouterr().err
     assert approve(site, "--yes") == 0
@@ -143,16 +143,38 @@ def test_any_change_of_the_app_needs_another_approval(
 def test_without_approvals_a_site_says_that_it_runs_everything(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["federate", "site", str(site / "site.yaml"), "--check", str(site / "app")]) == 0
     assert "warning: this site runs every app that the server sends" in capsys.readouterr().err
-    assert refusal(site, b"") is None
+    assert refusal(site / "site.yaml", b"") is None
+
+
+@pytest.mark.parametrize("required", ["secure-aggregation", "[secure-aggregation]"])
+def test_a_site_that_requires_secure_aggregation_runs_no_app_before_it_has_approved_one(
+    required: str, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (site / "site.yaml").open("a") as file:
+        file.write(f"policy: {{require: {required}}}\n")
+    reasons: list[str] = []
+    installed: list[bytes] = []
+    monkeypatch.setattr(node.runtime, "install_from_fab", lambda archive, **_: installed.append(archive))
+    monkeypatch.setattr(node.runtime, "get_load_client_app_fn", lambda **_: "the app's loader")
+    monkeypatch.setattr(node, "refusing_app", lambda reason, _: reasons.append(reason))
+    node._allow_only_approved_app(site / "site.yaml")
+    archive = build_archive(site / "app")
+    node.runtime.install_from_fab(archive)
+    node.runtime.get_load_client_app_fn()()
+    assert installed == []
+    assert "requires secure aggregation, but has approved no app, so the server could send any code" in reasons[0]
+    assert approve(site, "--yes") == 0
+    node.runtime.install_from_fab(archive)
+    assert installed == [archive]
 
 
 def test_damaged_files_refuse_everything(site: Path) -> None:
     assert approve(site, "--yes") == 0
-    assert refusal(site, b"no archive") == "the app's archive is damaged"
+    assert refusal(site / "site.yaml", b"no archive") == "the app's archive is damaged"
     archive = build_archive(site / "app")
 
     def is_unreadable() -> bool:
-        for read in (lambda: read_approvals(site), lambda: refusal(site, archive)):
+        for read in (lambda: read_approvals(site), lambda: refusal(site / "site.yaml", archive)):
             with pytest.raises(UserError, match="cannot be read"):
                 read()
         return True
@@ -183,7 +205,7 @@ def test_where_damaged_approvals_are_stays_in_the_site_s_own_log(
     node._allow_only_approved_app(site / "site.yaml")
     node.runtime.install_from_fab(build_archive(site / "app"))
     node.runtime.get_load_client_app_fn()()
-    assert reasons == ["the site's approvals cannot be read; the reason is in its log"]
+    assert reasons == ["the site's approvals or its configuration cannot be read; the reason is in its log"]
     assert str(site / NAME) in capsys.readouterr().err
     with pytest.raises(StateUnusable):
         require_approved({}, load_site(site / "site.yaml"))
