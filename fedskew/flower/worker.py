@@ -35,6 +35,7 @@ from fedskew.platforms import parent_of, wait_for_end
 
 _UNREADABLE = "its configuration or data cannot be read; the reason is in its log"
 _MISMATCH = "its data do not meet the federation's contract; the reason is in its log"
+_NO_STATE = "its state cannot be read or written; the reason is in its log"
 _TRANSFER_SECONDS = 600.0
 """Seconds that a ClientApp may take to send or to receive. A ClientApp that hangs must not block the next ones."""
 _SESSION_SECONDS = 3600.0
@@ -128,11 +129,15 @@ class _RequestHandler:
         reply = self._answer(facts, payload)
         if self._site is None:
             return reply
+        spent: Facts = {}
+        if facts.get("kind") == "train" and not reply[0].keys() & {"refused", "failed"}:
+            try:
+                spent = {"epsilon": self._site.privacy_spent()}
+            except UserError as error:
+                reply = self._refusal(str(error), _NO_STATE)
         entry = audit.describe_request(facts) | audit.describe_reply(*reply) | {"app": app}
-        entry["seconds"] = round(time.monotonic() - began, 3)
+        entry |= {"seconds": round(time.monotonic() - began, 3), **spent}
         try:
-            if (entry["event"], entry["kind"]) == ("reply", "train"):
-                entry["epsilon"] = self._site.privacy_spent()
             ChainedLog(self._site.config.state_folder / audit.NAME).append(entry)
         except UserError as error:  # the text names the site's files, so it must not leave the site
             return self._refusal(str(error), "its audit log cannot be written; the reason is in its log")
@@ -158,7 +163,7 @@ class _RequestHandler:
         except ContractMismatch as error:
             return self._refusal(str(error), _MISMATCH)
         except StateUnusable as error:
-            return self._refusal(str(error), "its state cannot be read or written; the reason is in its log")
+            return self._refusal(str(error), _NO_STATE)
         except (UserError, Garbled) as error:
             return self._refusal(str(error), str(error))
         except Exception as error:

@@ -19,8 +19,12 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.flower import client_app, node
 from fedskew.flower.audit import NAME, describe_reply, describe_request, find_log, site_log
 from fedskew.flower.chained_log import Entry, read_chain
+from fedskew.flower.policy import Policy
+from fedskew.flower.releases import Release
 from fedskew.flower.server_app import main as server_main
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.site_ledger import NAME as LEDGER
+from fedskew.flower.site_ledger import SiteLedger
 from fedskew.flower.wire import digest, to_records
 
 
@@ -118,6 +122,22 @@ def test_a_reply_that_cannot_be_recorded_does_not_leave(tmp_path: Path, capsys: 
     }
     assert all(message.payload == b"" for message in sent)
     assert str(tmp_path / "site-1" / "state" / NAME) in capsys.readouterr().err
+
+
+def test_a_reply_with_a_changed_ledger_does_not_leave_and_is_recorded_as_refused(tmp_path: Path) -> None:
+    here = audited_case(tmp_path, rounds=1, minimum=2)
+    state = tmp_path / "site-1" / "state"
+    for number in (1, 2):
+        SiteLedger(state, Policy()).charge(Release("earlier", number, "local", 2.0))
+    ledger = state / LEDGER
+    ledger.write_text(ledger.read_text().replace('"round":1', '"round":9'))
+    run_federation(here.grid, here.context)
+    reason = "its state cannot be read or written; the reason is in its log"
+    (sent,) = [message for message in here.grid.sent if message.site == "site-1" and message.kind == "train"]
+    assert (sent.facts, sent.payload) == ({"refused": reason}, b"")
+    last = entries(tmp_path / "site-1")[-1]
+    assert (last["event"], last["reason"]) == ("refused", reason)
+    assert not last.keys() & {"facts", "tensors", "epsilon"}
 
 
 def test_a_refused_app_is_recorded_with_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
