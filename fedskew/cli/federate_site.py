@@ -167,7 +167,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     if settings.local_tests and not site.policy.allows(LOCAL_TESTS):
         notice(
             "this site's policy does not allow local tests, so the server will not learn its accuracy after local "
-            f"training; to report it, add policy: {{reveals: [{LOCAL_TESTS}]}}"
+            f"training; to report it, add policy: {{reveals: [{LOCAL_TESTS}]}} and metrics: total"
         )
     for warning in settings_warnings(settings, contract, config):
         notice(f"warning: {warning}")

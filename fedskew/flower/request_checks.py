@@ -331,7 +331,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
     if not site.policy.allows(LOCAL_TESTS):
         raise UserError(
             "the server requests the accuracy before and after local training, which this site does not allow; "
-            f"expected policy.reveals: [{LOCAL_TESTS}]"
+            f"expected policy.reveals: [{LOCAL_TESTS}], and metrics: total in site.yaml"
         )
 
 

@@ -22,10 +22,12 @@ from fedskew.experiment.run import run_prepared
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, read_app, resolve_config
 from fedskew.flower.policy import LOCAL_TESTS, Policy
+from fedskew.flower.request_checks import require_agreed_local_tests
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.site import Site
-from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_config import SiteConfig, load_site
 from fedskew.flower.wire import Facts
+from fedskew.methods import make_method
 
 NAMES = ["site-0", "site-1", "site-2"]
 ALLOWED = Policy(reveals=(LOCAL_TESTS, "label counts"))
@@ -184,6 +186,12 @@ def test_the_report_the_card_and_the_check_say_so(
     shown = capsys.readouterr()
     assert "policy.reveals lists 'local tests', also how many predictions are correct before and after" in shown.out
     assert "this site's policy does not allow local tests" in shown.err
+    assert "to report it, add policy: {reveals: [local tests]} and metrics: total" in " ".join(shown.err.split())
+    advised = f"name: site-0\ndata: {data}\nmetrics: total\npolicy: {{reveals: [local tests]}}\n"
+    (tmp_path / "site.yaml").write_text(advised)
+    require_agreed_local_tests(make_method("fedavg"), load_site(tmp_path / "site.yaml"))
+    assert main(["federate", "site", str(tmp_path / "site.yaml"), "--check", str(tmp_path / "app")]) == 0
+    assert "will not" not in capsys.readouterr().err
 
 
 def test_an_approval_without_them_does_not_allow_them(folder: Path, split: Federation, tmp_path: Path) -> None:
