@@ -13,7 +13,7 @@ from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
 from fedskew.experiment.trained_part import trained_model
 from fedskew.flower.contract import Contract
-from fedskew.flower.policy import LOCAL_TESTS
+from fedskew.flower.policy import COLUMN_SUMS, LOCAL_TESTS
 from fedskew.flower.privacy import NEIGHBOURS, noise_to_signal
 from fedskew.flower.releases import run_epsilon
 from fedskew.flower.secure.identity import fingerprint
@@ -32,11 +32,12 @@ _TESTS = {
 }
 """What a site sends of its tests, by `federation.site_metrics`."""
 _COLUMN_SUMS = (
-    "once, before the first round, it sends column sums of its training part: for each column of numbers the counts of "
-    "values and gaps, the mean and the sum of squared deviations; for each column of categories the values that occur, "
-    "and whether there are gaps; a number, category or gap in fewer rows than its policy.smallest_group (default: "
-    f"{SMALLEST_GROUP}) is left out or replaced by a nearby value; but if no number of a column is in that many rows "
-    "and most of them differ, its sums are exact, so a number that is far larger than all others shows in them"
+    f"if its policy.reveals lists {COLUMN_SUMS!r}, it sends column sums of its training part, once, before the first "
+    "round: for each column of numbers the counts of values and gaps, the mean and the sum of squared deviations; for "
+    "each column of categories the values that occur, and whether there are gaps; a number, category or gap in fewer "
+    f"rows than its policy.smallest_group (default: {SMALLEST_GROUP}) is left out or replaced by a nearby value; but "
+    "if no number of a column is in that many rows and most of them differ, its sums are exact, so a number that is "
+    "far larger than all others shows in them"
 )
 _SURVEY = (
     "if its policy has 'survey', it answers a survey before training, once: label counts of its training part, and "
@@ -72,13 +73,15 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
             f"; in each evaluated round, if its policy.reveals lists {LOCAL_TESTS!r}, also how many predictions are "
             "correct before and after its local training"
         )
+    sources = ["updates", *(["answers to surveys"] if settings.survey else [])]
+    sources += ["tests of finished models"] if settings.evaluate_only else []
     return [
         *([_SURVEY] if settings.survey else []),
         *([_EVALUATE_ONLY] if settings.evaluate_only else []),
         *([_COLUMN_SUMS] if contract.column_sums else []),
         f"{entries_name(entries)} sends: {sent_by_clients(entries)}{loss}",
         f"tests: {tests}",
-        f"besides what updates can reveal, the server learns about the site's labels: {labels}",
+        f"besides what {' or '.join(sources)} can reveal, the server learns about the site's labels: {labels}",
         f"privacy: {describe_privacy(settings, config)}",
     ]
 

@@ -314,9 +314,7 @@ def test_approval_covers_the_draft_and_the_contract_that_sums_complete(
     assert main(["federate", "approve", str(app), str(east / "site.yaml"), "--yes"]) == 0
     shown = capsys.readouterr().out
     assert "data: table with columns age (number), serial (number), lactate (number), ward (category)" in shown
-    assert (
-        "once, before the first round, it sends column sums of its training part: for each column of numbers" in shown
-    )
+    assert "if its policy.reveals lists 'column sums', it sends column sums of its training part, once, before" in shown
     assert "column sums" in (app / "README.md").read_text()
     own = replace(sites(folder)["east"].config, folder=east, data=str(folder / "east" / "data"))
     site = Site(own)
