@@ -66,7 +66,9 @@ class SiteState:
             with reporting_os_errors("read", path):
                 return read_tensors(path)[0]
         except Unreadable as error:
-            raise StateUnusable(f"cannot use {path}: {error}; delete it to let the site start afresh") from error
+            raise StateUnusable(
+                f"cannot use {path}: {error}; delete it, and the site uses the state of another round, if it has one"
+            ) from error
         except UserError as error:
             raise StateUnusable(str(error)) from error
 

@@ -4,8 +4,9 @@ A server learns more each time that a site trains the same round from another mo
 different requests per round. It needs to answer more than one, because a restarted server may ask for a round again,
 perhaps with another model.
 
-A repeated request gives the same update, so it does not count again. But if the site adds noise, every request counts,
-because the noise is new each time. The site's state folder has the counts, so they survive a restart of the worker.
+As long as the data stay the same, a repeated request gives the same update, so it does not count again. But if the site
+adds noise, every request counts, because the noise is new each time. The site's state folder has the counts, so they
+survive a restart of the worker.
 """
 
 from __future__ import annotations

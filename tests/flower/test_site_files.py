@@ -168,7 +168,7 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
     states.write("expert.0", 1, {"c": torch.zeros(3)}, kept=None, oldest=0)
     file = next(tmp_path.rglob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(UserError, match="delete it to let the site start afresh"):
+    with pytest.raises(UserError, match="delete it, and the site uses the state of another round"):
         states.read("expert.0", 1)
 
 
