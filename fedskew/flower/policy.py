@@ -320,5 +320,6 @@ def _hours(value: Any) -> tuple[int, int] | None:
         return None
     found = _HOURS.fullmatch(str(value))
     hours = (int(found[1]), int(found[2])) if found else (24, 24)  # the next line refuses 24
-    expect(max(hours) < 24 and hours[0] != hours[1], "policy.hours", value, "two different hours such as 20-6")
+    is_span = max(hours) < 24 and hours[0] != hours[1]
+    expect(is_span, "policy.hours", value, "two different hours from 0 to 23, such as 20-6")
     return hours

@@ -152,6 +152,13 @@ def test_the_tests_of_a_site_s_own_model_are_reported_and_the_app_says_so(
         assert phrase not in str(disclosures(untested, contract, config))
 
 
+def test_an_app_with_surveys_does_not_say_that_the_server_learns_nothing_about_labels() -> None:
+    contract, config = Contract("table", ("a", "b"), (1,)), with_values(Config(), {"method": "fedavg"})
+    settings = replace(FederationSettings(sites=("a", "b", "c")), survey=True, evaluate_only=True)
+    (line,) = [line for line in disclosures(settings, contract, config) if "about the site's labels" in line]
+    assert line.startswith("besides what updates or answers to surveys or tests of finished models can reveal, ")
+
+
 def test_what_two_methods_reveal_is_listed_once() -> None:
     config = with_values(Config(), {"method": "logit-adjustment+ccvr"})
     settings = FederationSettings(sites=("a", "b", "c"))
