@@ -22,7 +22,7 @@ Size = tuple[int, int]
 """Height and width."""
 
 _BLOCK = 1024  # images that are decoded ahead; limits memory, and the delay before an error is raised
-_GREY_MODES = {"1", "L", "LA", "I", "I;16"}
+_GREY_MODES = {"1", "L", "LA"}
 
 
 def parse_size(value: object) -> Size | None:
@@ -128,7 +128,8 @@ def _pixels(pillow: Any, image: Any, name: str, size: Size | None, colour: bool 
     if image.mode == "F":  # the range of its pixels is unknown: 0 to 1, 0 to 255 or measurements
         raise UserError(f"{name}: an image of 32-bit floats (mode F); expected 8 or 16 bits per channel")
     upright = pillow.ImageOps.exif_transpose(image)
-    grey = not colour if colour is not None else upright.mode in _GREY_MODES
+    is_grey = upright.mode in _GREY_MODES or upright.mode.startswith("I")  # I, I;16 and I;16B have more than 8 bits
+    grey = not colour if colour is not None else is_grey
     converted = _to_8_bits(pillow, upright, grey)
     if size is not None and converted.size != (size[1], size[0]):
         converted = converted.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)

@@ -77,7 +77,7 @@ def load_image_folder(
     # A single class folder does not tell the other classes. The classes of other sites, if known, are then used.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
-        raise UserError(f"{folder}: no sub-folders, so there are no classes; expected {_FORMS}")
+        raise UserError(f"{folders[0]}: no sub-folders, so there are no classes; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:
         raise UserError(f"{folder}: folder {unlisted[0]!r} is not a listed class; expected {', '.join(names)}")
     images = [labelled_images(part_folder, names) for part_folder in folders]

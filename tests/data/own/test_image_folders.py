@@ -71,6 +71,17 @@ def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
     assert np.unique(np.concatenate([data.train.x, data.test.x])).tolist() == [7, 9]
 
 
+def test_big_endian_grey_images_of_16_bits_are_grey(tmp_path: Path) -> None:
+    for name, level in (("a", 7), ("b", 9)):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            pixels = np.full((6, 5), level * 256, ">u2")
+            Image.frombytes("I;16B", (5, 6), pixels.tobytes()).save(tmp_path / name / f"{i}.tif")
+    data = load(tmp_path)
+    assert data.input_shape == (1, 6, 5)
+    assert np.unique(data.train.x).tolist() == [7, 9]
+
+
 def test_dark_images_in_16_bits_are_not_silently_black(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save(tmp_path / name / "1.png", mode="I;16", value=255)
@@ -120,6 +131,9 @@ def test_a_folder_without_classes_or_images_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
     (tmp_path / "a").mkdir()
     with pytest.raises(UserError, match="no images; expected one folder of images per class"):
+        load(tmp_path)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UserError, match="train: no sub-folders, so there are no classes"):
         load(tmp_path)
     with pytest.raises(UserError, match=r"unknown option .*'label'"):
         load(tmp_path, label="a")
