@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -196,7 +197,7 @@ class Federation:
         if not each:
             raise UserError(
                 f"server_data is {fraction}, which is less than one sample per class of {self.dataset.name}; expected "
-                f"at least {len(names) / max(1, len(self.samples)):.2g}"
+                f"at least {_rounded_up(len(names) / max(1, len(self.samples))):g}"
             )
         given = np.zeros(len(labels), dtype=bool)
         for label in range(len(names)):
@@ -271,6 +272,12 @@ def load_for(
 def _frozen(array: IntArray) -> IntArray:
     array.setflags(write=False)
     return array
+
+
+def _rounded_up(number: float) -> float:
+    """Round up to two significant digits, so that the result is not below the number."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _indices_where(mask: npt.NDArray[np.bool_]) -> tuple[int, ...]:

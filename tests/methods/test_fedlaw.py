@@ -96,6 +96,14 @@ def test_the_servers_samples_are_no_clients_and_equally_many_of_each_class() -> 
         whole.give_server(0.001)
 
 
+def test_the_smallest_server_data_that_a_message_names_is_enough() -> None:
+    classes = np.arange(700) % 10
+    fed = fs.federation((np.ones((700, 1)), classes), fs.IID(clients=2), test=(np.ones((700, 1)), classes))
+    with pytest.raises(UserError, match=r"expected at least 0\.015$"):  # 10/700 is 0.0143
+        fed.give_server(0.014)
+    assert len(fed.give_server(0.015).server_samples) == 10
+
+
 def test_a_run_learns_from_the_servers_samples() -> None:
     fed = fs.federation("digits", fs.Shards(clients=5, shards=2), seed=0)
     settings: dict[str, Any] = {"rounds": 4, "local_epochs": 1, "lr": 0.1, "server_data": 0.1, "progress": False}
