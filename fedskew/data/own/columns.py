@@ -186,6 +186,8 @@ class ColumnReader:
         """
         if isinstance(column, EncodedImages):
             raise UserError(f"{self.where}: column {name!r} holds images; expected numbers or categories")
+        if isinstance(column, np.ndarray) and column.ndim > 1:
+            raise UserError(f"{self.where}: column {name!r} holds arrays; expected numbers or categories")
         if expected == "category" or (expected is None and self._is_categorical(name, column)):
             return self._categories(column)
         if isinstance(column, np.ndarray):
@@ -195,7 +197,7 @@ class ColumnReader:
             return self._clean_numbers(name, numbers)
         strings = self._texts(column)
         if expected is None:
-            self._refuse_unfit_texts(name, strings)
+            self._refuse_unfit_texts(name, strings, isinstance(column, Cells))
         else:
             raise UserError(
                 f"{self.where}: column {name!r} holds strings; expected numbers, as in the training table or encoding"
@@ -210,9 +212,8 @@ class ColumnReader:
             return numbers
         texts = self._texts(column)
         if not texts.categorical:
-            self._refuse_measurements(
-                name, texts, f"leave it out with drop={name}, or read it as text with text={name}"
-            )
+            remedy = f"leave it out with drop={name}, or read it as text with text={name}"
+            self._refuse_measurements(name, texts, remedy, isinstance(column, Cells))
         return texts
 
     def _is_categorical(self, name: str, column: Column) -> bool:
@@ -259,7 +260,7 @@ class ColumnReader:
         for marker in (read_number(text) for text in self.missing):
             if marker is not None:
                 numbers = np.where(numbers == marker, np.nan, numbers)
-        bad = np.isinf(numbers).reshape(len(numbers), -1).any(axis=1)
+        bad = np.isinf(numbers)
         if bad.any():
             raise UserError(
                 f"{self.where}: infinite value in column {name!r}, {self.row(int(bad.argmax()))}; "
@@ -267,13 +268,13 @@ class ColumnReader:
             )
         return numbers
 
-    def _refuse_unfit_texts(self, name: str, column: Strings) -> None:
+    def _refuse_unfit_texts(self, name: str, column: Strings, is_csv: bool) -> None:
         """Refuse texts that are not categories: dates, numbers with a comma or a unit, identifiers and free text."""
         rows = int((column.codes >= 0).sum())
         if not rows:
             return
         example, remedy = repr(column.values[0]), f"leave it out with drop={name}"
-        self._refuse_measurements(name, column, remedy)
+        self._refuse_measurements(name, column, remedy, is_csv)
         if len(column.values) == rows >= FEW_ROWS and name not in self.listed_inputs:
             raise UserError(
                 f"{self.where}: column {name!r} has a different text in each row, such as {example}, like an "
@@ -286,8 +287,11 @@ class ColumnReader:
                 f"categorical={name}"
             )
 
-    def _refuse_measurements(self, name: str, column: Strings, remedy: str) -> None:
-        """Refuse texts that are dates, or numbers with a comma or a unit."""
+    def _refuse_measurements(self, name: str, column: Strings, remedy: str, is_csv: bool) -> None:
+        """Refuse texts that are dates, or numbers with a comma or a unit.
+
+        The option `decimal` is for the columns of CSV files only.
+        """
         if not column.values:
             return
         example = repr(column.values[0])
@@ -297,9 +301,10 @@ class ColumnReader:
                 f"categories; turn them into numbers such as days, or {remedy}"
             )
         if all(_DECIMAL_COMMA.fullmatch(text) for text in column.values):
+            way_out = 'set decimal=","' if is_csv else "turn the texts into numbers"
             raise UserError(
                 f"{self.where}: column {name!r} holds {example}; expected numbers; if the comma is the decimal mark, "
-                'set decimal=","'
+                f"{way_out}"
             )
         if unit := _common_unit(column.values):
             raise UserError(
@@ -315,7 +320,7 @@ class ColumnReader:
 def refuse_identifier(where: str, name: str, numbers: Numbers) -> None:
     """Refuse whole numbers that are all different, such as row numbers. They identify a sample, not its class."""
     known = numbers[~np.isnan(numbers)]
-    if len(known) < FEW_ROWS or numbers.ndim > 1 or (known != np.rint(known)).any():
+    if len(known) < FEW_ROWS or (known != np.rint(known)).any():
         return
     if len(np.unique(known)) == len(known):
         raise UserError(

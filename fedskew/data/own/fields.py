@@ -131,6 +131,9 @@ def _expect_same_form(named: Sequence[Fields]) -> None:
     forms = [{key: array.shape[1:] for key, array in part.items()} for part in (train, test)]
     if forms[0] != forms[1]:
         raise UserError(f"test x has inputs {forms[1]}, x has {forms[0]}; expected the same names and shapes")
+    for key, array in test.items():
+        if array.dtype.kind == "f" and train[key].dtype.kind != "f":
+            raise UserError(f"test x[{key!r}] has floats, x[{key!r}] whole numbers; expected whole numbers in both")
 
 
 def _rows(arrays: Fields, prefix: str, all_integers: bool) -> npt.NDArray[Any]:
@@ -149,6 +152,8 @@ def _rows(arrays: Fields, prefix: str, all_integers: bool) -> npt.NDArray[Any]:
 
 def _vocabulary_size(named: Sequence[Fields], vocabulary: int | None) -> int:
     """Return the number of tokens, which must exceed every token id."""
+    if vocabulary is not None and (isinstance(vocabulary, bool) or not isinstance(vocabulary, int | np.integer)):
+        raise UserError(f"vocabulary is {vocabulary!r}; expected the number of tokens")
     smallest = min(int(array.min(initial=0)) for part in named for array in part.values())
     if smallest < 0:
         raise UserError(f"x holds the number {smallest}; expected token ids and other whole numbers of at least 0")

@@ -414,9 +414,6 @@ def _read_inputs(
         _refuse_useless(tables[0].where, first, readers[0])
         expected = {name: "category" if name in first.strings else "number" for name in names}
     rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
-    for raw, table in zip(rest, tables[1:], strict=True):
-        if raw.names != first.names:
-            raise UserError(f"{table.where}: lists are not as long as in the training data; expected the same length")
     categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
     if encoding is not None:
         categories = {column.name: column.categories or () for column in encoding.columns}
@@ -432,8 +429,7 @@ def _spell_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) ->
 def _raw_table(
     table: Table, reader: ColumnReader, names: tuple[str, ...], expected: Mapping[str, str | None]
 ) -> RawTable:
-    blocks: list[npt.NDArray[np.float64]] = []
-    listed: list[str] = []
+    numbers: list[npt.NDArray[np.float64]] = []
     strings: dict[str, Strings] = {}
     for name in names:
         column = _column(table, name)
@@ -441,13 +437,10 @@ def _raw_table(
         read = reader.read(name, column, expected[name])
         if isinstance(read, Strings):
             strings[name] = read
-            listed.append(name)
-            continue
-        block = read.reshape(len(read), -1).astype(np.float64)
-        listed += [name] if read.ndim == 1 else [f"{name}[{index}]" for index in range(block.shape[1])]
-        blocks.append(block)
-    rows = len(blocks[0]) if blocks else len(next(iter(strings.values())))
-    return RawTable(tuple(listed), np.concatenate(blocks, axis=1) if blocks else np.empty((rows, 0)), strings)
+        else:
+            numbers.append(read.astype(np.float64))
+    rows = len(numbers[0]) if numbers else len(next(iter(strings.values())))
+    return RawTable(names, np.stack(numbers, axis=1) if numbers else np.empty((rows, 0)), strings)
 
 
 def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:

@@ -440,6 +440,20 @@ def test_options_apply_to_a_column_of_lists() -> None:
         fs.load(table, test=longer, columns=["x"])
 
 
+def test_only_csv_files_are_advised_to_set_a_decimal_mark() -> None:
+    with pytest.raises(fs.UserError, match="if the comma is the decimal mark, turn the texts into numbers"):
+        fs.load(pa.table({"x": cells("1,5", "2,5"), "age": [i % 7 for i in range(N)], "y": LABELS}))
+
+
+def test_arrays_of_several_dimensions_are_no_column_of_a_table() -> None:
+    numbers = pa.table({"x": [i % 3 + 0.5 for i in range(N)], "age": [i % 7 for i in range(N)], "y": LABELS})
+    arrays = numbers.set_column(0, "x", pa.array([[[1.0, 2.0], [3.0, 4.0]]] * N))
+    with pytest.raises(fs.UserError, match="column 'x' holds arrays; expected numbers or categories"):
+        fs.load(numbers, test=arrays)
+    with pytest.raises(fs.UserError, match="column 'x' holds arrays; expected numbers or categories"):
+        fs.load(arrays, encoding=[{"name": "x"}, {"name": "age"}])
+
+
 def test_a_second_column_that_is_called_like_a_label_is_no_silent_input(tmp_path: Path) -> None:
     path = tmp_path / "two.csv"
     path.write_text(csv(x=cells("1", "2"), Label=LABELS))

@@ -461,6 +461,19 @@ def test_an_option_without_effect_is_refused(data: Any, options: dict[str, Any])
         fs.load(data, **{**label, **options})
 
 
+def test_floats_in_the_test_part_of_whole_numbers_are_refused() -> None:
+    inputs = {"ids": np.stack([Y, Y], axis=1), "mask": np.ones((len(Y), 2))}
+    whole = inputs | {"mask": np.ones((len(Y), 2), np.int64)}
+    with pytest.raises(fs.UserError, match=r"test x\['mask'\] has floats, x\['mask'\] whole numbers"):
+        fs.load((whole, Y), test=(inputs, Y))
+    assert fs.load((inputs, Y), test=(whole, Y)).test.x.dtype == np.float32
+
+
+def test_the_number_of_tokens_is_a_number() -> None:
+    with pytest.raises(fs.UserError, match="vocabulary is 'many'; expected the number of tokens"):
+        fs.load(({"ids": Y}, Y), vocabulary="many")
+
+
 def test_columns_beside_token_ids_are_named_or_refused() -> None:
     tokens = {"input_ids": [[1, 2], [2, 3]] * 30, "age": TABLE[:, 0], "note": ["some words"] * 60, "label": Y}
     data = datasets.Dataset.from_dict(tokens)
