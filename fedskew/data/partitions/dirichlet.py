@@ -162,7 +162,11 @@ class DomainDirichlet(Partition):
         for domain, clients in enumerate(self._clients_per_domain(domains)):
             members = np.flatnonzero(labels.domain == domain)
             rule = Dirichlet(clients, self.beta, self.min_size)
-            drawn = rule.draw(Labels(labels.y[members], labels.names), integer_key(seed, "partition domain", domain))
+            own_labels = Labels(labels.y[members], labels.names)
+            try:
+                drawn = rule.draw(own_labels, integer_key(seed, "partition domain", domain))
+            except UserError as error:
+                raise self.error(f"domain {domain} (counted from 0): {error}") from error
             parts += [members[part] for part in drawn]
         return parts
 

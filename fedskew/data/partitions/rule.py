@@ -225,6 +225,11 @@ class Partition(ABC):
         lacking = np.flatnonzero(available < needed)
         if len(lacking):
             c = int(lacking[0])
+            if not available[c]:
+                raise self.error(
+                    f"class {labels.names[c]!r} has no samples to share; expected at least one; leave the class out, "
+                    "or use another partition"
+                )
             samples = plural(int(available[c]), "sample")
             raise self.error(
                 f"class {labels.names[c]!r} has {samples} to share among {needed[c]} {shared_by}; "

@@ -250,6 +250,18 @@ def test_a_split_that_cannot_exist_is_refused_with_the_reason(rule: Partition, r
         rule.split(SHUFFLED, 10, 0)
 
 
+@pytest.mark.parametrize("rule", [Balanced(1), LabelsPerClient(11, 1), Shards(11, 1)])
+def test_fewer_clients_are_not_advised_for_a_class_without_samples(rule: Partition) -> None:
+    with pytest.raises(UserError, match=r"class '10' has no samples to share; .* or use another partition$"):
+        rule.split(SHUFFLED, 11, 0)
+
+
+def test_a_domain_that_is_too_small_is_named() -> None:
+    domain = (np.arange(len(SHUFFLED)) < 15).astype(np.int64)
+    with pytest.raises(UserError, match=r"'domain-dirichlet' \(clients=4, .*\): domain 1 .*use at most 1 client$"):
+        DomainDirichlet(4).split(SHUFFLED, 10, 0, domain=domain)
+
+
 def test_one_class_names_the_class_that_is_too_small() -> None:
     labels = np.repeat(np.arange(3), [50, 2, 60])
     with pytest.raises(UserError, match="class '1' has 2 samples to share among 3 clients"):
