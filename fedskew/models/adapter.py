@@ -127,9 +127,10 @@ def _find_logits(returned: Any, expected: tuple[int, int], name: str) -> Output:
         return "logits"
     fitting = [key for key, value in named.items() if getattr(value, "shape", None) == expected]
     if len(fitting) != 1:
+        example = next(iter(fitting), next(iter(named), 0))
         raise UserError(
             f"model {name!r} returns {_listed(named)} for a batch of 2; expected one output of shape {expected}; "
-            f"choose the logits with fedskew.ModelAdapter(model, output={next(iter(named), 0)!r})"
+            f"choose the logits with fedskew.ModelAdapter(model, output={example!r})"
         )
     return fitting[0]
 

@@ -36,6 +36,7 @@ class Returning(nn.Module):
             "tuple": (other, logits),
             "list": [other, logits],
             "only one": (x, logits),
+            "features first": (x, logits, other),
             "dict": {"other": other, "scores": logits},
             "dict with logits": {"other": other, "logits": logits},
             "named tuple": Aux(logits, other),
@@ -78,6 +79,7 @@ def test_a_model_with_several_outputs_trains_like_its_logits(form: str, output: 
     [
         (Returning("tuple"), r"returns 0: \(2, 10\), 1: \(2, 10\) for a batch of 2; expected one output of shape"),
         (Returning("dict"), r"choose the logits with fedskew.ModelAdapter\(model, output='other'\)"),
+        (Returning("features first"), r"choose the logits with fedskew.ModelAdapter\(model, output=1\)"),
         (fs.ModelAdapter(Returning("dict"), "logit"), "'Returning' has no output 'logit'; expected one of 'other', 's"),
         (fs.ModelAdapter(Returning("tuple"), 5), "has no output 5; expected one of 0, 1"),
         (fs.ModelAdapter(Returning("only one"), 0), r"returns \(2, 1, 8, 8\) for a batch of 2; expected \(2, 10\)"),
