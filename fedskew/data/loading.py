@@ -113,6 +113,7 @@ def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
         if name not in dataset.classes:
             raise unknown(f"class of {dataset.name}:", name, dataset.classes)
     expect(len(set(names)) == len(names), "keep", kept, "each class once")
+    expect(len(names) > 1, "keep", kept, "at least 2 classes")
     return keep_classes(dataset, [dataset.classes.index(name) for name in names])
 
 

@@ -55,6 +55,7 @@ def test_mistakes_are_one_line(cli):
         ("--model", "dmn"): "did you mean 'dnn'",
         ("--set", "data.keep=[0,12]"): "unknown class of digits: '12'",
         ("--set", "data.keep=[1,1]"): "expected each class once",
+        ("--set", "data.keep=[1]"): "expected at least 2 classes",
     }.items():
         done = cli(*PRETRAIN, *words)
         assert done.status == 2
