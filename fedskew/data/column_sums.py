@@ -18,8 +18,8 @@ In a column of numbers:
 - if both gaps and values are few, nothing about the column is reported
 - rare numbers are replaced by others: see `_hide_small_groups`
 
-If all numbers are rare and most of them differ, as measurements do, none is replaced, so their sums are exact. A number
-far above all others then shows in the sum of squares. Sums before and after a row was added would also reveal that row.
+If all numbers are rare and most of them differ, as measurements do, none is replaced. A number far above all others
+then shows in the sum of squares. Sums before and after a row was added would also reveal that row.
 So a site answers only once (see `flower/site_answers.py`).
 
 Moments are added as in Chan, Golub and LeVeque (The American Statistician, 1983). Their method loses no digits even

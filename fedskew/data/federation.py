@@ -99,7 +99,10 @@ class Federation:
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """Each client's most frequent domain; empty if the dataset has no domains."""
+        """Each client's most frequent domain, or the first domain if the client has no samples.
+
+        Empty if the dataset has no domains.
+        """
         domain = self.dataset.train.domain
         if domain is None:
             return ()

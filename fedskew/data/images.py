@@ -36,7 +36,7 @@ def parse_size(value: object) -> Size | None:
         parts = value
     else:
         parts = [value]
-    if len(parts) not in (1, 2) or any(isinstance(p, bool) or not str(p).strip().isdigit() for p in parts):
+    if len(parts) not in (1, 2) or any(isinstance(p, bool) or not str(p).strip().isdecimal() for p in parts):
         raise UserError(
             f"image_size is {value!r}; expected a number of pixels such as 32, or height x width such as 32x48"
         )
