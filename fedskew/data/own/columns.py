@@ -212,8 +212,7 @@ class ColumnReader:
             return numbers
         texts = self._texts(column)
         if not texts.categorical:
-            remedy = f"leave it out with drop={name}, or read it as text with text={name}"
-            self._refuse_measurements(name, texts, remedy, isinstance(column, Cells))
+            self._refuse_measurements(name, texts, f"read it as text with text={name}", isinstance(column, Cells))
         return texts
 
     def _is_categorical(self, name: str, column: Column) -> bool:

@@ -445,6 +445,11 @@ def test_only_csv_files_are_advised_to_set_a_decimal_mark() -> None:
         fs.load(pa.table({"x": cells("1,5", "2,5"), "age": [i % 7 for i in range(N)], "y": LABELS}))
 
 
+def test_the_only_input_is_not_advised_to_be_left_out() -> None:
+    with pytest.raises(fs.UserError, match=r"such as days, or read it as text with text=x$"):
+        fs.load(pa.table({"x": cells("2020-01-02", "2021-03-04"), "y": LABELS}))
+
+
 def test_arrays_of_several_dimensions_are_no_column_of_a_table() -> None:
     numbers = pa.table({"x": [i % 3 + 0.5 for i in range(N)], "age": [i % 7 for i in range(N)], "y": LABELS})
     arrays = numbers.set_column(0, "x", pa.array([[[1.0, 2.0], [3.0, 4.0]]] * N))
