@@ -7,7 +7,7 @@ Sums are computed in float64, if the device has it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedskew.accurate_sums import ACCURATE
+from fedskew.errors import UserError
 from fedskew.losses import IGNORE, class_masks
 from fedskew.methods.parts import Client, Seen, ServerRule, Tensors, Updates
 from fedskew.methods.stages import Notes, Schedule, Stage, stage_without_training
@@ -67,3 +68,11 @@ class ClosedFormHead(ServerRule):
         weight, bias = self.solve(updates.uplink)
         head = {"head.weight": weight, "head.bias": bias}
         return {name: head[name].to(old) if name in head else old for name, old in sent.items()}, state
+
+
+def require_bias(params: Mapping[str, Tensor], method: str, otherwise: str) -> None:
+    """Refuse a model whose head has no bias. Without the computed bias, the head would be another one."""
+    if "head.bias" not in params:
+        raise UserError(
+            f"{method} computes a bias, but the model's head has none; expected a head with a bias, or {otherwise}"
+        )

@@ -7,6 +7,7 @@ Fanì et al., "Accelerating heterogeneous federated learning with closed-form cl
 
 z_i are the features of sample i under the initial model, so this model should be pretrained (`--init`). e_c is the
 one-hot vector of class c. The last row of W is the bias, which is divided by the same norm, as in the published code.
+A model whose head has no bias is refused.
 
 Sent to the server: A_k and b_k, once. The last row of b_k is the label counts, and the last entry of A_k is their sum.
 The model is also sent, unchanged.
@@ -15,6 +16,7 @@ Extra compute: one forward pass of each sample, and no training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from fedskew.errors import expect
 from fedskew.methods.catalogue import register
-from fedskew.methods.feature_sums import ClosedFormHead, OnePass
+from fedskew.methods.feature_sums import ClosedFormHead, OnePass, require_bias
 from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
 
 
@@ -42,6 +44,9 @@ class RidgeHead(ClosedFormHead):
 
     def __post_init__(self) -> None:
         expect(self.ridge > 0, "ridge", self.ridge, "a number > 0")
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
+        require_bias(params, "Fed3R", "method afl, which needs none")
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
         return {"gram": self.gram(seen), "class_sums": self.class_sums(seen, client)}

@@ -7,7 +7,8 @@ Legate et al., "Guiding the last layer in federated learning with pre-trained mo
 
 z are the features of the initial model, so this model should be pretrained (`--init`). The logit z·μ_c/‖μ_c‖ is largest
 for the class whose mean has the smallest angle to z. With `distance: euclidean`, w_c = μ_c and b_c = −‖μ_c‖²/2, and the
-logit is largest for the class whose mean is closest to z. A class without samples has μ_c = 0, so its logit is 0.
+logit is largest for the class whose mean is closest to z. This needs a head with a bias. A class without samples has
+μ_c = 0, so its logit is 0.
 
 Sent to the server: the sum of the features and the number of samples of each class, once. The model is also sent,
 unchanged.
@@ -16,6 +17,7 @@ Extra compute: one forward pass of each sample, and no training.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fedskew.methods.catalogue import register
-from fedskew.methods.feature_sums import ClosedFormHead, OnePass
+from fedskew.methods.feature_sums import ClosedFormHead, OnePass, require_bias
 from fedskew.methods.parts import Client, Reveals, Seen, Tensors, Trained
 
 
@@ -36,6 +38,10 @@ class ClassMeanHead(ClosedFormHead):
 
     sends = "sum of the features and number of samples per class, once"
     reveals: ClassVar[Reveals] = "label counts, prototypes"
+
+    def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
+        if self.distance == "euclidean":
+            require_bias(params, "FedNCM with distance 'euclidean'", "distance 'cosine'")
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
         return {"class_sums": self.class_sums(seen, client)}

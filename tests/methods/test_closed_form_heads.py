@@ -164,6 +164,24 @@ def test_what_afls_clients_send_reveals_label_counts() -> None:
     assert "label counts" in AnalyticHead.reveals
 
 
+@pytest.mark.parametrize(
+    ("method", "params", "words"),
+    [
+        ("fed3r", {}, "Fed3R computes a bias, but the model's head has none; expected .* or method afl"),
+        ("fedncm", {"distance": "euclidean"}, "'euclidean' computes a bias, .* or distance 'cosine'"),
+    ],
+)
+def test_a_head_that_cannot_hold_the_computed_bias_is_refused(method: str, params: Any, words: str) -> None:
+    """It would predict with the weights alone, which no formula means."""
+    encoder = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 24), torch.nn.Tanh())
+    without_bias = Classifier(encoder, torch.nn.Linear(24, 10, bias=False))
+    fed = fs.federation("digits", SPLITS[0])
+    with pytest.raises(UserError, match=words):
+        fs.run(fed, method, model=without_bias, method_params=params, **SETTINGS)
+    for other in ("afl", "fedncm"):  # what the messages advise
+        assert fs.run(fed, other, model=without_bias, **SETTINGS).accuracy > 0.5
+
+
 def test_mistakes_are_one_line() -> None:
     for method, params, words in (
         ("fed3r", {"ridge": 0}, "ridge is 0.0; expected a number > 0"),
