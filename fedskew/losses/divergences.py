@@ -25,7 +25,8 @@ def vacant_distillation(
 ) -> Tensor:
     """KL(teacher ‖ student) over the vacant classes (FedVLS Eq. 3, with its sign corrected).
 
-    It is 0, with zero gradient, if fewer than two classes are vacant. `targets` only marks padded rows.
+    It is 0, with zero gradient, if fewer than two classes are vacant. `targets` only marks padded rows. Without it, all
+    rows count.
     """
     vacant = (label_counts == 0).expand_as(logits)
     return batch_mean(restricted_kl(teacher_logits, logits, vacant, vacant), targets)

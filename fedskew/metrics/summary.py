@@ -32,7 +32,7 @@ class MeanStd(NamedTuple):
 
     mean: float
     std: float
-    """NaN if there is only one value."""
+    """NaN if it is unknown, as the sample standard deviation of one value is."""
 
     def __str__(self) -> str:
         """Format in percent, with two digits."""
