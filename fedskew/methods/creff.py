@@ -96,14 +96,16 @@ class FederatedFeatures(ServerRule):
         valid = members.any(dim=1, keepdim=True)
         error = torch.where(valid, logits.softmax(dim=-1) - members, 0.0)
         gradients = torch.einsum("bc,bj,bi->cji", members, error, torch.where(valid, z, 0.0))
-        return {"gradients": gradients, "bias_gradients": members.T @ error}
+        return {"gradients": gradients, "bias_gradients": members.T @ error, "counts": members.sum(dim=0)}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
-        counts, dtype = client.label_counts.clamp(min=1).unsqueeze(-1), trained.params[_WEIGHT].dtype
+        # The pass may have left out a last batch, so these are not always the label counts.
+        seen, dtype = client.opening["counts"], trained.params[_WEIGHT].dtype
+        counts = seen.clamp(min=1).unsqueeze(-1)
         return {
             "class_gradients": (client.opening["gradients"] / counts.unsqueeze(-1)).to(dtype),
             "class_bias_gradients": (client.opening["bias_gradients"] / counts).to(dtype),
-            "class_known": client.label_counts > 0,
+            "class_known": seen > 0,
         }
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.round.aggregate import server_key
 from fedskew.methods import METHODS, make_method
+from fedskew.methods.parts import Client, Outputs, Seen, Trained
 from fedskew.models import Classifier
 from fedskew.models.heads import replace_head
 from fedskew.randomness import fold, normal, permutation, uniform
@@ -122,6 +124,20 @@ def test_engines_agree_with_batches_batchnorm_and_other_parts() -> None:
     assert distance(finished(this)[0], plain) < 1e-9
     assert not this.engine.notices
     assert not any(row.diverged for row in rows)
+
+
+def test_gradients_are_means_over_the_samples_of_the_pass() -> None:
+    """BatchNorm cannot train on a last batch of one sample, so the pass leaves it out. Label counts include it."""
+    rule, generator = make_method("creff", PARAMS).server, torch.Generator().manual_seed(0)
+    z, logits = (torch.randn(3, width, dtype=torch.float64, generator=generator) for width in (WIDTH, CLASSES))
+    client = Client(torch.tensor([3, 1, 0, 1]), {})  # without the last samples of the classes 0 and 3
+    opening = rule.opening(Seen(Outputs(logits, z), torch.tensor([0, 0, 1]), torch.zeros(3)), client)
+    params = {"head.retrained.weight": torch.zeros(CLASSES, WIDTH, dtype=torch.float64)}
+    sent = rule.uplink(Trained(params, torch.ones(()), 0.1, 0.0), replace(client, opening=opening))
+    error = logits[:2].softmax(dim=-1) - torch.eye(CLASSES, dtype=torch.float64)[:1]
+    torch.testing.assert_close(sent["class_gradients"][0], error.T @ z[:2] / 2)
+    torch.testing.assert_close(sent["class_bias_gradients"][0], error.mean(dim=0))
+    assert sent["class_known"].tolist() == [True, True, False, False]
 
 
 def test_a_class_that_no_participant_has_keeps_its_features() -> None:
