@@ -9,7 +9,7 @@ Collins et al., "Exploiting shared representations for personalized federated le
 a_k is client k's weight in the average. A client that never took part has the initial head. There is no global model:
 the server's head is never trained, so every client's model is tested instead.
 
-Sent to the server: the model without its head, and the client's number of samples.
+Sent to the server: the model without the layers that stay (by default the head), and the client's number of samples.
 Extra compute: τ more epochs per round, which train only the head.
 """
 
@@ -32,7 +32,7 @@ class FedRep(Personal):
     layers: tuple[str, ...] = ("head",)
     """The layers that stay on the client: names such as `head` or `encoder.3`, or patterns."""
 
-    shares = "model without its head"
+    shares = "model without personal layers"
     extra_compute = "10 epochs of the head per round"
 
     def __post_init__(self) -> None:

@@ -439,7 +439,8 @@ class Weighting(Part):
     """The participants' weights in every weighted mean of the server, including the mean of BatchNorm's buffers."""
 
     def weigh(self, sent: Tensors, updates: Updates, state: Tensors) -> Tensor:  # noqa: ARG002
-        """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum.
+        """Return one number ≥ 0 per participant: [K]. The weights are these numbers divided by their sum, which must be
+        above 0.
 
         `sent` are the current global parameters, and `state` is the server's state. The default returns
         `updates.weights`, the participants' shares of the round's samples. A method's own weighting must override this

@@ -74,7 +74,8 @@ class Stage:
     """Overrides the run's `local_epochs`. With 0, clients train nothing: they only run the hooks `opening` and
     `closing` over their data. The method's solver and weighting are then not used."""
     local_batches: int | None = None
-    """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples."""
+    """Train on this many batches, drawn anew each round, instead of `local_epochs` over all samples. A client with
+    fewer samples trains once on all of them."""
     average: Literal["samples", "uniform"] | None = None
     """Overrides the run's `average`."""
     cost: float = 1.0
