@@ -44,7 +44,8 @@ class BalanceFL(Objective):
     """Cross entropy on features with noise, which the samples of rarer classes get more often."""
 
     probability: tuple[float, ...] = ()
-    """The probability of noise: one number, or one per class. Default: 1 − n_c/max n (0 for balanced classes)."""
+    """The probability of noise: a list of one number, or of one per class. Default: 1 − n_c/max n, which is 0 for
+    balanced classes."""
     softmax: Literal["batch", "all"] = "batch"
     """Whether the softmax is over the classes of the batch or over all classes."""
     noises: int = 500
@@ -61,7 +62,7 @@ class BalanceFL(Objective):
 
     def check(self, params: Mapping[str, Tensor], classes: int) -> None:  # noqa: ARG002
         valid = len(self.probability) in (0, 1, classes)
-        expect(valid, "probability", list(self.probability), f"one number, or {classes}: one per class")
+        expect(valid, "probability", list(self.probability), f"a list of one number, or of {classes}: one per class")
 
     def opening(self, seen: Seen, client: Client) -> Tensors:
         features, counts = seen.out.required_features.flatten(1), client.label_counts

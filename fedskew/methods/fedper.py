@@ -33,7 +33,7 @@ class FedPer(Personal):
     shares = "model without personal layers"
 
     def __post_init__(self) -> None:
-        expect(bool(self.layers), "layers", self.layers, "at least one layer, such as head")
+        expect(bool(self.layers), "layers", self.layers, "a list of at least one layer, such as [head]")
 
     def keeps(self) -> tuple[str, ...]:
         return self.layers

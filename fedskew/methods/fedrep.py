@@ -37,7 +37,7 @@ class FedRep(Personal):
 
     def __post_init__(self) -> None:
         expect(self.head_epochs >= 1, "head_epochs", self.head_epochs, "a whole number ≥ 1")
-        expect(bool(self.layers), "layers", self.layers, "at least one layer, such as head")
+        expect(bool(self.layers), "layers", self.layers, "a list of at least one layer, such as [head]")
 
     def keeps(self) -> tuple[str, ...]:
         return self.layers

@@ -231,5 +231,5 @@ def test_bad_parameters_are_refused(params: dict[str, Any], words: str) -> None:
 
 
 def test_a_probability_for_some_classes_only_is_refused() -> None:
-    with pytest.raises(UserError, match="one number, or 4"):
+    with pytest.raises(UserError, match="a list of one number, or of 4"):
         BalanceFL(probability=(0.1, 0.2)).check({}, 4)
