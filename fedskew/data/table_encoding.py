@@ -8,6 +8,7 @@ with the model. In a federation, all sites use one encoding, so that an input me
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -202,6 +203,7 @@ class DraftEncoding(TableEncoding):
 
 
 _EXAMPLE = '{"name": "age", "mean": 60, "std": 15} and {"name": "sex", "categories": ["f", "m"]}'
+_YAML_BOOLEAN = "tag:yaml.org,2002:bool"
 _KEYS = ("name", "mean", "std", "categories", "marks_gaps")
 
 
@@ -233,7 +235,7 @@ def read_encoding(source: object) -> TableEncoding:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(source).expanduser().read_text(encoding="utf-8"))  # YAML includes JSON
+        content = _parse(Path(source).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding file") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -241,6 +243,20 @@ def read_encoding(source: object) -> TableEncoding:
     if isinstance(content, Mapping) and isinstance(content.get("inputs"), Mapping):  # the model.json of an export
         content = content["inputs"].get("encoding")
     return TableEncoding.from_json(content, str(source))
+
+
+def _parse(text: str) -> Any:
+    """Parse YAML, which includes JSON. The words yes, no, on and off are texts: they may be categories."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers = {  # noqa: RUF012
+            first: [(tag, form) for tag, form in resolvers if tag != _YAML_BOOLEAN]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    Loader.add_implicit_resolver(_YAML_BOOLEAN, re.compile("(?i:true|false)$"), list("tTfF"))
+    return yaml.load(text, Loader)
 
 
 def _column_from_json(entry: object, where: str) -> ColumnEncoding:

@@ -60,6 +60,13 @@ def test_an_encoding_survives_its_file(tmp_path: Path) -> None:
     assert read_encoding(encoding) is encoding
 
 
+@pytest.mark.parametrize(("words", "expected"), [("yes, No", ("yes", "No")), ("false, True", ("False", "True"))])
+def test_words_in_yaml_are_categories(tmp_path: Path, words: str, expected: tuple[str, ...]) -> None:
+    (tmp_path / "e.yaml").write_text(f"- {{name: smoker, categories: [{words}], marks_gaps: true}}\n")
+    (column,) = read_encoding(tmp_path / "e.yaml").columns
+    assert (column.categories, column.marks_gaps) == (expected, True)
+
+
 def test_a_person_may_write_the_file(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text("columns:\n- {name: age, mean: 60, std: 15}\n- {name: sex, categories: [f, m]}\n")
     encoding = read_encoding(tmp_path / "e.yaml")
