@@ -1,6 +1,6 @@
 """The progress of runs that are started from Python: bars and a live curve in a notebook, a bar in a terminal.
 
-Elsewhere, such as in a log, progress is shown only on request.
+Elsewhere, such as in a log, progress is shown only on request, as lines.
 """
 
 from __future__ import annotations

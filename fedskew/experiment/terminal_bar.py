@@ -1,17 +1,25 @@
-"""A progress bar in the terminal, for runs that are started from Python. The command line has its own."""
+"""A progress bar in the terminal, for runs that are started from Python, and lines in a log.
+
+The command line has its own bar.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fedskew.errors import plural
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.preparation import Prepared
+from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
+
+SECONDS_BETWEEN_LINES = 15.0
 
 
 class TerminalBar(Callback):
@@ -38,15 +46,44 @@ class TerminalBar(Callback):
         self._display.console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
+class ProgressLines(Callback):
+    """Prints a line at most every 15 seconds, and one at the end of each run, where no bar can be drawn."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._run, self._accuracy, self._printed_at = "", "", 0.0
+
+    def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
+        self._run = f"{prepared.config.method} seed {prepared.config.seed}"
+        self._accuracy, self._printed_at = "", time.monotonic()
+
+    def on_round(self, row: RoundRow, rounds_ahead: int) -> None:
+        if row.is_evaluated:
+            self._accuracy = f", accuracy {100 * row.accuracy:.1f} %"
+        if rounds_ahead and time.monotonic() - self._printed_at >= SECONDS_BETWEEN_LINES:
+            self._printed_at = time.monotonic()
+            self.on_notice(f"{self._run}: round {row.round} of {row.round + rounds_ahead}{self._accuracy}")
+
+    def on_notice(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def on_end(self, result: Result) -> None:
+        rounds = plural(result.rounds, "round")
+        self.on_notice(f"{result.method} seed {result.seed}: {rounds}, accuracy {100 * result.accuracy:.1f} %")
+
+
 @contextmanager
-def terminal_bar(runs: int, console: Console | None = None) -> Iterator[TerminalBar]:
-    """Show the bar on standard error inside the `with` block, and remove it afterwards."""
+def terminal_bar(runs: int, console: Console | None = None) -> Iterator[TerminalBar | ProgressLines]:
+    """Show the bar on standard error inside the `with` block, and remove it afterwards. In a log, print lines."""
+    console = console or Console(stderr=True, highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield ProgressLines(console)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
         TextColumn("{task.completed:.0f}/{task.total:.0f} {task.fields[accuracy]}"),
         TimeRemainingColumn(),
     )
-    console = console or Console(stderr=True, highlight=False)
     with Progress(*columns, console=console, transient=True) as display:
         yield TerminalBar(runs, display)

@@ -43,6 +43,16 @@ def test_nothing_is_shown_outside_terminals_and_notebooks(
         fs.run(federation, "fedavg", progress="yes", **SHORT)  # type: ignore[arg-type]
 
 
+def test_a_log_shows_lines_on_request(
+    federation: fs.Federation, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedskew.experiment.terminal_bar.SECONDS_BETWEEN_LINES", 0.0)
+    result = fs.run(federation, "fedavg", progress=True, **SHORT)
+    first, last = capfd.readouterr().err.splitlines()
+    assert first == f"fedavg seed 0: round 1 of 2, accuracy {100 * result.history[1].accuracy:.1f} %"
+    assert last == f"fedavg seed 0: 2 rounds, accuracy {100 * result.accuracy:.1f} %"
+
+
 def test_a_terminal_shows_a_bar_unless_silenced() -> None:
     program = """
 import sys
