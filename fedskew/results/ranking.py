@@ -131,6 +131,11 @@ def _reason(run: Result, metric: RankingMetric) -> str:
         return f"{metric.label} is computed when a run is finished; finish it, or rank by accuracy or macro-f1"
     if run.sites:
         return "its sites did not report it; rank by accuracy or macro-f1 instead"
+    if metric.score is not None and run.stopped_early and not run.history[-1].is_evaluated:
+        return (
+            f"it was stopped after a round without an evaluation, and {metric.label} is computed after an evaluated "
+            "last round; rank by accuracy or macro-f1, or repeat it with eval_every 1"
+        )
     if metric.score is not None and run.evaluated[-1].client_accuracy is not None:
         return f"its method has no global model, and {metric.label} is computed for one; rank by accuracy or macro-f1"
     if run.diverged:

@@ -136,6 +136,14 @@ def test_runs_without_auroc_are_refused_with_the_reason(runs: list[Result]) -> N
     assert compare_runs(older).best is not None, "any other metric ranks them"
 
 
+def test_a_run_that_was_stopped_between_evaluations_is_not_called_old(runs: list[Result]) -> None:
+    *rows, last = runs[1].history
+    stopped = replace(runs[1], history=[*rows, last, replace(last, round=2, evaluation=None)], stopped_early=True)
+    with pytest.raises(UserError, match="by auroc: it was stopped after a round without an evaluation") as error:
+        compare_runs([replace(stopped, scores=None)], rank_by="auroc")
+    assert "version" not in str(error.value)
+
+
 def test_a_method_without_a_global_model_is_not_sent_to_run_again() -> None:
     run = made_up("fedper", 0, [0.5, 0.5])
     run.history[1] = replace(run.history[1], client_accuracy=[0.5, 0.5])
