@@ -428,8 +428,8 @@ def refuse_other_split(config: Config, fed: Federation) -> None:
     """Refuse a `partition.seed` that is not the seed of the federation's split."""
     if (seed := config.partition.seed) not in (None, fed.seed):
         raise UserError(
-            f"partition.seed is {seed}, but the federation is already split with seed {fed.seed}; expected {fed.seed}, "
-            "which gives all runs this split, or none, which draws a split for each seed"
+            f"partition.seed is {seed}, but the federation is already split with seed {fed.seed}; expected {fed.seed} "
+            f"or none; in a comparison or a race, {fed.seed} gives all seeds this split, and none draws one for each"
         )
 
 
