@@ -79,8 +79,8 @@ class SettledRound:
     """The state's tensors, on their way to the host for a checkpoint. None if no checkpoint is due."""
     seconds: float
 
-    def complete_row(self, during_next_round: bool) -> RoundRow:
-        """Wait for the evaluation and return the row.
+    def complete_row(self, during_next_round: bool) -> tuple[RoundRow, float]:
+        """Wait for the evaluation. Return the row and the seconds of the wait.
 
         The row's `seconds` include the wait, unless the next round trains meanwhile (`during_next_round`).
         """
@@ -89,7 +89,7 @@ class SettledRound:
         waited = time.perf_counter() - began
         laps = {**self.row.time, "evaluate": self.row.time["evaluate"] + waited}
         seconds = self.seconds + (0.0 if during_next_round else waited)
-        return replace(self.row, **evaluation, time=laps, seconds=seconds)
+        return replace(self.row, **evaluation, time=laps, seconds=seconds), waited
 
 
 class OverlappingRounds:
@@ -119,13 +119,13 @@ class OverlappingRounds:
         """Run a round until its outcome is known. Its row is recorded at once, or during the next round."""
         began = time.perf_counter()
         launched = self._launch(self._take_plan(stage, state), began)
-        self._record_settled(during_next_round=True)
+        waited = self._record_settled(during_next_round=True)
         if self._recorder.stopped:  # a callback stopped the run after the previous round, so this one is dropped
             return state
         is_short = self._last_seconds <= _SHORT_ROUND_SECONDS
         if is_short:
             self._plan_next(launched)
-        settled = self._settle(launched)
+        settled = self._settle(launched, waited)
         self._last_seconds = settled.seconds
         self._unrecorded = settled
         if not is_short:
@@ -175,8 +175,12 @@ class OverlappingRounds:
             planned.runtime.engine.prefetch(planned.work)
             self._planned = planned
 
-    def _settle(self, launched: LaunchedRound) -> SettledRound:
-        """Wait until the clients are trained. If the optimistic outcome was wrong, compute the right one."""
+    def _settle(self, launched: LaunchedRound, waited: float) -> SettledRound:
+        """Wait until the clients are trained. If the optimistic outcome was wrong, compute the right one.
+
+        `waited` are the seconds since the launch that the host waited for the evaluation of the previous round. They
+        are in that round's `time` already.
+        """
         server, plan, result = self._server, launched.plan, launched.result
         report, optimistic, evaluation = launched.report.read(), launched.optimistic, launched.evaluation
         trained_at = time.perf_counter()
@@ -192,7 +196,7 @@ class OverlappingRounds:
             evaluation = self._evaluate(plan, result, aggregated)
         now = time.perf_counter()
         laps = {
-            "train": trained_at - launched.began,
+            "train": trained_at - launched.began - waited,
             "server": aggregated_at - trained_at,
             "evaluate": now - aggregated_at,
         }
@@ -213,10 +217,12 @@ class OverlappingRounds:
         fields = self._server.evaluate(plan, result, aggregated)
         return lambda: fields
 
-    def _record_settled(self, during_next_round: bool = False) -> None:
+    def _record_settled(self, during_next_round: bool = False) -> float:
+        """Record the last settled round, if it is not recorded yet. Return the seconds of the wait for it."""
         if self._unrecorded is None:
-            return
+            return 0.0
         settled = self._unrecorded
-        row = settled.complete_row(during_next_round)
+        row, waited = settled.complete_row(during_next_round)
         self._unrecorded = None  # not earlier: if the wait was interrupted, the round can still be recorded
         self._recorder.add(row, settled.after, settled.snapshot)
+        return waited

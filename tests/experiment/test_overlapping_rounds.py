@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from torch import Tensor
 from toy_runs import finished, image_federation, linear, norm_and_dropout, same_bits, server, timeless
 
 import fedskew as fs
+from fedskew.engine import ModelState
+from fedskew.experiment.round.evaluate import RowFields, TestSet
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
@@ -70,6 +73,25 @@ def test_whatever_is_tested_and_when(settings: dict[str, Any]) -> None:
         return server(image_federation(), "fedvls", norm_and_dropout(), engine="stacked", rounds=5, **settings)
 
     agreed(fresh)
+
+
+def test_the_wait_for_an_evaluation_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = TestSet.begin_to_measure
+
+    def begin_slowly(self: TestSet, model: ModelState, labels: Any = None) -> Callable[[], RowFields]:
+        read = begin(self, model, labels)
+
+        def wait() -> RowFields:
+            time.sleep(0.1)
+            return read()
+
+        return wait
+
+    monkeypatch.setattr(TestSet, "begin_to_measure", begin_slowly)
+    _, recorder = run_overlapping(server(image_federation(), "fedavg", linear(), engine="stacked", rounds=4))
+    rows = recorder.rows[1:]
+    assert all(row.time["evaluate"] >= 0.1 for row in rows)
+    assert sum(sum(row.time.values()) for row in rows) <= sum(row.seconds for row in rows)
 
 
 # -- guesses that are wrong -----------------------------------------------------------------------------------
