@@ -2,7 +2,7 @@
 
 A process keeps the last few datasets and splits. A split that took long to draw is also saved in the user's cache, for
 all processes. For example, a Dirichlet split of many clients can take half a minute, because thousands of draws are
-rejected.
+rejected. Splits by a user's own rule are not saved, because its code may change.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def _federation(key: str, dataset: Dataset, config: Config, stamps: Stamps) -> F
 
 def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
     """Read the split from the user's cache, or draw it. While one process does this, others with the same key wait."""
-    if _file_stamps(config.partition.params.values()):  # the split is in a file, or depends on one that may change
+    is_own_rule = ":" in config.partition.rule
+    if is_own_rule or _file_stamps(config.partition.params.values()):  # the split depends on a file that may change
         return build_federation(config, dataset)
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"

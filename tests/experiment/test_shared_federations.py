@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from fedskew.experiment.config import Config, with_values
@@ -40,3 +41,20 @@ def test_changed_files_of_data_and_counts_are_read_again(tmp_path: Path) -> None
         fed = shared_federation(with_values(Config(), values))
         assert (len(fed.dataset.train), fed.sizes.tolist()) == (rows * 4 // 5, [each + 1, each + 1])
         assert shared_federation(with_values(Config(), values)) is fed
+
+
+def test_a_split_by_an_own_rule_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next process would read it, even if the rule's code has changed."""
+    (tmp_path / "halves.py").write_text(
+        "import numpy as np\nimport fedskew as fs\n\n"
+        "class Halves(fs.Partition):\n"
+        "    def draw(self, labels, seed):\n"
+        "        return np.array_split(np.arange(len(labels)), 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedskew.experiment.shared_federations._MIN_CACHED_SECONDS", -1.0)
+    for rule, saved in (("halves:Halves", 0), ("iid", 1)):
+        config = with_values(Config(), {"data": "synthetic", "data.seed": 77, "partition.rule": rule})
+        assert shared_federation(config).clients > 1
+        assert len(list((tmp_path / "cache").glob("splits/*.json"))) == saved
