@@ -60,7 +60,7 @@ def run(
     method_params: the parameters of a method that is given by name, such as `{"distill_weight": 0.5}`.
     callbacks: objects that watch the run, such as `EarlyStopping(patience=10)`.
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
-        True always, False never.
+        False never. True also prints lines in a log.
 
     The seed is the federation's, unless `seed` or `config` is given.
     """

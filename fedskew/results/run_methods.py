@@ -68,7 +68,7 @@ def compare(
     out: a folder for the runs. A repeated call continues an interrupted comparison there.
     callbacks: objects that watch all runs, such as `EarlyStopping(patience=10)`.
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
-        True always, False never.
+        False never. True also prints lines in a log.
 
     With the same seed, all methods get the same split. Most also get the same initial model, clients and batches. The
     exceptions are methods with another head, and methods that train in stages with other clients or samples.

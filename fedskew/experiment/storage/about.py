@@ -46,7 +46,7 @@ def about(prepared: Prepared) -> dict[str, Any]:
 
 
 def describe_federation(federation: Federation) -> dict[str, Any]:
-    """Describe a federation. Label counts of sites on other machines are left out, because only the sites know them."""
+    """Describe a federation. Label counts of sites on other machines are left out, even if a method reveals them."""
     names = federation.partition.get("names")
     clients: dict[str, Any] = {"sites": names} if names else {"label_counts": _label_counts(federation)}
     if federation.client_names:
@@ -89,7 +89,7 @@ def recorded_inputs(federation: Mapping[str, Any] | None, folder: Path | None) -
     if federation is None or "inputs" not in federation:
         raise UserError(
             f"{folder} does not record the model's inputs, because about.json is missing, damaged or from an earlier "
-            "version; repeat the run"
+            "version; repeat the run in another folder"
         )
     inputs: dict[str, Any] = federation["inputs"]
     return inputs
