@@ -190,19 +190,27 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
             if not any(outcome.status == "stopped" for outcome in by_seed):
                 trial.set_user_attr("values", point)
                 score = _score(by_seed, search.metric)
+                if score is None:
+                    trial.set_user_attr("reason", _why_failed(by_seed, search.metric))
                 study.tell(trial, score, optuna.trial.TrialState.FAIL if score is None else None)
         if any(outcome.status == "stopped" for outcome in outcomes.values()):
             break
-    return _best(study, optuna, search.metric)
+    return _best(study, optuna, search.metric, was_stopped=done < trials)
 
 
-def _best(study: Any, optuna: Any, metric: RankingMetric) -> BestPoint:
+def _best(study: Any, optuna: Any, metric: RankingMetric, was_stopped: bool) -> BestPoint:
     complete = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    failed = study.get_trials(states=(optuna.trial.TrialState.FAIL,))
+    if not complete and was_stopped:
+        raise UserError("no trial finished; increase --time-limit")
     if not complete:
-        raise UserError("no trial finished; increase --time-limit, or look at why trials failed")
+        reason = failed[-1].user_attrs.get("reason", "unknown")
+        raise UserError(
+            f"no trial finished; {len(failed)} failed, the last because: {reason}; failed trials are not repeated; "
+            "expected another search, or a larger --trials"
+        )
     best = max(complete, key=lambda trial: metric.sign * trial.value)
-    failed = len(study.get_trials(states=(optuna.trial.TrialState.FAIL,)))
-    return BestPoint(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), failed)
+    return BestPoint(best.number, dict(best.user_attrs["values"]), float(best.value), len(complete), len(failed))
 
 
 def _point(trial: Any, space: Mapping[str, Any]) -> dict[str, Any]:
@@ -222,6 +230,12 @@ def _score(outcomes: Sequence[Outcome], metric: RankingMetric) -> float | None:
     """Return the score of a trial. None if a run failed or lacks the metric."""
     finished = [o.record for o in outcomes if o.status == "finished" and o.record is not None]
     return mean_score(finished, metric) if len(finished) == len(outcomes) else None
+
+
+def _why_failed(outcomes: Sequence[Outcome], metric: RankingMetric) -> str:
+    """Return why a trial without a score failed."""
+    reasons = (outcome.reason for outcome in outcomes if outcome.status == "failed")
+    return next(reasons, f"a run has no {metric.label}")
 
 
 def mean_score(records: Sequence[Record], metric: RankingMetric) -> float | None:

@@ -145,6 +145,30 @@ def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_pat
     assert found.trials + found.failed == 4
 
 
+def test_a_search_without_a_finished_trial_says_why_the_last_one_failed(file: Path, tmp_path: Path) -> None:
+    search = read_search(file, {})
+    for _ in range(2):  # the second command runs nothing
+        with pytest.raises(UserError, match="2 failed, the last because: no disk; .* larger --trials"):
+            search_with_optuna(
+                search,
+                2,
+                1,
+                tmp_path / "s",
+                lambda jobs: {j.identity: Outcome("failed", reason="no disk") for j in jobs},
+            )
+
+
+def test_a_trial_without_the_metric_fails_with_a_reason(file: Path, tmp_path: Path) -> None:
+    search = read_search(file, {}, metric=METRICS["auroc"])
+    with pytest.raises(UserError, match="because: a run has no AUROC"):
+        search_with_optuna(search, 1, 1, tmp_path / "s", _without_auroc)
+
+
+def _without_auroc(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+    content = {job.identity: {"config": job.config.to_mapping(), "rounds": [2], "accuracy": [0.5]} for job in jobs}
+    return {identity: Outcome("finished", Record(found)) for identity, found in content.items()}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "complaint"),
     [
