@@ -10,6 +10,7 @@ from typing import Any
 
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config.values import integer
 from fedskew.lab.papers.measures import MEASURES
 from fedskew.lab.papers.protocol import PrintedNumber, Protocol, conditions, numbers, read_protocol
 from fedskew.lab.sweep.job import Job
@@ -146,9 +147,10 @@ def why_not_runnable(cell: Cell) -> str | None:
 
 
 def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
-    """Make the run for a cell and a seed."""
+    """Make the run for a cell and a seed. If the choice sets a seed, seeds are counted from that one."""
     protocol = read_protocol(cell.paper)
-    values = protocol.values(cell.table, *cell.setting, cell.method, choice.variant) | {"seed": seed, **choice.values}
+    seed += int(integer(0)("seed", choice.values.get("seed", 0)))
+    values = protocol.values(cell.table, *cell.setting, cell.method, choice.variant) | {**choice.values, "seed": seed}
     config = _config(json.dumps(values))
     words = [f"{cell.paper}/{cell.table}", *cell.setting, cell.method, choice.variant or "", f"seed {seed}"]
     label = " ".join(filter(None, words))
@@ -161,7 +163,7 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
 def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellChoice, trained_by: str) -> Job:
     """Make a run of one round. It starts from a model that `trained_by` trained, and evaluates each client's update."""
     protocol = read_protocol(cell.paper)
-    values = protocol.values(cell.table, *cell.setting, trained_by, choice.variant) | {"seed": seed, **choice.values}
+    values = protocol.values(cell.table, *cell.setting, trained_by, choice.variant) | {**choice.values, "seed": seed}
     start = _config(json.dumps(values))
     return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
 

@@ -133,3 +133,13 @@ def test_a_tie_for_the_best_is_said() -> None:
     assert str(in_paper) == "3 of 3 pairs in the paper's order, the same best"
     in_rerun = compare_order([again("a", 40, 60), again("b", 50, 60), again("c", 30, 20)])
     assert str(in_rerun) == "2 of 3 pairs in the paper's order, a ties with the paper's best, b"
+
+
+def test_a_seed_that_is_set_is_the_first_of_several() -> None:
+    cells = {table: table_cells("fedvls", table)[0] for table in ("table1", "table12")}
+    for cell in cells.values():
+        jobs = [make_job(cell, seed, CellChoice(values={"seed": 5})) for seed in range(2)]
+        assert [job.config.seed for job in jobs] == [5, 6]
+        assert [job.start.seed for job in jobs if job.start is not None] in ([], [5, 6])
+        assert [job.label[-6:] for job in jobs] == ["seed 5", "seed 6"]
+    assert make_job(cells["table12"], 0, CellChoice()).start is not None
