@@ -170,7 +170,8 @@ def _print(diagnosis: Diagnosis, command: str) -> None:
         console.print(f"Other gains printed in papers ({others}) were confirmed, were smaller in the rerun, or were "
                       "not rerun; -o FILE.html and --json list them.",
                       soft_wrap=True)  # fmt: skip
-    start = f"Start with {diagnosis.method}." if diagnosis.candidates else "fedskew has rerun no similar setting."
+    nothing = "no suitable method in a similar setting" if diagnosis.near_reruns else "no similar setting"
+    start = f"Start with {diagnosis.method}." if diagnosis.candidates else f"fedskew has rerun {nothing}."
     console.print(f"{start} To measure which method is best here: {command}", markup=False, soft_wrap=True)
 
 

@@ -48,3 +48,11 @@ def test_with_several_labels_the_advised_command_compares_methods_that_take_them
     words = shlex.split(found.out.splitlines()[-1].partition("best here: ")[2])
     assert words[:2] == ["fedskew", "compare"]
     assert cli(*words[1:], "--rounds", "1", "--local-epochs", "1").status == 0
+
+
+def test_the_first_line_of_a_saved_configuration_is_a_command_that_works(cli):
+    Path("sites.csv").write_text("site,cat,dog\nBerlin,90,40\nParis,20,70\n")
+    assert cli("diagnose", "sites.csv", "--save", "in a folder/start.yaml").status == 0
+    words = shlex.split(Path("in a folder/start.yaml").read_text(encoding="utf-8").splitlines()[0])
+    assert words[:2] == ["#", "fedskew"]
+    assert cli(*words[2:], "--rounds", "1", "-q").status == 0

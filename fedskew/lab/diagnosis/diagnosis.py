@@ -190,7 +190,10 @@ class Diagnosis:
 
     def _best_rerun(self) -> str:
         best = self.candidates[0] if self.candidates else None
-        if best is None or best.gain <= 0:
+        if best is None:
+            suitable = "takes several labels" if self.counts.several_labels else "is in this version of fedskew"
+            return f"None of the methods that were rerun there {suitable}."
+        if best.gain <= 0:
             return "No method beat FedAvg there."
         required = required_settings(self.candidates)
         chosen = next((c for c in self.candidates if c.method == self.method), None)

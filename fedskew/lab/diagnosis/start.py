@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import yaml
@@ -57,7 +58,7 @@ def save_start(
     given: Config | None,
     counts_path: Path | None,
 ) -> Config:
-    """Write the configuration to start from.
+    """Write the configuration to start from. Its relative paths begin in the current folder.
 
     `counts_path` is the user's file of counts. It is None if `given` describes the split. Otherwise, the counts are
     written to a file next to the configuration, unless that is the user's file.
@@ -72,7 +73,7 @@ def save_start(
     if path is not None and counts_path is not None and path.resolve() != counts_path.resolve():
         rows = [[name, *row] for name, row in zip(counts.clients, counts.counts.tolist(), strict=True)]
         replace_file(path, lambda draft: _write_counts(draft, [["client", *counts.classes], *rows]))
-    replace_file(target, lambda draft: _write(draft, f"# fedskew run -c {target.name}\n{text}"))
+    replace_file(target, lambda draft: _write(draft, f"# fedskew run -c {quote(str(target))}\n{text}"))
     return start
 
 

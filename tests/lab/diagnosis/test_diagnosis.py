@@ -181,6 +181,13 @@ def test_a_gain_that_another_split_may_undo_is_no_reason(gain: float) -> None:
     assert ("No method gained more than 2 points" in text) == (gain > 0)
 
 
+def test_reruns_without_a_method_for_several_labels_are_not_called_reruns_without_a_gain() -> None:
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64), several_labels=True)
+    text = " ".join(Diagnosis(table, [Neighbour(_setting(Score("fedvls", 78, 70, "rerun", 1)), 0.0)]).sentences())
+    assert "None of the methods that were rerun there takes several labels." in text
+    assert "No method beat FedAvg" not in text
+
+
 def test_a_large_gain_in_too_few_settings_is_not_denied() -> None:
     often = [Neighbour(KnownSetting("mnist", "iid", (), n, None, [Score("fedprox", 71, 70, "rerun", 1)]), 0.0)
              for n in (10, 20, 30)]  # fmt: skip
