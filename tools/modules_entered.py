@@ -3,8 +3,8 @@
     python tools/modules_entered.py            # counts, and the modules of a steady round
     python tools/modules_entered.py --json     # all lists
 
-A module is entered when one of its functions is called; importing it does not count. A switch is a call from one
-module of fedskew into another, possibly through other libraries. The steady round is the second of three.
+A module is entered when one of its functions is called; importing it does not count. A switch is a call
+into another module of fedskew than the call before. The steady round is the second of three.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class Campaign:
     workers: int | None = None
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
-    """Seconds from the creation of the campaign until its runs stop. A run stops at the end of a round. Runs with
-    folders can be resumed."""
+    """Seconds from the creation of the campaign until its runs stop. A run stops at the end of a round. A worker that
+    needs more than `GRACE` seconds for that is killed. Runs with folders can be resumed."""
     command: str = ""
     """The command that started the campaign, for the records."""
     ray: str | None = None
