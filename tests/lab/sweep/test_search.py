@@ -147,8 +147,12 @@ def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_pat
 
 def test_a_search_without_a_finished_trial_says_why_the_last_one_failed(file: Path, tmp_path: Path) -> None:
     search = read_search(file, {})
+
+    def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
+        return {job.identity: Outcome("failed", reason="no disk") for job in jobs}
+
     for _ in range(2):  # the second command runs nothing
-        with pytest.raises(UserError, match="2 failed, the last because: no disk; .* larger --trials"):
+        with pytest.raises(UserError, match=r"2 failed, the last because: no disk; .* larger --trials"):
             search_with_optuna(
                 search,
                 2,
