@@ -99,8 +99,8 @@ def trace_python() -> Trace:
     with tempfile.TemporaryDirectory() as folder, traced() as trace:
         federation = fs.federation(str(RUN["data"]), fs.Dirichlet(clients=20), seed=0)
         fs.run(
-            federation, str(RUN["method"]), rounds=RUN["rounds"], device="cpu", out=f"{folder}/run",
-            callbacks=[Listener()],
+            federation, str(RUN["method"]), rounds=RUN["rounds"], local_epochs=RUN["local_epochs"], device="cpu",
+            out=f"{folder}/run", callbacks=[Listener()],
         )  # fmt: skip
     return trace
 

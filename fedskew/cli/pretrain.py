@@ -60,7 +60,8 @@ def _command(
 ) -> None:  # fmt: skip
     """Train a model centrally, on all training data, and write its weights for --init. Repeat the command to resume.
 
-    With -c, keys that the file does not set have the defaults of `fedskew run`.
+    With -c, keys that the file does not set have the defaults of `fedskew run`. The file's method, split, rounds, local
+    epochs and clients per round do not count.
     """
     from fedskew.cli.running import Observers, run_one
     from fedskew.cli.terminal import print_json, stdout
