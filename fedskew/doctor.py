@@ -26,6 +26,12 @@ USUAL_PORTS = (9092, 9093)
 """The ports of nginx and of the SuperLink (Flower's server) in docs/deploy.md."""
 _RENEWAL_DAYS = 30
 """A certificate that is valid for fewer days than this gets the status `note`."""
+_RENEW = "run `fedskew federate certs` again"
+_REPLACE_AUTHORITY = (
+    "the server's operator must delete ca.pem, ca.key, server.pem and server.key, run `fedskew federate certs` again "
+    "and send the new ca.pem to the sites"
+)
+"""`fedskew federate certs` keeps an authority that is there."""
 
 Status = Literal["ok", "note", "broken"]
 
@@ -269,17 +275,18 @@ def _check_keys(folder: Path) -> Iterator[Check]:
     if authority is None:
         yield Check("ca.pem", "broken", f"is not in {folder}")
         return
-    yield _check_certificate("ca.pem", lambda: certificates.days_left(authority))
+    yield _check_certificate("ca.pem", lambda: certificates.days_left(authority), _REPLACE_AUTHORITY)
     server, key = _read(folder / "server.pem"), folder / "server.key"
     if server is not None and key.is_file():
-        yield _check_certificate("server.pem", lambda: certificates.server_days_left(server, key, authority))
+        yield _check_certificate("server.pem", lambda: certificates.server_days_left(server, key, authority), _RENEW)
     elif server is not None or key.is_file():
         yield Check("server.pem", "broken", "server.pem and server.key belong together, and one of them is missing")
     private = [path for path in (folder / "ca.key", folder / "server.key", *folder.rglob("node.key")) if path.is_file()]
     yield from _check_private(folder, private)
 
 
-def _check_certificate(name: str, days_left: Callable[[], float]) -> Check:
+def _check_certificate(name: str, days_left: Callable[[], float], renewal: str) -> Check:
+    """Whether a certificate is valid, and for how long. `renewal` says how to get a new one."""
     try:
         days = days_left()
     except UserError as error:
@@ -287,8 +294,8 @@ def _check_certificate(name: str, days_left: Callable[[], float]) -> Check:
     except ValueError as error:
         return Check(name, "broken", f"is damaged or does not match the other files ({error})")
     if days < 0:
-        return Check(name, "broken", f"expired {-days:.0f} days ago; run `fedskew federate certs` again")
-    advice = "; run `fedskew federate certs` again to renew it" if days < _RENEWAL_DAYS else ""
+        return Check(name, "broken", f"expired {-days:.0f} days ago; {renewal}")
+    advice = f"; to renew it, {renewal}" if days < _RENEWAL_DAYS else ""
     return Check(name, "note" if advice else "ok", f"is valid for {days:.0f} more days{advice}")
 
 

@@ -117,6 +117,30 @@ def test_keys_are_valid_expiring_expired_foreign_or_readable_by_others(tmp_path:
     assert (readable.status, "chmod 600" in readable.detail) == ("broken", True)
 
 
+def test_an_authority_that_expires_soon_is_replaced_as_advised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("flwr")
+    from fedskew.flower import certificates
+    from fedskew.flower.credentials import make_credentials
+
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "_AUTHORITY_DAYS", 10)
+        keys = make_credentials(tmp_path / "keys", ["north"])
+    site_key = keys.node("north").private.read_bytes()
+    make_credentials(keys.folder, ["north"])  # keeps the authority
+    check = find(examine(keys=str(keys.folder)), "federation", "ca.pem")
+    assert check.status == "note"
+    advised = "delete ca.pem, ca.key, server.pem and server.key, run `fedskew federate certs` again"
+    assert advised in check.detail
+
+    for name in ("ca.pem", "ca.key", "server.pem", "server.key"):
+        (keys.folder / name).unlink()
+    make_credentials(keys.folder, ["north"])
+    report = examine(keys=str(keys.folder))
+    assert is_healthy(report)
+    assert find(report, "federation", "ca.pem").status == "ok"
+    assert keys.node("north").private.read_bytes() == site_key
+
+
 def test_a_server_key_with_a_passphrase_is_broken(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     from encrypted_keys import encrypt
