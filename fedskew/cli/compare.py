@@ -207,10 +207,9 @@ def _refuse_duplicates(methods: list[Config]) -> list[Config]:
     complete = [make_method(config.method, config.method_params) for config in methods]  # with all defaults
     for i, method in enumerate(complete):
         if any((other.name, other.params) == (method.name, method.params) for other in complete[:i]):
-            raise UserError(
-                f"method {method.name!r} is listed twice with the same settings; expected it once, or with "
-                f"different settings, such as {method.name}:{next(iter(method.params), 'NAME')}=VALUE"
-            )
+            example = next((f"{method.name}:{name}=VALUE" for name in method.params), None)
+            other = "" if example is None else f", or with different settings, such as {example}"
+            raise UserError(f"method {method.name!r} is listed twice with the same settings; expected it once{other}")
     return methods
 
 
@@ -223,9 +222,8 @@ def _with_parameters(methods: list[Config], params: Mapping[str, Any]) -> list[C
         if not any(_has_parameter(config, key) for config in methods):
             known = sorted({name for config in methods for name in make_method(config.method).params})
             names = ", ".join(config.method for config in methods)
-            raise UserError(
-                f"none of {names} has a parameter {key.removeprefix(METHOD_PREFIX)!r}; they have: {', '.join(known)}"
-            )
+            found = f"they have: {', '.join(known)}" if known else "they have no parameters"
+            raise UserError(f"none of {names} has a parameter {key.removeprefix(METHOD_PREFIX)!r}; {found}")
     return [
         with_values(config, {key: value for key, value in params.items() if _has_parameter(config, key)})
         for config in methods

@@ -150,6 +150,8 @@ def test_one_method_with_several_settings_has_clear_names(cli):
     [
         ("fedprox:mu=0.01,fedprox:mu=0.01", "method 'fedprox' is listed twice with the same settings"),
         ("fedavg,fedprox,fedprox:mu=0.01", "method 'fedprox' is listed twice with the same settings"),
+        ("fedprox:mu=0.01,fedprox:mu=0.01", "expected it once, or with different settings, such as fedprox:mu=VALUE"),
+        ("fedavg,fedavg", r"listed twice with the same settings; expected it once$"),  # it has no settings
         ("fedprox:mu", "unknown method|cannot import|no module"),
         ("fedprox:mu=1:2", "setting '2' lacks a key or '='"),
         ("fedprox:nu=1", "method 'fedprox' has no parameter 'nu'; did you mean 'mu'"),
@@ -160,6 +162,12 @@ def test_a_wrong_setting_of_a_method_is_one_line(cli, methods, line):
     assert outcome.status == 2
     assert re.search(line, outcome.err, re.IGNORECASE), outcome.err
     assert outcome.err.count("\n") == 1
+
+
+def test_a_parameter_that_no_method_has_is_refused(cli):
+    command = (*TINY, "--set", "method.nu=1", "--methods")
+    assert "none of fedavg has a parameter 'nu'; they have no parameters" in cli(*command, "fedavg").err
+    assert "none of fedavg, fedprox has a parameter 'nu'; they have: mu" in cli(*command, "fedavg,fedprox").err
 
 
 def test_the_table_for_a_paper(cli):
