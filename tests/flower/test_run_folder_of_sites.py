@@ -51,7 +51,7 @@ def test_reports_are_made_of_it(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run), "--no-features", "-o", str(tmp_path / "page.html")]) == 0
     assert "fedvls" in (tmp_path / "page.html").read_text(encoding="utf-8")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert "They did not share their label counts" in page
+    assert "For a federation across machines, no map of the samples" in page
     assert "about.json is missing" not in page
 
 

@@ -23,9 +23,8 @@ def federation(comparison: Comparison) -> Section:
     counts = comparison.label_counts
     sites = next((run.sites for run in comparison.runs if run.sites), ())
     if counts is None and sites:
-        who, whose = ("It", "its") if len(sites) == 1 else ("They", "their")
         listed = f"{plural(len(sites), 'site')}: {', '.join(sites)}."
-        note = f"{listed} {who} did not share {whose} label counts, so no map is shown."
+        note = f"{listed} For a federation across machines, no map of the samples by client and class is shown."
         return Section("federation", "The federation", [note])
     if counts is None:
         return Section("federation", "The federation", missing=[

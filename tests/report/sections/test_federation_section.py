@@ -1,4 +1,4 @@
-"""The section about the federation, if the sites did not share their label counts."""
+"""The section about the federation: sites of a federation across machines, and samples with several labels."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from fedskew.results import compare_runs
 
 
 @pytest.mark.parametrize(
-    ("sites", "note"),
+    ("sites", "listed"),
     [
-        (["north"], "1 site: north. It did not share its label counts, so no map is shown."),
-        (["north", "south"], "2 sites: north, south. They did not share their label counts, so no map is shown."),
+        (["north"], "1 site: north."),
+        (["north", "south"], "2 sites: north, south."),
     ],
 )
-def test_a_federation_of_sites_without_label_counts_is_described(sites: list[str], note: str) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "fedconcat"])  # sites of the second send their label counts
+def test_a_federation_across_machines_has_no_map(method: str, sites: list[str], listed: str) -> None:
+    note = f"{listed} For a federation across machines, no map of the samples by client and class is shown."
     split = PartitionConfig("sites", params={"names": sites})
-    run = made_up("fedavg", 0, [0.5, 0.5])
+    run = made_up(method, 0, [0.5, 0.5])
     at_sites = replace(run, config=replace(run.config, partition=split))
     assert federation(compare_runs([at_sites])).paragraphs == [note]
 
