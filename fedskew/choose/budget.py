@@ -153,7 +153,7 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
             return plan
     raise UserError(
         f"budget is {budget.show()}; racing {len(methods)} methods over {rounds} rounds needs about "
-        f"{budget.show(needed)} here; increase --budget, or use fewer --methods or --rounds (finished trials are kept)"
+        f"{budget.show(needed)} here; increase --budget (finished trials are kept), or use fewer --methods or --rounds"
     )
 
 

@@ -163,12 +163,12 @@ if "fedskew.live.process" in pathlib.Path("/proc/self/cmdline").read_text():
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def heed_interrupts() -> None:
     """What a shell starts in the background ignores them."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_an_interrupt_while_the_page_starts_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(SLOW_START)
     starting = tmp_path / "starting"
