@@ -1,9 +1,10 @@
-"""The live page in a real browser: it draws new rounds by itself, and says when the run has ended."""
+"""The live page in a real browser: it draws new rounds, says when the run has ended, and follows a resumed run."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -15,10 +16,16 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
          "--disable-component-update", "--disable-sync"]  # fmt: skip
 
 
-def test_the_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
+@pytest.fixture
+def program() -> str:
+    """The path of Chromium."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
         pytest.skip("no Chromium on this machine: apt-get install chromium")
+    return found
+
+
+def test_the_page_follows_a_run_to_its_end(program: str, tmp_path: Path) -> None:
     server = LiveServer([tmp_path / "run"], port=0)
     server.start()
     with sync_api.sync_playwright() as driver:
@@ -40,3 +47,27 @@ def test_the_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
         browser.close()
     server.finish()
     server.close()
+
+
+def test_the_page_of_an_interrupted_run_continues_with_it(program: str, tmp_path: Path) -> None:
+    fed = fs.federation("digits", fs.Dirichlet(clients=3, beta=1.0))
+    fs.run(fed, "fedavg", rounds=2, local_epochs=1, out=tmp_path / "run")
+    summary = (tmp_path / "run/summary.json").read_bytes()
+    (tmp_path / "run/summary.json").unlink()  # as if the run had been interrupted
+    first = LiveServer([tmp_path / "run"], port=0)
+    first.start()
+    with sync_api.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=FLAGS)
+        page = browser.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(first.url)
+        page.get_by_text("live, fedavg seed 0: round 2").wait_for()
+        first.finish()
+        page.get_by_text("interrupted, fedavg seed 0: round 2").wait_for()
+        first.close()
+        (tmp_path / "run/summary.json").write_bytes(summary)
+        second = LiveServer([tmp_path / "run"], port=urlsplit(first.url).port)
+        second.start()
+        page.wait_for_function("document.getElementById('live').textContent === 'live, finished'")
+        browser.close()
+    second.close()

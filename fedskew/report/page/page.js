@@ -150,12 +150,13 @@
   // -- live updates ------------------------------------------------------------------------------------
   function take(content) { charts = content.charts; tables = content.tables; }
 
-  async function refresh(version) {
+  // `interrupted` says that the page shows runs that were interrupted. The same command may resume them at the same address.
+  async function refresh(version, interrupted) {
     let state;
     try { state = await (await fetch("state.json?after=" + version)).json(); }
     catch {
-      LIVE.textContent = "the run has ended or cannot be reached";
-      setTimeout(() => refresh(version), 5000);  // the same command may resume it at the same address
+      if (!interrupted) LIVE.textContent = "the run has ended or cannot be reached";
+      setTimeout(() => refresh(version, interrupted), 5000);
       return;
     }
     if (state.version !== version) {
@@ -169,7 +170,8 @@
       window.scrollTo(0, height);
     }
     LIVE.textContent = state.finished ? state.status : "live, " + state.status;
-    if (!state.finished) setTimeout(() => refresh(state.version), 1500);
+    if (!state.finished) setTimeout(() => refresh(state.version, false), 1500);
+    else if (state.status !== "finished") setTimeout(() => refresh(state.version, true), 5000);
   }
 
   async function start() {
@@ -182,7 +184,7 @@
     }
     boxes().forEach((box) => watcher.observe(box));
     document.documentElement.dataset.ready = "yes";
-    if (LIVE) refresh(0);
+    if (LIVE) refresh(0, false);
   }
   window.fedskew = { drawAll };
   start();
