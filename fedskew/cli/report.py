@@ -12,6 +12,7 @@ from fedskew.errors import UserError
 
 PAGE = "report.html"
 _FOLDERS = "run folders, or folders of run folders"
+_FIGURE_FILES = (".pdf", ".svg", ".png", ".csv")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -105,6 +106,8 @@ def _figures(
     if not runs:
         raise UserError(f"figure {name} needs runs: {entry.needs}; expected run folders after its name")
     target = Path(out or f"{name.replace('/', '-')}.pdf")
+    if target.suffix.lower() not in _FIGURE_FILES:
+        raise UserError(f"cannot save a figure as {str(target)!r}; expected {', '.join(_FIGURE_FILES)}")
     figure = entry.draw(comparisons(load_runs(runs).runs))
     if target.suffix.lower() == ".csv":
         write_text(target, "\n".join(chart.table().csv() for chart in figure.charts))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from functools import singledispatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,13 +85,16 @@ def save_figure(figure: Figure, target: Path) -> None:
             raise UserError(f"cannot write {target}: {error.strerror or error}") from error
 
 
-def parse_formats(text: str, others: Iterable[str] = ()) -> list[str]:
+def parse_formats(text: str, others: Collection[str] = ()) -> list[str]:
     """Parse a list of file formats such as `svg,pdf`.
 
-    `others` are formats that only the caller accepts. The error message for an unknown format suggests them, too.
+    `others` are formats that the caller accepts if no other format is listed. It handles them before this call. The
+    error message for an unknown format suggests them, too.
     """
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     for kind in kinds:
+        if kind in others:
+            raise UserError(f"format is {text!r}; expected {kind} alone and in lower case, or {', '.join(FORMATS)}")
         if kind not in FORMATS:
             raise unknown("format", kind, [*FORMATS, *others])
     return kinds

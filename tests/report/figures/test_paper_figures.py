@@ -183,6 +183,8 @@ def test_the_command_lists_draws_and_refuses(
     assert "did you mean 'fedlmd/2'" in capsys.readouterr().err
     assert main(["figures", "fedlmd/2"]) == 2
     assert "needs runs" in capsys.readouterr().err
+    assert main(["figures", "pkd/8", str(comparison), "-o", "numbers.txt"]) == 2
+    assert "cannot save a figure as 'numbers.txt'; expected .pdf, .svg, .png, .csv" in capsys.readouterr().err
 
 
 def test_keys_with_the_same_end_are_shown_whole() -> None:
