@@ -112,8 +112,8 @@ def _check_method(method: Method) -> None:
     """Refuse a method that a race would misjudge."""
     if isinstance(method.objective, Schedule):
         raise UserError(
-            f"method {method.name!r} trains in stages and cannot be raced, because its first rounds train other "
-            "models; expected methods without stages, or `fedskew compare` for this one"
+            f"method {method.name!r} trains in stages and cannot be raced, because its rounds are not comparable "
+            "with those of other methods; expected methods without stages, or `fedskew compare` for this one"
         )
     if method.calibration is not None:
         raise UserError(

@@ -95,9 +95,11 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, if the data have changed since the run, if samples have
-    several labels, or if an output is not finite.
+    Raise a UserError if the model or the data are missing, if the data are at sites or have changed since the run, if
+    samples have several labels, or if an output is not finite.
     """
+    if run.sites:
+        raise UserError("the data are at the sites, so features cannot be computed here")
     if run.config.task == "multi-label":
         raise UserError("samples have several labels, so features cannot be coloured by class")
     model = run.model

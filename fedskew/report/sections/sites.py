@@ -16,7 +16,7 @@ MAX_BARS = 30
 MAX_ROWS = 400
 """The table of scores lists as many methods as fit in this many rows, and at least one."""
 PARAGRAPHS = (
-    "Each site holds out a part of its own data. The final global model is tested on it, or each site's own model if "
+    "Each site has test samples of its own. The final global model is tested on them, or each site's own model if "
     "there is no global one. If a method has both, the scores of a simulation, such as AUROC, are those of the site's "
     "own model. Every site counts once, whatever its size. The worst decile is the mean of the worst tenth of the "
     "sites.",

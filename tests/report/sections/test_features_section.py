@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_up_runs import made_up
 
 import fedskew
 from fedskew.data import make_partition
 from fedskew.errors import UserError
+from fedskew.experiment.config import PartitionConfig
 from fedskew.report.figures.heat_maps import model_internals
-from fedskew.report.model_outputs import ModelOutputs
+from fedskew.report.model_outputs import ModelOutputs, model_outputs
 from fedskew.report.sections import features as section
 from fedskew.results import Comparison, comparisons, load_runs
 
@@ -48,6 +51,13 @@ def test_equal_features_are_not_drawn(tmp_path: Path) -> None:
     loaded = trained_run(tmp_path, np.zeros(6, np.int64))
     reason = "all test samples have the same features, so they cannot be drawn"
     assert section.features(loaded).missing == [f"fedavg: {reason}"]
+
+
+def test_features_of_a_federation_across_machines_are_not_drawn() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    at_sites = replace(run, config=replace(run.config, partition=PartitionConfig("sites", params={"names": ["north"]})))
+    with pytest.raises(UserError, match="the data are at the sites, so features cannot be computed here"):
+        model_outputs(at_sites)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e39])
