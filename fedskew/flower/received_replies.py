@@ -31,17 +31,25 @@ class ReceivedReplies:
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / FOLDER
 
-    def keep(self, round: int, site: str, request: str, samples: int, reply: Reply) -> None:
-        """Write a site's reply. `request` is the request's digest, and `samples` the site's number of samples."""
-        head = json.dumps({"request": request, "samples": samples, "facts": reply.facts})
+    def keep(
+        self, round: int, site: str, request: str, samples: int, reply: Reply, tests: Facts | None = None
+    ) -> None:
+        """Write a site's reply.
+
+        `request` is the request's digest, `tests` are the tests that it also asked for, and `samples` is the site's
+        number of samples.
+        """
+        head = json.dumps({"request": request, "tests": tests, "samples": samples, "facts": reply.facts})
         with reporting_os_errors("write", self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # updates can reveal something about the data
         write_file(self._folder / f"round-{round}.{site}", head.encode() + b"\n" + reply.payload)
 
-    def find(self, round: int, site: str, request: str) -> Reply | None:
+    def find(self, round: int, site: str, request: str, tests: Facts | None = None) -> Reply | None:
         """Return a site's reply to the request with this digest. None if there is none.
 
-        A file whose first line is damaged counts as no reply. The tensors after that line are not checked.
+        With `tests`, the request must have asked for the same tests. Without them, the reply may have results of tests
+        that are not needed now. A file whose first line is damaged counts as no reply. The tensors after that line are
+        not checked.
         """
         path = self._folder / f"round-{round}.{site}"
         with reporting_os_errors("read", path):
@@ -50,6 +58,7 @@ class ReceivedReplies:
         try:
             known = json.loads(head)
             is_reply = known["request"] == request and isinstance(known["facts"], dict)
+            is_reply &= tests is None or json.dumps(known["tests"], sort_keys=True) == json.dumps(tests, sort_keys=True)
             return Reply(known["facts"], payload) if is_reply else None
         except (ValueError, KeyError, TypeError):
             return None
@@ -85,5 +94,9 @@ class ReceivedReplies:
 
 
 def request_digest(facts: Facts, payload: bytes) -> str:
-    """A hash that identifies a request."""
-    return digest(json.dumps(facts, sort_keys=True).encode() + digest(payload).encode())
+    """A hash that identifies a request for training, whatever tests it also asks for.
+
+    A round may first be requested with the tests of the round before it. When it is repeated, these tests are done.
+    """
+    training = {key: value for key, value in facts.items() if key != "tests"}
+    return digest(json.dumps(training, sort_keys=True).encode() + digest(payload).encode())

@@ -104,7 +104,8 @@ class SiteTraining:
         self._received.forget_before(round - 1)
         known: dict[int, Reply | Failure] = {}
         for client, request in requests.items():
-            if (reply := self._received.find(round, self._sites.names[client], request)) is not None:
+            tests = participants[client].get("tests")
+            if (reply := self._received.find(round, self._sites.names[client], request, tests)) is not None:
                 known[client] = reply
         if known:
             names = [self._sites.names[client] for client in known]
@@ -113,8 +114,8 @@ class SiteTraining:
 
         def keep(client: int, reply: Reply) -> None:
             if client in requests and reply.payload:
-                samples = self._sites.samples[client]
-                self._received.keep(round, self._sites.names[client], requests[client], samples, reply)
+                samples, tests = self._sites.samples[client], participants[client].get("tests")
+                self._received.keep(round, self._sites.names[client], requests[client], samples, reply, tests)
 
         quorum = Quorum(self._settings.required_sites - len(known), frozenset(participants.keys() - known.keys()))
         timeout = self._settings.round_timeout

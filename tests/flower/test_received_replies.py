@@ -25,6 +25,18 @@ def test_a_reply_is_found_for_its_own_request_only(tmp_path: Path) -> None:
     assert replies.find(3, "north", asked) is None
 
 
+def test_a_reply_with_tests_is_found_without_them_but_not_for_others(tmp_path: Path) -> None:
+    replies, facts, tests = ReceivedReplies(tmp_path), {"key": {"round": 2}}, {"model": "global", "round": 2}
+    asked, reply = request_digest({**facts, "tests": tests}, b"model"), Reply({"tests": {"right": 1}}, b"tensors")
+    assert asked == request_digest(facts, b"model")
+    replies.keep(3, "north", asked, 70, reply, tests)
+    assert replies.find(3, "north", asked, tests) == replies.find(3, "north", asked) == reply
+    assert replies.find(3, "north", asked, {**tests, "round": 3}) is None
+    replies.keep(3, "north", asked, 70, reply)
+    assert replies.find(3, "north", asked) == reply
+    assert replies.find(3, "north", asked, tests) is None
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b"\xff\n", b'{"request": "a", "facts": []}\n', b"7\nx"])
 def test_a_damaged_file_counts_as_no_reply(content: bytes, tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()

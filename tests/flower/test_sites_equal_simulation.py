@@ -250,11 +250,12 @@ def test_a_run_that_was_stopped_goes_on_with_the_sites_states(data: Path, split:
     assert_same_model(resumed, run_prepared(prepare(config, split)))
 
 
+@pytest.mark.parametrize("tests", [{}, TESTED_BY_SITES])  # round 3 is requested alone, or with the tests of round 2
 def test_updates_that_arrived_before_the_server_was_killed_are_used(
-    data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tests: dict[str, object], data: Path, split: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of three updates have arrived. Then only the third site is asked, even if another one is not back yet."""
-    config = settings("scaffold", rounds=3)
+    config = settings("scaffold", rounds=4, checkpoint_every=1)
     record = Sites._record_answer
 
     class Killed(Exception):
@@ -262,10 +263,10 @@ def test_updates_that_arrived_before_the_server_was_killed_are_used(
 
     def die(sites: Sites, kind: str, client: int, sent: Any, group: str, answer: Any) -> None:
         record(sites, kind, client, sent, group, answer)
-        if (kind, group, client) == ("train", "2", 1):
+        if (kind, group, client) == ("train", "3", 1):
             raise Killed
 
-    first = case(tmp_path, split, data, config, minimum=2, begin_with=3)
+    first = case(tmp_path, split, data, config, minimum=2, begin_with=3, **tests)
     with monkeypatch.context() as patch:
         patch.setattr(Sites, "_record_answer", die)
         with pytest.raises(Killed):
@@ -276,32 +277,33 @@ def test_updates_that_arrived_before_the_server_was_killed_are_used(
             again.grid.offline.clear()
         return facts, answer
 
-    again = case(tmp_path, split, data, config, return_after, minimum=2, begin_with=3)
+    again = case(tmp_path, split, data, config, return_after, minimum=2, begin_with=3, **tests)
     again.grid.offline = {"site-0"}
     resumed = run_federation(again.grid, again.context)
     asked = [(message.facts["round"], message.site) for message in again.grid.sent if message.kind == "train"]
-    assert asked == [(1, "site-2"), (2, "site-0"), (2, "site-1"), (2, "site-2")]
-    assert [row.failed for row in resumed.history[1:]] == [{}, {}, {}]
+    assert asked == [(2, "site-2"), (3, "site-0"), (3, "site-1"), (3, "site-2")]
+    assert [row.failed for row in resumed.history[1:]] == [{}, {}, {}, {}]
     assert_same_model(resumed, run_prepared(prepare(config, split)))
     assert not (tmp_path / "run" / "received").exists()
 
 
+@pytest.mark.parametrize("tests", [{}, TESTED_BY_SITES])
 def test_an_update_that_is_discarded_is_requested_again_but_not_the_others(
-    data: Path, split: Federation, tmp_path: Path
+    tests: dict[str, object], data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    config = settings("fedavg", rounds=1)
+    config = settings("fedavg", rounds=2)
     spoilt: list[str] = []
 
     def spoil_once(site: str, asked: dict, facts: dict, answer: bytes) -> tuple[dict, bytes]:
-        if asked["kind"] == "train" and site == "site-1" and not spoilt:
+        if asked["kind"] == "train" and asked["key"]["round"] == 1 and site == "site-1" and not spoilt:
             spoilt.append(site)
             return facts | {"round": 7}, answer
         return facts, answer
 
-    here = case(tmp_path, split, data, config, spoil_once)
+    here = case(tmp_path, split, data, config, spoil_once, **tests)
     apart = run_federation(here.grid, here.context)
     assert [message.site for message in here.grid.sent if message.kind == "train"] == [
-        "site-0", "site-1", "site-2", "site-1",
+        "site-0", "site-1", "site-2", "site-0", "site-1", "site-2", "site-1",
     ]  # fmt: skip
     assert_same_model(apart, run_prepared(prepare(config, split)))
 
