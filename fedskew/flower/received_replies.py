@@ -31,9 +31,7 @@ class ReceivedReplies:
     def __init__(self, run_folder: Path) -> None:
         self._folder = run_folder / FOLDER
 
-    def keep(
-        self, round: int, site: str, request: str, samples: int, reply: Reply, tests: Facts | None = None
-    ) -> None:
+    def keep(self, round: int, site: str, request: str, samples: int, reply: Reply, tests: Facts | None = None) -> None:
         """Write a site's reply.
 
         `request` is the request's digest, `tests` are the tests that it also asked for, and `samples` is the site's
