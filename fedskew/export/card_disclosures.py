@@ -123,7 +123,7 @@ def _reported_tests(run: Result) -> str:
     results = (
         "their test results by class, which reveal the label counts of their test parts"
         if _tests_by_class(run)
-        else "the accuracy of their tests"
+        else "the number of their test samples and of correct predictions"
     )
     return f"The sites reported {results}. {_reported_own_tests(run)}{_reported_local_tests(run)}"
 

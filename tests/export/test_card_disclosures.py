@@ -48,7 +48,7 @@ TOTALS = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
 
 def test_dittos_sites_reported_the_accuracy_of_their_own_models(tmp_path: Path) -> None:
     card = describe_disclosures(federated(tmp_path, "ditto", **TOTALS))
-    assert "The sites reported the accuracy of their tests. " in card
+    assert "The sites reported the number of their test samples and of correct predictions. " in card
     assert "These sites also reported the accuracy of their own model: site-0, site-1, site-2. " in card
 
 
