@@ -77,7 +77,7 @@ def _column_table(run: Result) -> str:
             f"number, mean {column['mean']:.4g}, standard deviation {column['std']:.4g}"
             if column.get("categories") is None
             else f"category: {', '.join(map(escape, column['categories']))}",
-            "marked by a further input" if column.get("marks_gaps") else "not in the training data",
+            "marked by a further input" if column.get("marks_gaps") else "not marked",
         )
         for column in _columns(run)
     ]

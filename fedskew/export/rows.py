@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
+"""Texts that are gaps in a column of numbers, in lower case. Among categories, only an empty text is a gap."""
+
 
 class Rows:
     """Maps the columns of a table to inputs.
@@ -35,8 +38,10 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
     if column["name"] not in row:
         raise ValueError(f"a row has no column {column['name']!r}; expected it, with None for a gap")
     value = row[column["name"]]
-    is_gap = value is None or str(value) == "<NA>" or value != value or (isinstance(value, str) and not value.strip())
     categories = column.get("categories")
+    gaps = _GAPS if categories is None else ("",)
+    is_gap = value is None or str(value) == "<NA>" or value != value
+    is_gap = is_gap or (isinstance(value, str) and value.strip().lower() in gaps)
     if categories is None:
         found = [column["mean"] if is_gap else float(value)]
     else:

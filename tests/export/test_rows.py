@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import fedskew as fs
+from fedskew.data.own.columns import GAPS
 from fedskew.export import export_run
 from fedskew.export.rows import Rows
 
@@ -58,6 +59,12 @@ def test_the_gap_of_pandas_is_one() -> None:
     assert Rows(columns)([{"age": pd.NA, "sex": pd.NA}]).tolist() == [[61.0, 0.0, 0.0, 1.0]]
 
 
+@pytest.mark.parametrize("text", [*GAPS, "NaN", " N/A "])
+def test_a_text_that_was_a_gap_in_training_is_one(text: str) -> None:
+    columns = [{"name": "age", "mean": 61.0, "marks_gaps": True}, {"name": "sex", "categories": ["f", "NaN"]}]
+    assert Rows(columns)([{"age": text, "sex": "NaN"}]).tolist() == [[61.0, 1.0, 0.0, 1.0]]
+
+
 SCRIPT = """
 import json, sys
 from model import classes, load, rows
@@ -83,7 +90,7 @@ def test_the_exported_code_predicts_from_a_table_without_fedskew(exported: Path)
 
 def test_the_card_describes_the_columns(exported: Path) -> None:
     card = (exported / "model" / "README.md").read_text()
-    assert "| code | category: 1, 2, 3 | not in the training data |" in card
+    assert "| code | category: 1, 2, 3 | not marked |" in card
     assert "| ward | category: a, b | marked by a further input |" in card
     assert 'inputs = rows()([{"age": ' in card
 
