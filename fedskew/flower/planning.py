@@ -22,6 +22,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import refuse_unfit
 from fedskew.flower.settings import FederationSettings, read_settings
 from fedskew.flower.versions import version_problem
+from fedskew.methods import make_method
 from fedskew.user_code import importing_from_current_folder
 
 
@@ -30,11 +31,11 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
     Refuse a method or configuration that cannot run across machines.
     """
+    refuse_unfit(make_method(config.method, config.method_params), config)  # before `prepare` asks for what is refused
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
     prepared = prepare(config, federation)
-    refuse_unfit(prepared.method, prepared.config)
     if config.init is None:
         return prepared.config
     if contract.column_sums and config.train != "all":

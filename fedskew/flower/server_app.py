@@ -60,6 +60,7 @@ from fedskew.flower.settings import FederationSettings, data_source, read_settin
 from fedskew.flower.sites import Sites
 from fedskew.flower.start_weights import start_payload
 from fedskew.flower.wire import Facts, one_line
+from fedskew.methods import make_method
 from fedskew.models import has_features
 from fedskew.platforms import parent_of, start_mark, wait_for_end
 
@@ -171,8 +172,8 @@ def run_federation(grid: Grid, context: Context) -> Result:
     dataset = _server_data(settings, contract)
     # The terms need the prepared configuration. So the run is first prepared with sites that get no requests.
     provisional = RemoteFederation(dataset, Sites(grid, settings.sites, {}, log), config.seed)
+    refuse_unfit(make_method(config.method, config.method_params), config)
     prepared = prepare(config, provisional)
-    refuse_unfit(prepared.method, prepared.config)
     require_sums_suffice(settings, contract, prepared.config)
     terms = _terms(contract, prepared.config) | secure_terms(settings, prepared.config)
     times = _reply_times(settings, RunFolder(folder).audit_path)

@@ -171,9 +171,15 @@ def test_a_server_cannot_test_a_method_without_a_global_model(data: Path, split:
 def test_what_runs_on_one_machine_is_refused_with_the_reason(
     method: str, data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    reason = "pools all samples|has no common model|needs samples at the server"
+    reason = "pools all samples|has no common model|needs samples at the server, which only a simulation has"
     with pytest.raises(UserError, match=f"method '{method}' ({reason})"):
         case(tmp_path, split, data, settings(method))
+
+
+@pytest.mark.parametrize("setting", ["server_data", "client_test"])
+def test_settings_of_simulations_are_refused(setting: str, data: Path, split: Federation, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{setting} is for simulations"):
+        case(tmp_path, split, data, settings("fedavg", **{setting: 0.2}))
 
 
 @pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2}, {"eval_every": 2}, {"method": "fedconcat"}])
