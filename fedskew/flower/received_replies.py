@@ -5,6 +5,8 @@ arrive, the round is repeated. The server then requests only the updates that ar
 round need not train it again if the server or another site fails. If the site adds noise, a second update would also
 cost privacy.
 
+With secure aggregation, the server has no single updates, so nothing is written here.
+
 The files of the last two rounds are kept, because the sites train round r + 1 before the row of round r is written (see
 `loop`). All files are deleted when the run is finished.
 """
