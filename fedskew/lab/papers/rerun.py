@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -141,29 +141,36 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 
 
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
-    """Compare the order of all pairs of methods in the paper and in the rerun.
+    """Compare the order of all pairs of methods in the paper and in the rerun, or return None if there are no pairs.
 
-    Only methods with the most common number of rounds count. Two methods that tie in the paper agree with any order. If
-    several methods share the paper's best number, the rerun's best counts as the paper's best if it is one of them.
+    Only methods with the most common number of rounds count.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None
-    known = [
-        (one.cell.method, one.cell.printed.mean, one.mean.mean)
+    known = {
+        one.cell.method: (one.cell.printed.mean, one.mean.mean)
         for one in column
         if one.cell.printed is not None and one.cell.printed.mean is not None and one.mean is not None
         if not one.stopped and not one.never and one.shortened == most_common
-    ]
-    if len(known) < 2:
-        return None
-    agreeing = sum((a[1] - b[1]) * (a[2] - b[2]) > 0 or a[1] == b[1] for a, b in combinations(known, 2))
-    sign = 1 if measure(column[0].cell.metric).higher_is_better else -1
-    best_printed = max(known, key=lambda entry: sign * entry[1])
-    best_rerun = max(known, key=lambda entry: sign * entry[2])
-    if best_rerun[1] == best_printed[1]:
+    }
+    return compare_orders(known, measure(column[0].cell.metric).higher_is_better) if len(known) > 1 else None
+
+
+def compare_orders(known: Mapping[str, tuple[float, float]], higher_is_better: bool = True) -> Order:
+    """Compare the order of methods, given the printed number and the rerun of each.
+
+    Two methods that tie in the paper agree with any order. If several methods share the paper's best number, the
+    rerun's best counts as the paper's best if it is one of them.
+    """
+    pairs = list(combinations(known.values(), 2))
+    agreeing = sum((a[0] - b[0]) * (a[1] - b[1]) > 0 or a[0] == b[0] for a, b in pairs)
+    sign = 1 if higher_is_better else -1
+    best_printed = max(known, key=lambda method: sign * known[method][0])
+    best_rerun = max(known, key=lambda method: sign * known[method][1])
+    if known[best_rerun][0] == known[best_printed][0]:
         best_printed = best_rerun
-    is_tie = best_rerun[2] == best_printed[2]
-    return Order(agreeing, len(known) * (len(known) - 1) // 2, best_printed[0], best_rerun[0], is_tie)
+    is_tie = known[best_rerun][1] == known[best_printed][1]
+    return Order(agreeing, len(pairs), best_printed, best_rerun, is_tie)
 
 
 HEADINGS = ("method", "paper", "rerun", "difference", "seeds")

@@ -15,8 +15,9 @@ from fedskew.lab.papers.map import federation_results, guide, known_seeds
 from fedskew.lab.papers.pretrained import is_pretrained, pretrained_section
 from fedskew.lab.papers.protocol import read_protocol
 from fedskew.lab.papers.selection import all_tables, read_plan
-from fedskew.lab.papers.sweep_section import read_sweeps, sweep_section
+from fedskew.lab.papers.sweep_section import read_sweeps
 from fedskew.lab.papers.table_section import device, markdown_row, table_section
+from fedskew.lab.papers.unknowns import unknowns_section
 from fedskew.lab.sweep.records import Records, is_enough, read_folder
 
 FINDINGS = "findings.yaml"
@@ -56,7 +57,7 @@ def _sweeps(folder: str | Path, findings: Mapping[str, str]) -> list[str]:
     sections = pretrained_section([sweep for sweep in sweeps if is_pretrained(sweep)], _finding(findings, "pretrained"))
     for sweep in sweeps:
         if not is_pretrained(sweep):
-            sections += sweep_section(sweep, f"## Sweep {sweep.path.stem}")
+            sections += unknowns_section(sweep, f"## Sweep {sweep.path.stem}")
     return sections
 
 
