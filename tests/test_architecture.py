@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 import fedskew
+from fedskew.data import table_encoding
 from fedskew.experiment.config import values
 
 PACKAGE = Path(fedskew.__file__).parent
@@ -61,6 +62,7 @@ def test_nothing_is_ever_unpickled() -> None:
     assert len(found) > 50
     assert not {path: calls for path, calls in found.items() if calls}
     assert issubclass(values._Loader, yaml.SafeLoader)
+    assert issubclass(table_encoding._Loader, yaml.SafeLoader)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def _is_safe(call: ast.Call) -> bool:
     if name == "torch.load":
         return said.get("weights_only") == "True"
     if name == "yaml.load":
-        return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # of values.py, tested above
+        return [ast.unparse(argument) for argument in call.args[1:]] == ["_Loader"]  # both are tested above
     return name not in ("yaml.unsafe_load", "yaml.full_load", "eval", "exec")
 
 

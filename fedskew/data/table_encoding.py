@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from fedskew.errors import UserError
 
@@ -232,10 +233,8 @@ def read_encoding(source: object) -> TableEncoding:
         return source
     if not isinstance(source, str | Path):
         return TableEncoding.from_json(source)
-    import yaml
-
     try:
-        content = _parse(Path(source).expanduser().read_text(encoding="utf-8"))
+        content = yaml.load(Path(source).expanduser().read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding file") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -245,18 +244,16 @@ def read_encoding(source: object) -> TableEncoding:
     return TableEncoding.from_json(content, str(source))
 
 
-def _parse(text: str) -> Any:
-    """Parse YAML, which includes JSON. The words yes, no, on and off are texts: they may be categories."""
-    import yaml
+class _Loader(yaml.SafeLoader):
+    """A safe loader for which yes, no, on and off are texts: they may be categories."""
 
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, form) for tag, form in resolvers if tag != _YAML_BOOLEAN]
-            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
+        first: [(tag, form) for tag, form in resolvers if tag != _YAML_BOOLEAN]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
-    Loader.add_implicit_resolver(_YAML_BOOLEAN, re.compile("(?i:true|false)$"), list("tTfF"))
-    return yaml.load(text, Loader)
+
+_Loader.add_implicit_resolver(_YAML_BOOLEAN, re.compile("(?i:true|false)$"), list("tTfF"))
 
 
 def _column_from_json(entry: object, where: str) -> ColumnEncoding:

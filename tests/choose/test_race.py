@@ -115,7 +115,7 @@ def test_a_race_on_a_fixed_split_speaks_of_seeds(tmp_path: Path) -> None:
     assert re.fullmatch(r"final with \d fresh seeds: fedavg, fedprox", watcher.headings[-1])
     section = race_section(choice.race, {})
     columns = [column for table in section.tables for column in table.columns]
-    assert {"all seeds %", "fresh seeds", "mean of fresh seeds %", "seeds"} <= set(columns)
+    assert {"mean of all seeds %", "number of fresh seeds", "mean of fresh seeds %", "seeds"} <= set(columns)
     assert not any("split" in text for text in (*choice.answer, *columns, *section.paragraphs))
     shown = NotebookRace(config, "accuracy")
     assert [column.header for column in standings_table("", (), shown.repeats).columns][3] == "seeds"
