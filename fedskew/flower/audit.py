@@ -6,7 +6,8 @@ be written, the site sends a refusal instead of the reply.
 
     event      at sites and server: reply, refused, failed, repaired
                at the server only: request, start, end, disconnected, discarded (the reply is not used), late (no
-               reply in time), absent (the site could not be asked)
+               reply in time), too late (the reply of a late site: only its time is used), absent (the site could not
+               be asked)
     kind       what was requested: hello, train, evaluate …
     run, round the run and the round of the request, if it has them
     work       at the server: the kind in more detail, such as the stage. `reply_times.py` keeps a site's usual time
@@ -22,7 +23,8 @@ be written, the site sends a refusal instead of the reply.
     federation at the server, in the event start: all sites
     process, process_start, machine  at the server, in the event start: where the server runs
     timed_out  at the server: the site did not reply within the round's time-out
-    seconds    at a site: how long it worked on the reply
+    seconds    at a site: how long it worked on the reply; at the server, in the event too late: the time from the request to
+               the reply
     status     at the server: how an attempt of the run ended
     torn       in the event repaired: the hashes of lines that a killed process left incomplete
 
@@ -44,6 +46,8 @@ from fedskew.flower.chained_log import ChainedLog, Entry
 from fedskew.flower.wire import Facts, digest, one_line
 
 NAME = "audit.jsonl"
+TOO_LATE = "too late"
+"""The event of a reply that came after its site was late."""
 _OUTCOMES = ("refused", "failed")
 """Keys of a reply's facts that give the reason why a request was refused or failed."""
 _TYPES = {"F": "float", "I": "int", "U": "uint"}

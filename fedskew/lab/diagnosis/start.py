@@ -14,7 +14,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, PartitionConfig, with_values
 from fedskew.experiment.storage.files import replace_file, reporting_os_errors
 
-MAX_PER_ROUND = 10
+PER_ROUND_IF_LARGE = 10
 """Clients per round in a large federation."""
 STAND_IN_SAMPLES = (500, 20_000)
 """The minimum and the maximum number of training samples of a stand-in."""
@@ -24,7 +24,7 @@ STAND_IN_ROUNDS = 20
 
 def usual_per_round(clients: int) -> int | None:
     """The usual number of clients per round: all (None) in a small federation, and ten in a large one."""
-    return None if clients <= 2 * MAX_PER_ROUND else MAX_PER_ROUND
+    return None if clients <= 2 * PER_ROUND_IF_LARGE else PER_ROUND_IF_LARGE
 
 
 def starting_config(method: str, per_round: int | None, given: Config | None, counts_path: Path | None) -> Config:
