@@ -34,7 +34,7 @@ class GenericAndPersonal(Objective):
     takes_class_weights = True
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        generic, personal = out.logits.chunk(2, dim=-1)
+        generic, personal = out.logits.chunk(2, dim=-1)  # g, and ⌊g⌋ + P⌊h⌋, as the head returns them in training
         balanced = calibrated_cross_entropy(generic, y, client.label_counts, client.class_weights)
         return balanced + cross_entropy(personal, y, client.class_weights)
 
