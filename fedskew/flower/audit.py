@@ -23,8 +23,8 @@ be written, the site sends a refusal instead of the reply.
     federation at the server, in the event start: all sites
     process, process_start, machine  at the server, in the event start: where the server runs
     timed_out  at the server: the site did not reply within the round's time-out
-    seconds    at a site: how long it worked on the reply; at the server, in the event too late: the time from the request to
-               the reply
+    seconds    at a site: how long it worked on the reply; at the server, in the event too late: the time from the
+               request to the reply
     status     at the server: how an attempt of the run ended
     torn       in the event repaired: the hashes of lines that a killed process left incomplete
 

@@ -142,7 +142,7 @@ def load_site(path: str | Path) -> SiteConfig:
     for key in values:
         if key not in known:
             raise UserError(f"{path}: {unknown('key', str(key), known)}")
-    values = {key: value for key, value in values.items() if value is not None}  # an empty line has no effect
+    values = {key: value for key, value in values.items() if value is not None}  # a key without a value has no effect
     for key in ("name", "data"):
         if not values.get(key):
             raise UserError(f"{path}: no {key!r}; expected a line such as {_EXAMPLES[key]}")
