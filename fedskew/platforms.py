@@ -41,8 +41,8 @@ def python_module(module: str, *arguments: str) -> tuple[list[str], dict[str, st
     """Return the command that runs a module of fedskew in another process, and the environment for it.
 
     Without -P, files of the current folder, such as the user's random.py, would replace Python's modules. So would
-    installed packages, such as the old `pathlib` of PyPI, if their folder were in PYTHONPATH. Hence an installed
-    fedskew is found without it.
+    installed packages, such as the old `pathlib` of PyPI, if their folder were in PYTHONPATH. Hence fedskew's folder is
+    added to PYTHONPATH only if fedskew is not installed.
     """
     package = str(Path(__file__).parent.parent)
     is_installed = package in (*site.getsitepackages(), site.getusersitepackages())
@@ -91,9 +91,9 @@ def is_alive(process: int) -> bool:
 
 
 def start_mark(process: int) -> str | None:
-    """Return a text that no other process of this machine has, even later. None if it has ended, or without /proc.
+    """Return a text that no other process of this machine ever has. None if the process has ended, or without /proc.
 
-    It does not depend on the system's clock, which may be corrected while the process runs.
+    The text does not depend on the system's clock, which may be corrected while the process runs.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii", errors="replace").strip()

@@ -6,9 +6,9 @@ Guo et al., "Exploring vacant classes in label-skewed federated learning", AAAI 
       + λ · KL(q^g ‖ q) over the vacant classes           vacant-class distillation, Eq. 3
       + w · Σ_c p(c)·log mean_n 1[y_n≠c]·e^{z_{n,c}}      logit suppression, Eqs. 4–5
 
-z are the logits, and p(c) is the share of class c in the client's samples. q and q^g are the softmaxes of the client's
-model and of the teacher, the received global model. With the paper's w = 1, the loss has no minimum. The published code
-has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
+z are the logits, and p(c) is the share of class c in the client's samples. n is a sample of the batch. q and q^g are
+the softmaxes of the client's model and of the teacher, the received global model. With the paper's w = 1, the loss has
+no minimum. The published code has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: one forward pass of the teacher.

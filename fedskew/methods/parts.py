@@ -102,7 +102,7 @@ class Outputs:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Invert `tensors`."""
+        """Undo the method `tensors`."""
         return cls(tensors["logits"], tensors.get("features"))
 
     @property
