@@ -429,7 +429,7 @@ def refuse_other_split(config: Config, fed: Federation) -> None:
     if (seed := config.partition.seed) not in (None, fed.seed):
         raise UserError(
             f"partition.seed is {seed}, but the federation is already split with seed {fed.seed}; expected {fed.seed} "
-            f"or none; in a comparison or a race, {fed.seed} gives all seeds this split, and none draws one for each"
+            f"or none; in a comparison or a race, {fed.seed} gives all seeds this split; with none, each has its own"
         )
 
 
