@@ -4,9 +4,9 @@ A server learns more each time that a site trains the same round from another mo
 different requests per round. It needs to answer more than one, because a restarted server may ask for a round again,
 perhaps with another model.
 
-As long as the data stay the same, a repeated request gives the same update, so it does not count again. But if the site
-adds noise, every request counts, because the noise is new each time. The site's state folder has the counts, so they
-survive a restart of the worker.
+As long as the site's data and state stay the same, a repeated request gives the same update, so it does not count
+again. But if the site adds noise, every request counts, because the noise is new each time. The site's state folder has
+the counts, so they survive a restart of the worker.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedskew.flower.site_answers import AlreadyAnswered, SiteAnswers
+from fedskew.flower.tensors import to_bytes
 from fedskew.flower.wire import Facts, digest
+from fedskew.methods import Tensors
 
 FOLDER = "trainings"
 _CHOSEN_BY_SERVER = ("notes", "companions", "kept")
-"""The facts with which a server can change the update of a round. The request's tensors can also change it."""
+"""The facts with which a server can change the update of a round. The request's tensors and the site's state can also
+change it."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +56,15 @@ def describe_round(run: str, facts: Facts) -> str:
     return f"round {facts['key']['round'] + 1} of stage {facts['stage']} in run {run}"
 
 
-def training_request(facts: Facts, payload: bytes, has_noise: bool) -> Facts:
-    """Return what may differ between requests for the same round. If the site adds noise, every request differs."""
+def training_request(facts: Facts, payload: bytes, kept: Tensors, has_noise: bool) -> Facts:
+    """Return what may differ between requests for the same round. If the site adds noise, every request differs.
+
+    `kept` is the state that the site continues from. The server names its round, but could have let the site replace
+    that state, or remove it, so that the site continues from that of another round.
+    """
     chosen = {key: facts[key] for key in _CHOSEN_BY_SERVER}
-    return chosen | {"tensors": digest(payload)} | ({"noise": secrets.token_hex(16)} if has_noise else {})
+    chosen |= {"tensors": digest(payload), "state": digest(to_bytes(kept))}
+    return chosen | ({"noise": secrets.token_hex(16)} if has_noise else {})
 
 
 def _too_often(round_name: str, most: int) -> AlreadyAnswered:

@@ -3,16 +3,16 @@
 A repeated round gives the same updates. If the sums over two different sets of sites were unmasked, they could differ
 by a single update. So for one request, a site helps to unmask the sum over only one set of sites.
 
-A server could also make a tiny change to a request and ask again. So a site helps to unmask the sums of only a few
-different requests for the same round or test. The record is in the site's state folder, so it survives a restart of the
-worker.
+A server could also make a tiny change to a request, or name another saved state of a site, and ask again. So a site
+helps to unmask only a few different sums for the same round or test. The record is in the site's state folder, so it
+survives a restart of the worker.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from fedskew.flower.site_state import StateUnusable
 from fedskew.locks import exclusive
 
 NAME = "released-sums.jsonl"
-_MOST_REQUESTS = 2
-"""The maximum number of different requests for the same round or test. There may be two, because a restarted server may
+_MOST_SUMS = 2
+"""The maximum number of different sums for the same round or test. There may be two, because a restarted server may
 repeat a round with another model."""
 _INCOMPLETE = " (incomplete)"
 """Added to a line that a killed process did not complete."""
@@ -34,21 +34,23 @@ class ReleasedSums:
     def __init__(self, folder: Path) -> None:
         self._path = folder / NAME
 
-    def record(self, purpose: str, request: str, contributors: list[str]) -> None:
+    def record(self, purpose: str, request: str, contributors: list[str], contribution: str = "") -> None:
         """Record a sum before the site sends the secret shares that unmask it.
 
         Refuse a sum that could be compared with an earlier one.
 
-        `purpose` names the round or the test. `request` is the digest of the server's request.
+        `purpose` names the round or the test. `request` is the digest of the server's request. `contribution` is that
+        of the site's own part of the sum. It is empty if this part has noise, which is new each time.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with exclusive(self._path.with_suffix(".lock")):
-                entries = self._read()
-                earlier = {entry["request"]: entry["contributors"] for entry in entries if entry["purpose"] == purpose}
-                _refuse_comparison(purpose, request, contributors, earlier)
-                if request not in earlier:
-                    self._append({"purpose": purpose, "request": request, "contributors": contributors})
+                earlier = [entry for entry in self._read() if entry["purpose"] == purpose]
+                entry = {"purpose": purpose, "request": request, "contributors": contributors}
+                entry |= {"contribution": contribution} if contribution else {}
+                if entry not in earlier:
+                    _refuse_comparison(entry, earlier)
+                    self._append(entry)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StateUnusable(f"cannot use {self._path}: {error}") from error
 
@@ -69,20 +71,18 @@ class ReleasedSums:
             os.fsync(file.fileno())
 
 
-def _refuse_comparison(purpose: str, request: str, contributors: list[str], earlier: Mapping[str, list[str]]) -> None:
-    """Refuse a sum that could be compared with earlier sums of the same purpose.
-
-    `earlier` has the contributors of each request that was unmasked, by the request's digest.
-    """
-    if request not in earlier and len(earlier) >= _MOST_REQUESTS:
+def _refuse_comparison(entry: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a new sum that could be compared with the earlier sums of the same purpose."""
+    purpose, contributors = entry["purpose"], entry["contributors"]
+    for known in earlier:
+        if known["request"] == entry["request"] and known["contributors"] != contributors:
+            raise UserError(
+                f"this site has already helped to unmask the sum over {', '.join(known['contributors'])} for the same "
+                f"request, not over {', '.join(contributors)}; the two sums would reveal individual updates. Expected "
+                "the same sites, or a run with another seed"
+            )
+    if len(earlier) >= _MOST_SUMS:
         raise UserError(
-            f"this site has already helped to unmask the sums of {len(earlier)} different requests for {purpose}; more "
-            "sums would reveal individual updates. Expected one of these requests, or a run with another seed"
-        )
-    known = earlier.get(request, contributors)
-    if known != contributors:
-        raise UserError(
-            f"this site has already helped to unmask the sum over {', '.join(known)} for the same request, not over "
-            f"{', '.join(contributors)}; the two sums would reveal individual updates. Expected the same sites, "
-            "or a run with another seed"
+            f"this site has already helped to unmask {len(earlier)} different sums for {purpose}; more sums would "
+            "reveal individual updates. Expected one of the requests of these sums, or a run with another seed"
         )

@@ -62,6 +62,9 @@ class _Session:
     terms: SecureTerms
     purpose: str = ""
     """Names the round or the test whose sum the session computes. Empty until the server requests it."""
+    contribution: str = ""
+    """The digest of this site's contribution. Empty if the site adds noise, because the contribution is then new each
+    time."""
 
 
 class SecureSite:
@@ -113,6 +116,8 @@ class SecureSite:
                 "its update cannot be masked: it is not finite, or has a number that is too large "
                 "(federation.largest_change, federation.most_samples)"
             ) from error
+        has_noise = facts.get("noise") is not None or run.config.example_noise is not None
+        session.contribution = "" if has_noise else digest(vector.tobytes())
         masked = participant.mask(vector, request_digest(facts, payload))
         return {"layout": layout}, to_bytes({"masked": torch.from_numpy(masked.view(np.int64))})
 
@@ -127,7 +132,8 @@ class SecureSite:
             if not isinstance(contributors, list):
                 raise Garbled("the server sent no list of contributors")
             return {"signature": participant.confirm([str(name) for name in contributors])}
-        record = functools.partial(ReleasedSums(self._config.state_folder).record, session.purpose)
+        released = ReleasedSums(self._config.state_folder)
+        record = functools.partial(released.record, session.purpose, contribution=session.contribution)
         seeds, masking_keys = participant.unmask(_mapping(facts.get("signatures")), record)
         return {"seeds": _to_hex(seeds), "keys": _to_hex(masking_keys)}
 
