@@ -9,6 +9,8 @@ Before a site's first reply to a kind of work, its usual time is unknown, and on
 After the site has missed a time-out for such work, its usual time is the median over the reply times of all sites for
 such work. After any missed time-out, this holds for every kind of work to which the site has never replied, until the
 site replies to something.
+
+The reply of a late site is not used, but its time counts, so a slow site does not stay late.
 """
 
 from __future__ import annotations

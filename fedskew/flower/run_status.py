@@ -19,6 +19,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.experiment.storage.run_folder import RunFolder
+from fedskew.flower.audit import TOO_LATE
 from fedskew.flower.chained_log import Entry, read_chain
 from fedskew.flower.reply_times import ReplyTimes
 from fedskew.flower.settings import FederationSettings
@@ -156,6 +157,8 @@ class RunHistory:
         number, since = self._names.index(name), self._sites[name].waiting_since
         if event == "reply" and since is not None and entry.get("kind") != "hello":
             self._times.add(number, self._works[name], _seconds(since, datetime.fromisoformat(entry["time"])))
+        elif event == TOO_LATE:
+            self._times.add(number, entry["work"], entry["seconds"])
         elif entry.get("timed_out") and name in self._works:
             self._times.add_missed(number, self._works[name])
 
@@ -210,6 +213,9 @@ def _is_another(began: Entry) -> bool:
 def _update_status(site: SiteStatus, entry: Entry) -> None:
     """Update a site's status with an entry about it."""
     event = entry["event"]
+    if event == TOO_LATE:
+        site.last_seen = entry["time"]
+        return
     site.reason = str(entry.get("reason", ""))
     if event in _ANSWERS:
         site.last_seen = entry["time"]

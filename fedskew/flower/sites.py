@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedskew.errors import plural
 from fedskew.flower.admission import Admission
-from fedskew.flower.audit import describe_tensors
+from fedskew.flower.audit import TOO_LATE, describe_tensors
 from fedskew.flower.chained_log import Entry
 from fedskew.flower.reply_times import ReplyTimes, kind_of_work
 from fedskew.flower.site_replies import Failure, Quorum, Reply, describe_answer, read_reply, usable_replies
@@ -20,6 +21,18 @@ from fedskew.flower.wire import MAX_SAMPLES, Facts, tensors_record
 _POLL_SECONDS = 0.5
 _RESTART_CHECK_SECONDS = 5.0
 """Seconds between two checks for SuperNodes that have started again."""
+
+
+@dataclass(frozen=True)
+class _LateRequest:
+    """A request to a site that was late. If the reply arrives, it is not used, but its time counts."""
+
+    client: int
+    kind: str
+    work: str
+    began: float
+    end: float
+    """When the SuperLink deletes the message, in seconds of `time.monotonic`. `began` is such a time, too."""
 
 
 class Sites:
@@ -48,6 +61,8 @@ class Sites:
         self.log, self.audit = log, audit
         self._reply_times = reply_times or ReplyTimes()
         self._calls = SuperLinkCalls(grid, log)
+        self._late: dict[str, _LateRequest] = {}
+        """The requests whose replies the server no longer waits for, by their message's id."""
         self._admission = Admission(
             self.names, terms, self._calls, log, audit, most_samples, knows_samples=knows_samples, start=start
         )
@@ -130,7 +145,11 @@ class Sites:
         accept(dict.fromkeys(refused, Failure("the SuperLink did not accept the message to it", "absent")))
         end, next_check = time.monotonic() + timeout, began + _RESTART_CHECK_SECONDS
         while waiting:
-            for message in self._calls.fetch_replies(waiting):
+            self._late = {number: late for number, late in self._late.items() if time.monotonic() < late.end}
+            for message in self._calls.fetch_replies({**waiting, **self._late}):
+                if message.metadata.reply_to_message_id in self._late:
+                    self._record_late(self._late.pop(message.metadata.reply_to_message_id), read_reply(message))
+                    continue
                 if message.metadata.reply_to_message_id not in waiting:
                     continue  # the site has already replied to the same request
                 client = waiting[message.metadata.reply_to_message_id]
@@ -145,7 +164,11 @@ class Sites:
             if time.monotonic() >= end:
                 given_up = self._timed_out(open_works, timeout)
             else:
-                given_up = self._late(open_works, answers, time.monotonic() - began, quorum)
+                given_up = self._find_late(open_works, answers, time.monotonic() - began, quorum)
+                for message_id, client in waiting.items():
+                    if client in given_up:
+                        own_kind = str(facts[client].get("kind", kind))
+                        self._late[message_id] = _LateRequest(client, own_kind, works[client], began, end)
             accept(given_up)
             waiting = {message_id: client for message_id, client in waiting.items() if client not in given_up}
             if repeats and waiting and time.monotonic() >= next_check:
@@ -186,13 +209,21 @@ class Sites:
         round = {"round": int(group)} if group.isdigit() else {}
         self.audit({"site": self.names[client], "kind": sent.get("kind", kind), **round} | describe_answer(answer))
 
+    def _record_late(self, late: _LateRequest, answer: Reply | Failure) -> None:
+        """Record how long a late site took to reply, so that later rounds know its usual time for such work."""
+        if isinstance(answer, Reply):
+            seconds = time.monotonic() - late.began
+            self._reply_times.add(late.client, late.work, seconds)
+            entry: Entry = {"site": self.names[late.client], "kind": late.kind, "work": late.work}
+            self.audit(entry | describe_answer(answer) | {"event": TOO_LATE, "seconds": round(seconds, 3)})
+
     def _timed_out(self, works: Mapping[int, str], timeout: float) -> dict[int, Failure]:
         """Return failures for all sites that have not replied when the time is up. `works` has their kinds of work."""
         for client, work in works.items():
             self._reply_times.add_missed(client, work)
         return dict.fromkeys(works, Failure(f"it did not reply within {timeout:g} s", "late", timed_out=True))
 
-    def _late(
+    def _find_late(
         self, works: Mapping[int, str], answers: Mapping[int, Reply | Failure], seconds: float, quorum: Quorum | None
     ) -> dict[int, Failure]:
         """Return failures for the sites that are late after `seconds`. No site is late before the quorum is reached.

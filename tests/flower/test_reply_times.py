@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.result import Result
 from fedskew.flower import admission, chained_log, server_app, sites, superlink_calls
+from fedskew.flower.chained_log import read_chain
 from fedskew.flower.reply_times import ReplyTimes, kind_of_work
+from fedskew.flower.run_status import read_status
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.wire import Facts
@@ -147,6 +149,21 @@ def test_a_site_that_never_replies_costs_one_time_out(
     assert rows[1]["failed"] == {"site-3": "it did not reply within 900 s"}
     assert all("it is late" in row["failed"]["site-3"] for row in rows[2:])
     assert clock.now < 1000 + 900 + 2 * 61 + 5
+
+
+def test_a_slow_site_that_missed_a_time_out_does_not_stay_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first usual time is that of the others. The replies that come too late show its own."""
+    find_limits = watch_limits(monkeypatch)
+    slow = {("site-3", 1): 1e6, **{("site-3", round): 150.0 for round in range(2, 8)}}
+    rows, clock = run(tmp_path, monkeypatch, slow, {"rounds": 7}, round_timeout=900)
+    assert [list(row["failed"]) for row in rows[1:]] == [["site-3"]] * 3 + [[]] * 4
+    assert clock.now < 1000 + 900 + 2 * 61 + 4 * 151 + 10
+    late = [entry for entry in read_chain(tmp_path / "run" / "audit.jsonl").entries if entry["event"] == "too late"]
+    assert [(entry["site"], entry["work"], "tensors" in entry) for entry in late] == [("site-3", TRAIN, True)] * 2
+    live, resumed = find_limits()
+    assert resumed == pytest.approx(live)
+    status = read_status(tmp_path / "run", datetime.now(UTC)).sites[3]
+    assert (status.state, status.missed, status.updates) == ("connected", 3, 4)
 
 
 def two_sites(tmp_path: Path, changed: dict[str, Any] | None = None, **own: Any) -> Case:
