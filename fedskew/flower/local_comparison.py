@@ -29,9 +29,10 @@ from fedskew.experiment.round.evaluate import Predictions
 from fedskew.experiment.round.runtime import RuntimeFactory
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.contract import Contract
-from fedskew.flower.planning import read_app, resolve_config
+from fedskew.flower.planning import read_app, require_app_code, resolve_config
 from fedskew.flower.policy import Policy
 from fedskew.flower.remote_scoring import read_finished_model, weights_file
+from fedskew.flower.request_checks import require_known_code
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_run import SiteRun
 from fedskew.markdown import escape, percent, table
@@ -101,6 +102,8 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
         raise UserError(f"--init is {init!r}, but the app has no init; expected no --init")
     if site.name not in settings.sites:
         raise UserError(f"{site.name!r} is not a site of this federation; expected one of {', '.join(settings.sites)}")
+    require_known_code(config, site)
+    require_app_code(app, config)
     file = weights_file(model)
     contract = _complete(contract, file)
     resolved = resolve_config(replace(config, init=init), contract, settings.sites)

@@ -57,7 +57,7 @@ from fedskew.flower.request_form import require_survey_form, require_training_fo
 from fedskew.flower.site_answers import Answer, SiteAnswers
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_ledger import SiteLedger
-from fedskew.flower.site_run import SiteRun, hash_contract
+from fedskew.flower.site_run import SiteRun, hash_data_form
 from fedskew.flower.site_state import SiteState
 from fedskew.flower.site_survey import describe_site
 from fedskew.flower.site_tests import run_local_tests, run_test, run_test_or_refuse, score_histograms
@@ -108,8 +108,7 @@ class Site:
         try:
             return self._answer(facts, payload)
         except Exception:
-            if self._secure is not None:
-                self._secure.end_session(facts)
+            self.end_session(facts)
             raise
 
     def _answer(self, facts: Facts, payload: bytes) -> Answer:
@@ -145,6 +144,11 @@ class Site:
                 return handlers[facts["kind"]](run, facts, payload)
         finally:
             self._ledger.add_time(run_name, time.monotonic() - began)
+
+    def end_session(self, facts: Facts) -> None:
+        """End the session of secure aggregation that a request belongs to, because the request has failed."""
+        if self._secure is not None:
+            self._secure.end_session(facts)
 
     @property
     def has_open_session(self) -> bool:
@@ -234,7 +238,7 @@ class Site:
         def compute() -> Answer:
             return {}, run.score(read_model("sent", tensors))
 
-        question = f"tests of finished models of contract {run.unencoded_contract_hash}"
+        question = f"tests of finished models of contract {run.data_form}"
         request = {"config": run.name, "contract": run.contract_hash, "model": digest(payload)}
         answers = SiteAnswers(self.config.state_folder)
         _, histograms = answers.answer_once(question, request, compute, rules.models)
@@ -249,12 +253,13 @@ class Site:
         """
         stage, release = self._require_allowed_training(run, facts)
         trainings = SiteTrainings(self.config.state_folder, self.config.policy.trainings_per_round)
-        round_name, request = describe_round(run.name, facts), training_request(facts, payload, release.has_site_noise)
+        states = self._states(run, facts["run"])
+        kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)
+        round_name = describe_round(run.name, facts)
+        request = training_request(facts, payload, kept or {}, release.has_site_noise)
         trainings.require_allowed(round_name, request)
         tensors = run.on_device(from_bytes(payload))
-        states = self._states(run, facts["run"])
         run.require_model(stage, tensors)
-        kept = None if facts["kept"] is None else states.read_nearest(stage.model, facts["kept"], self._log)
         tests = facts.get("tests")
         test_results = None if tests is None else run_test_or_refuse(run, tests, facts["kept"], tensors, kept or {})
         work = run.work(facts, stage, tensors, kept or {})
@@ -387,7 +392,7 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
 
 
 def _column_sums_question(contract: Contract) -> str:
-    return f"column sums of contract {hash_contract(contract.without_encoding())}"
+    return f"column sums of contract {hash_data_form(contract)}"
 
 
 def recorded_column_sums(site: SiteConfig, contract: Contract) -> tuple[ColumnSums, ...] | None:
@@ -400,7 +405,7 @@ def recorded_column_sums(site: SiteConfig, contract: Contract) -> tuple[ColumnSu
 
 def survey_question(contract: Contract) -> str:
     """Name the question of a survey, which a site answers once for the same classes and columns."""
-    return f"a survey of contract {hash_contract(contract.without_encoding())}"
+    return f"a survey of contract {hash_data_form(contract)}"
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:

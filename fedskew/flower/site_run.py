@@ -47,8 +47,7 @@ class SiteRun:
         """The run's name, which the server also uses."""
         contract = Contract.from_json(terms["contract"])
         self.contract_hash = hash_contract(contract)
-        self.unencoded_contract_hash = hash_contract(contract.without_encoding())
-        """Hash of the contract without the encoding of a table's columns. If there is none, this is `contract_hash`."""
+        self.data_form = hash_data_form(contract)
         self.config = replace(config, device=site.device, engine="plain")
         require_known_code(self.config, site)
         site.policy.require_run(self.config)
@@ -204,6 +203,13 @@ class SiteRun:
 def hash_contract(contract: Contract) -> str:
     """Hash a contract in its normal form, because the server may write the same contract in different ways."""
     return digest(json.dumps(contract.to_json(), sort_keys=True).encode())
+
+
+def hash_data_form(contract: Contract) -> str:
+    """Hash a contract without the encoding of columns and without the scaling of images, which the server can vary."""
+    form = contract.without_encoding()
+    scaling = {} if form.column_sums else {"mean": [], "std": []}  # in a draft, the means are those of no data
+    return digest(json.dumps(form.to_json() | scaling, sort_keys=True).encode())
 
 
 def _are_equal(one: Tensors, other: Tensors) -> bool:

@@ -8,6 +8,7 @@ from fedskew.engine import ModelState, RoundResult
 from fedskew.errors import UserError
 from fedskew.flower.model_message import single_model
 from fedskew.flower.request_checks import (
+    planned_rounds,
     planned_tests,
     require_agreed_histograms,
     require_agreed_local_tests,
@@ -92,8 +93,10 @@ def run_local_tests(
 
 
 def score_histograms(run: SiteRun, test_request: Facts, tensors: Tensors, kept: Tensors) -> Answer:
-    """Compute histograms of the tested model's probabilities on the site's test part."""
+    """Compute histograms of the final model's probabilities on the site's test part."""
     require_agreed_histograms(test_request, run.method, run.site)
+    *_, (stage, rounds) = planned_rounds(run.method, run.config, test_request["notes"])
+    require_planned_test(test_request["model"], test_request["round"], {(stage.model, rounds.stop - 1)})
 
     def compute() -> Answer:
         return {}, run.score(run.tested_model(tensors, kept), test_request["frozen"], tensors)

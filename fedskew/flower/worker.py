@@ -134,12 +134,14 @@ class _RequestHandler:
             try:
                 spent = {"epsilon": self._site.privacy_spent()}
             except UserError as error:
+                self._site.end_session(facts)
                 reply = self._refusal(str(error), _NO_STATE)
         entry = audit.describe_request(facts) | audit.describe_reply(*reply) | {"app": app}
         entry |= {"seconds": round(time.monotonic() - began, 3), **spent}
         try:
             ChainedLog(self._site.config.state_folder / audit.NAME).append(entry)
         except UserError as error:  # the text names the site's files, so it must not leave the site
+            self._site.end_session(facts)
             return self._refusal(str(error), "its audit log cannot be written; the reason is in its log")
         return reply
 

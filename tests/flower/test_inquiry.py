@@ -142,6 +142,17 @@ def test_another_spelling_of_the_contract_gets_the_same_answer(data: Path, split
     assert answers == [answers[0]] * len(spellings)
 
 
+def test_another_scaling_of_the_same_images_gets_the_same_answer(data: Path, split: Federation, tmp_path: Path) -> None:
+    here = asked(tmp_path, data, split, "survey", [Policy(survey=SurveyRules(epsilon=0.5))] * 3)
+    terms, site = _terms(here), here.grid._sites[1000][1]
+    contracts = [terms["contract"] | {"mean": [mean]} for mean in (0.1, 0.2, 0.3)]
+    answers = [
+        Site(site.config).answer({"kind": "describe", "terms": {**terms, "contract": other}}, b"")
+        for other in contracts
+    ]
+    assert answers == [answers[0]] * 3
+
+
 def test_another_encoding_of_the_same_columns_gets_the_same_answer(tmp_path: Path) -> None:
     """An approved draft of a table allows any encoding, so a server could ask once for each."""
     rows = ["age,ill", *(f"{20 + number % 60},{'yes' if number % 3 else 'no'}" for number in range(90))]

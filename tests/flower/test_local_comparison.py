@@ -85,6 +85,25 @@ def test_a_model_of_all_digits_is_better_than_one_that_has_seen_half_of_them(
     assert "'west' is not a site of this federation" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("federation_app.mine:Mine", "is code of the app, which this command would execute"),
+        ("somebody.else:Mine", "error: this site does not run the method 'somebody.else:Mine'"),
+    ],
+)
+def test_no_code_that_only_the_app_names_is_executed(
+    name: str, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app, data = tmp_path / "app", small_data(tmp_path)
+    (tmp_path / "site.yaml").write_text("name: north\ndata: digits.npz\ndevice: cpu\n")
+    assert main(["federate", "init", str(app), "--sites", "north,south", "--data", str(data), *TRAINING]) == 0
+    settings = (app / "pyproject.toml").read_text()
+    (app / "pyproject.toml").write_text(settings.replace('name = "fedavg"', f'name = "{name}"'))
+    assert main(["federate", "compare", str(tmp_path / "model"), str(app), str(tmp_path / "site.yaml")]) == 2
+    assert line in capsys.readouterr().err
+
+
 def test_the_local_model_starts_from_the_pretrained_weights_if_the_site_has_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

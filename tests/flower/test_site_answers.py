@@ -123,6 +123,17 @@ def test_a_dishonest_server_learns_no_more_than_its_planned_tests(
     assert sum(value is not None for value in found) == 2  # of rounds 0 and 2
 
 
+def test_score_histograms_are_those_of_the_final_model(data: Path, split: Federation, tmp_path: Path) -> None:
+    values = {"method": "fedavg", "rounds": 2, "local_epochs": 1, "device": "cpu", "partition.clients": 3}
+    own = {"evaluation": "sites", "site_metrics": "class", "test_data": None}
+    here = case(tmp_path, split, data, with_values(Config(), values), **own)
+    request = TEST | {"detail": "class", "scores": True, "terms": terms(here), "round": 2}
+    for changed in ({"round": 1}, {"round": 3}, {"model": "expert"}):
+        with pytest.raises(UserError, match="which the run's configuration does not plan"):
+            first_site(here).answer(request | changed, next(one_class_models(here, split)))
+    assert from_bytes(first_site(here).answer(request, next(one_class_models(here, split)))[1]).keys() >= {"own"}
+
+
 def test_label_counts_stay_the_same_after_the_data_have_changed(data: Path, split: Federation, tmp_path: Path) -> None:
     """Otherwise a server that counts again and again would learn the label of each new row."""
     here, own = totals(tmp_path, data, split, method="pkd"), tmp_path / "own.npz"
@@ -301,6 +312,19 @@ def test_a_site_trains_a_round_for_few_models_even_after_a_restart(
             first_site(here).answer(request | kept, changed)
     again = first_site(here).answer(request, payload)[1]
     assert again == first_site(here).answer(request, payload)[1], "the same request is trained as often as it comes"
+
+
+def test_a_training_from_another_state_counts_though_the_request_is_the_same(
+    data: Path, split: Federation, tmp_path: Path
+) -> None:
+    """Each training replaces the state of the round from which the server lets the site continue."""
+    here = totals(tmp_path, data, split, rounds=1, method="moon")
+    here.grid._sites[1000][1].config = replace(first_site(here).config, policy=Policy(trainings_per_round=3))
+    request, payload = captured_training(here)
+    updates = {first_site(here).answer(request | {"kept": 1}, payload)[1] for _ in range(2)}
+    assert len(updates) == 2
+    with pytest.raises(AlreadyAnswered, match=r"as often as policy\.trainings_per_round allows \(3\)"):
+        first_site(here).answer(request | {"kept": 1}, payload)
 
 
 def test_with_noise_every_training_of_a_round_counts(data: Path, split: Federation, tmp_path: Path) -> None:

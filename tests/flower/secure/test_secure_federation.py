@@ -364,7 +364,7 @@ def test_few_different_requests_are_unmasked_for_the_same_round(tmp_path: Path) 
     """A server could change a bit of the model, which hardly changes the updates, and ask other sites each time."""
     for request, sites in (("model", "abc"), ("nearly the same", "ab"), ("model", "abc")):
         ReleasedSums(tmp_path).record("round 1", request, list(sites))
-    with pytest.raises(UserError, match="already helped to unmask the sums of 2 different requests for round 1"):
+    with pytest.raises(UserError, match="already helped to unmask 2 different sums for round 1"):
         ReleasedSums(tmp_path).record("round 1", "nearly the same again", ["a", "c"])
     ReleasedSums(tmp_path).record("round 2", "nearly the same again", ["a", "c"])
 
@@ -379,24 +379,27 @@ def test_a_session_keeps_the_terms_with_which_it_began(here: Case) -> None:
         ask(here, "secure_shares", session="t", keys={})
 
 
+@pytest.mark.parametrize("method", ["fedavg", "moon"])
 def test_sums_of_the_same_round_are_counted_whatever_the_server_changes(
-    data: Path, split: Federation, tmp_path: Path
+    method: str, data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    """A dishonest server adds a tensor that nobody uses, so that each request differs."""
+    """A dishonest server adds a tensor that nobody uses, so that each request differs.
+
+    With MOON, it lets the sites continue from their saved states, which the common part of a request does not show.
+    """
     refused: set[str] = set()
     for attempt in range(3):
-        here = secure_case(tmp_path / str(attempt), split, data, settings(), attempts=1)
+        here = secure_case(tmp_path / str(attempt), split, data, settings(method), attempts=1)
         for name, site in here.grid._sites.values():
             site.config = replace(site.config, state=str(tmp_path / "states" / name))
-            site.answer = padded(site, attempt)  # type: ignore[method-assign]
+            change = padded(site, attempt) if method == "fedavg" else continued(site, attempt)
+            site.answer = change  # type: ignore[method-assign]
         with contextlib.suppress(UserError):
             run_federation(here.grid, here.context)
         refused |= {message.facts["refused"] for message in here.grid.sent if "refused" in message.facts}
         assert bool(refused) == (attempt == 2)
     (reason,) = refused
-    assert reason.startswith(
-        "this site has already helped to unmask the sums of 2 different requests for round 1 of stage "
-    )
+    assert reason.startswith("this site has already helped to unmask 2 different sums for round 1 of stage ")
 
 
 def test_a_server_that_sends_one_site_another_model_gets_no_sum(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -429,6 +432,12 @@ def padded(site: Site, number: int) -> Callable[[Facts, bytes], tuple[Facts, byt
         return answer(facts, payload)
 
     return answer_padded
+
+
+def continued(site: Site, attempt: int) -> Callable[[Facts, bytes], tuple[Facts, bytes]]:
+    """From the second attempt on, let the site train from the state that it saved in the attempt before."""
+    answer = site.answer
+    return lambda facts, payload: answer(facts | ({"kept": attempt or None} if "kept" in facts else {}), payload)
 
 
 def test_a_repeated_round_with_other_sites_is_refused(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -511,6 +520,30 @@ def test_a_worker_waits_for_no_further_step_of_a_session_in_which_it_failed(here
     refused = {(site, kind) for site, kind in patience if kind != "hello" and patience[site, kind] == 5}
     assert refused == {("site-1", "train"), ("site-2", "secure_shares")}
     assert set(patience.values()) == {5, 3600}
+
+
+def test_a_worker_whose_reply_cannot_be_recorded_waits_for_no_further_step(here: Case) -> None:
+    """The reply does not leave, so the server leaves the site out of the session."""
+    answer_as_workers(here, Path(here.settings.test_data or ""), dict.fromkeys(NAMES, "idle: 5\n"))
+    for name in NAMES:
+        file = here.folder / name / "site.yaml"
+        file.write_text(file.read_text() + f"keys: {credentials(tuple(NAMES)).node(name).folder}\n")
+    log, handler = here.folder / "site-1" / "state" / "audit.jsonl", here.grid._sites[1001][1]
+    patience: list[tuple[str, float | None]] = []
+
+    def meddle(site: str, asked: Facts, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
+        if site == "site-1":
+            patience.append((asked["kind"], handler.patience))  # type: ignore[attr-defined]
+            if asked["kind"] == "secure_keys" and log.is_file():
+                log.unlink()
+                log.mkdir()
+        return facts, payload
+
+    here.grid.meddle = meddle
+    with pytest.raises(UserError, match="too few good updates"):
+        run_federation(here.grid, here.context)
+    assert patience[:3] == [("hello", 5), ("secure_keys", 3600), ("secure_shares", 5)]
+    assert set(patience[3:]) == {("secure_keys", 5)}
 
 
 def secure_settings(**own: Any) -> FederationSettings:
