@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
+from fedskew.experiment.storage.files import reporting_os_errors
 from fedskew.markdown import escape
 from fedskew.methods import Entry
 from fedskew.methods.catalogue import MODELS_REVEAL, UPDATES_REVEAL
@@ -18,7 +20,8 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 _SURVEY = (
     "In a survey, which was a run of its own, {names} sent label counts of the training part, with small counts hidden "
-    "and all rounded, or with noise."
+    "and all rounded, or with noise. For a table, the answers without noise also had rounded ranges, frequent "
+    "categories and shares of gaps of the columns."
 )
 _EVALUATION = (
     "In a test of a finished model, which was a run of its own, {names} sent score histograms by class, whose sums are "
@@ -55,8 +58,17 @@ def _inquiries(run: Result) -> Iterator[str]:
     for (purpose, file, key), sentence in _INQUIRIES.items():
         path = run.folder.with_name(f"{run.folder.name}-{purpose}") / file
         if path.exists():
-            names = json.loads(path.read_text(encoding="utf-8"))[key]
+            names = _read_inquiry(path, key)
             yield sentence.format(names=", ".join(map(escape, names)))
+
+
+def _read_inquiry(path: Path, key: str) -> list[str]:
+    """Read which sites answered."""
+    try:
+        with reporting_os_errors("read", path):
+            return list(json.loads(path.read_text(encoding="utf-8"))[key])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged; restore it, or move it away") from error
 
 
 def _learned_from_method(run: Result) -> str:
@@ -82,7 +94,8 @@ def describe_disclosures(run: Result) -> str:
             f"single site's values. {_private(run)}"
         )
     entries = method_entries(run)
-    reported = f"{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
+    others = "Other runs revealed more: see the label distribution. " if any(_inquiries(run)) else ""
+    reported = f"{others}{_reported_sums(run)}{_reported_tests(run)}{_private(run)}"
     if not entries:
         return f"{_unknown(run)}, so what it sends is not known here. {reported}"
     sends = sent_by_clients(entries) + (" and the mean training loss" if _reported_losses(run) else "")
