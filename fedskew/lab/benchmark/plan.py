@@ -46,7 +46,7 @@ class Plan:
     participants: tuple[int, ...] = (1, 10, 50, 100, 500)
     """Clients per round for the measurements by number of participants."""
     levels: tuple[str, ...] = LEVELS
-    """What to measure: names from `LEVELS`, `peers` (programs of others), or `scale` (a federation of many clients)."""
+    """What to measure: names from `LEVELS`, `peers` (a JAX script), or `scale` (a federation of many clients)."""
     scale_clients: int = 1_000_000
     """Clients of the federation of the level `scale`."""
     compiled_limit: bool = True
@@ -231,7 +231,8 @@ def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
 def _bare(case: Case, engine: str, level: Level = "steps") -> Contender:
     """Make a contender of an engine's local steps.
 
-    It has the engine's name, or `BARE` in a table of whole rounds, where the engine's whole round has that name.
+    It has the engine's name. In a table of whole rounds, it is called `BARE`, because there the engine's name stands
+    for whole rounds.
     """
 
     def make() -> Ready:

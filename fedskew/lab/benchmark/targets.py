@@ -280,7 +280,7 @@ def _growth(results: Results) -> Iterator[Target]:
     cost = last_cost_ratio(by_participants)
     if cost is not None:
         numbers = f"{by_participants[-2].clients} to {by_participants[-1].clients} participants"
-        yield Target(f"{numbers}: time per participant", cost, MAX_COST_RATIO, False)
+        yield Target(f"{numbers}: ratio of times per participant", cost, MAX_COST_RATIO, False)
 
 
 def _peers(results: Results) -> Iterator[Target]:

@@ -136,7 +136,7 @@ def test_targets_of_growth() -> None:
     assert said(results(*sizes, *numbers)) == {
         "100 to 100,000 clients: change in time per round": (0.2, False),
         "100 to 100,000 clients: change in memory": (0.05, True),
-        "100 to 500 participants: time per participant": (1.05, True),
+        "100 to 500 participants: ratio of times per participant": (1.05, True),
     }
 
 
