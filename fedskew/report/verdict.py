@@ -104,7 +104,7 @@ def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) ->
 
 
 def _details(methods: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
-    """Say which classes FedAvg loses and the best method improves or harms, its weakest class, and its cost."""
+    """Say which classes FedAvg loses, which ones the best method improves or harms, and its weakest class and cost."""
     best, baseline, sentences = methods[0], comparison.baseline, []
     if baseline is not None and baseline is not best and baseline.counted_runs:
         if lost := _lost(baseline, comparison.classes):

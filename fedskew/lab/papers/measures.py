@@ -14,7 +14,7 @@ from fedskew.metrics.summary import best, first_round_reaching, mean_of_last, sp
 _FEDGR_LAST = 50
 """FedGR reports means over this many last rounds."""
 _MAP_LAST = 10
-"""The protocol `fedskew/map` (see RESULTS.md) reports means over this many last rounds."""
+"""The tables of the protocol `fedskew` (see RESULTS.md) report means over this many last rounds."""
 NEVER = math.inf
 """The value of a run that never reached the target."""
 

@@ -121,7 +121,7 @@ def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Ce
 
 
 def _measure(cell: Cell) -> Measure:
-    """Return how the metric is computed. For the model before the update, it is the metric before the update."""
+    """Return how the metric is computed. In the row `BEFORE_UPDATE`, it is measured before the update."""
     return measure(cell.metric.replace("after", "before") if cell.method == BEFORE_UPDATE else cell.metric)
 
 

@@ -149,6 +149,7 @@ def refuse_overridden(flags: Mapping[str, Any], base: Config, varied: Mapping[st
             if flag.startswith(f"{key}.") and isinstance(listed, list):
                 name = flag.removeprefix(f"{key}.")
                 lost = [value for value in listed if _is_lost(flag, base, key, value)]
+                # Refuse the flag if no value keeps it, or if a mapping resets its parameter without naming it.
                 if len(lost) == len(listed) or any(isinstance(value, Mapping) and name not in value for value in lost):
                     raise UserError(
                         f"{flag} is given by a flag, but {key} {lost[0]} in the {section} replaces it; expected "

@@ -68,7 +68,7 @@ def _table(methods: Sequence[MethodRuns], comparison: Comparison) -> Table:
                 names = ", ".join(comparison.classes[k] for k in group)
                 rows.append([method.label, run.seed, i, names, similarity, taught])
     columns = ["method", "seed", "expert", "classes", "mutual probability, %", "taught, % of sample visits"]
-    return Table("groups", "Groups of weak classes", columns, rows)
+    return Table("groups", "PKD's groups of classes", columns, rows)
 
 
 def _as_figure(key: str, caption: str, charts: Sequence[Heat]) -> list[Figure]:

@@ -41,7 +41,7 @@ def local(comparison: Comparison) -> Section:
         figures.append(
             Figure(
                 "drift",
-                "Drift diversity: 1/K for K equal updates, 1 for orthogonal ones, larger if they cancel",
+                "Drift diversity of the updates m: 1/K for K equal ones, 1 for orthogonal ones, larger if they cancel",
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
