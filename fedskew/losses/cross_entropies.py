@@ -181,8 +181,8 @@ def logit_suppression(
     without negatives (samples of other classes) in the batch is skipped.
 
     The variant `lade` is that of the published code, which took it from the LADE regulariser. It shifts the logits by
-    −log p(c) + log 1/C. A sample of class c adds e⁰ to the mean instead of nothing, so ℓ_c has a lower bound. A class
-    without negatives gives 0.
+    −log p(c) + log 1/C. A sample of class c adds e⁰ to the mean instead of nothing, so ℓ_c has a lower bound if the
+    batch has such a sample. A class without negatives gives 0.
     """
     p = class_probabilities(label_counts, logits)
     real = real_rows(targets).unsqueeze(-1)

@@ -142,10 +142,14 @@ def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -
     """FedGR's server regulariser −Σ_k Σ_{i∈Y_k} (log A + log R), without its weight λ (Eq. 9).
 
     `classifiers[K, C, d]` holds the rows of each participant's head, and `present[K, C]` marks Y_k, the labels that
-    participant k has. The factor A attracts the other participants' rows of label i to row i of participant k. The
-    factor R repels their rows of other labels from row i. Row i itself gets no gradient from these two factors. If no
-    other participant has label i, A is left out. Without `attraction`, only −Σ log R remains, which is FedGC's
-    regulariser.
+    participant k has. Let u be row i of participant k, and v the rows of the other participants for their own labels:
+
+        A = Σ_{v of label i} e^(u·v) / Σ_v e^(u·v)
+        R = e^(u·u) / (e^(u·u) + Σ_{v of other labels} e^(u·v))
+
+    A attracts the rows of label i to u, and R repels the rows of other labels from u. The row u itself gets no gradient
+    from these two factors. If no other participant has label i, A is left out. Without `attraction`, only −Σ log R
+    remains, which is FedGC's regulariser.
     """
     clients, classes, _ = classifiers.shape
     present = present.to(torch.bool)
