@@ -37,7 +37,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     """Lines for the user about what the loader and the rule changed in the data."""
     held_out: Sequence[IntArray] = ()
-    """The indices of the test samples that each client holds out from training; empty if clients hold out none."""
+    """The indices of the training samples that each client holds out for testing; empty if clients hold out none."""
     server_samples: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """The indices of the training samples that only the server holds."""
 

@@ -289,7 +289,7 @@ class ColumnReader:
     def _refuse_measurements(self, name: str, column: Strings, remedy: str, is_csv: bool) -> None:
         """Refuse texts that are dates, or numbers with a comma or a unit.
 
-        The option `decimal` is for the columns of CSV files only.
+        The message suggests the option `decimal` only for a CSV file, because other files do not have it.
         """
         if not column.values:
             return

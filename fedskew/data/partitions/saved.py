@@ -54,7 +54,7 @@ def write_split(
 
 
 def read_split(path: str | os.PathLike[str], y: IntArray) -> list[IntArray]:
-    """Read a split. Raise `UserError` if the file is damaged or not a saved split, or if the labels are others."""
+    """Read a split. Raise `UserError` if the file is damaged, or not a saved split of data with these labels."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
