@@ -119,7 +119,7 @@ def label_map(counts: npt.NDArray[np.int64], clients: Sequence[str], classes: Se
         cells = _count_cells(held, largest) if with_counts else f"<td>{_strip(held, largest)}</td>"
         rows.append(f"<tr><th>{escape(name)}</th>{cells}<td>{int(held.sum())}</td></tr>")
     more = len(classes) - MAX_CLASSES
-    note = f"<div>… and {more} more classes</div>" if more > 0 else ""
+    note = f"<div>… and {more} more class{'es' * (more > 1)}</div>" if more > 0 else ""
     return f"<table><tr><th>class \\ client</th>{''.join(headings)}<th>all</th></tr>{''.join(rows)}</table>{note}"
 
 

@@ -56,6 +56,11 @@ def test_many_clients_are_an_image_with_a_pixel_each() -> None:
     assert len(html) < 15_000
 
 
+def test_a_single_class_that_is_not_shown_is_one_class() -> None:
+    html = label_map(np.ones((2, MAX_CLASSES + 1), np.int64), ["a", "b"], [f"c{c}" for c in range(MAX_CLASSES + 1)])
+    assert "… and 1 more class<" in html
+
+
 def test_curves_are_thinned_and_need_two_points() -> None:
     assert curves({"fedavg": [[(0, 10.0)]], "nothing": []}) == ""
     long = [(float(t), t**0.5) for t in range(5000)]
