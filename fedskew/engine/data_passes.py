@@ -43,7 +43,8 @@ class DataPass:
 
     def sample_keys(self, client_key: Tensor, rows: Tensor) -> Tensor:
         """Return a random key per sample, which does not depend on the sample's batch."""
-        # Any two constants. Steps fold in 0, 1, 2, …, so only a round of thousands of steps uses these numbers again.
+        # Any two constants. Local steps fold their numbers 0, 1, 2, … into the same key, so only a round of thousands
+        # of steps uses these constants again.
         constant = {"opening": 0x09E2, "closing": 0xC105}[self.when]
         return fold(fold(client_key, constant), rows)
 

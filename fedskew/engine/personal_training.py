@@ -145,7 +145,7 @@ def _phase_state(state: Tensors, carried: Tensors, has_second_model: bool) -> Te
 def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: int, result: RoundResult) -> RoundResult:
     """Train the clients' second models with this solver, and add them to the clients' states."""
     starts = [unpack(PERSONAL, a.state) for a in work.assignments]
-    own = replace(
+    own_work = replace(
         work,
         solver=solver,
         server=Mean(),
@@ -161,6 +161,6 @@ def _with_own_models(engine: Engine, work: RoundWork, solver: Solver, number: in
         ],
         key=replace(work.key, phase=number),
     )
-    trained = engine.train(own)
+    trained = engine.train(own_work)
     models = pack(PERSONAL, {**trained.trained.params, **trained.trained.buffers})
     return replace(result, states=result.states | models, visits=result.visits + trained.visits)

@@ -140,7 +140,7 @@ class BatchPlan:
         """Draw as many positions in `labels` as there are samples, from every present class equally often.
 
         If the number of samples is not a multiple of the number of classes, random classes get one position more. A
-        class with fewer samples than positions repeats its samples in turn, in random order.
+        class that gets more positions than it has samples repeats its samples in turn, in random order.
         """
         seed, key = self.key.seed, (*self._key_parts, epoch)
         classes = np.unique(labels)

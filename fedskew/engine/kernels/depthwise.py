@@ -67,7 +67,8 @@ def pass_tiling(shape: Geometry) -> Tiling:
 def _can_slide(shape: Geometry) -> bool:
     """Return whether `sliding_programs` can process these images, row by row.
 
-    If the window were not larger than the padding, the padding of `Geometry.reversed` would be negative.
+    They need a window of at least two rows. If the window were not larger than the padding, the padding of
+    `Geometry.reversed` would be negative.
     """
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 

@@ -147,9 +147,6 @@ def attribute(module: nn.Module, name: str) -> Any:
     return getattr(module.get_submodule(owner), own, None)
 
 
-# -- orders in memory --------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def read_only(buffers: Iterable[Tensor]) -> Iterator[None]:
     """Raise an error after a `with` block if a model's code has written into these buffers."""
@@ -157,6 +154,9 @@ def read_only(buffers: Iterable[Tensor]) -> Iterator[None]:
     yield
     if any(buffer._version != version for buffer, version in versions):
         raise RuntimeError("the model writes into its buffers")
+
+
+# -- orders in memory --------------------------------------------------------------------------------------
 
 
 def _channels_adjoin(x: Tensor) -> bool:

@@ -239,7 +239,7 @@ class _Descent:
 
 
 class _AllClients(torch.autograd.Function):
-    """Steps out of `vmap` to call a function once, on the stacked tensors of all clients."""
+    """Leaves `vmap` to call a function once, on the stacked tensors of all clients."""
 
     @staticmethod
     def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004
