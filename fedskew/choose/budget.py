@@ -145,7 +145,8 @@ class Costs:
 
 def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float, rounds: int, workers: int) -> Plan:
     """Return the most thorough plan that fits into the budget. Raise `UserError` if none fits."""
-    cost_per_unit = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers  # workers spend time in parallel
+    # What one unit of the budget pays for. All workers spend time in parallel.
+    cost_per_unit = 1.0 if budget.unit == "rounds" else PLANNED_SHARE * workers
     needed = 0.0
     for plan in PLANS:
         needed = costs.race_cost(plan, methods, lr, rounds) / cost_per_unit

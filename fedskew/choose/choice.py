@@ -173,7 +173,7 @@ def choose(
         raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(RACE_METRICS)}")
     field = field_methods(methods)
     if limit.unit == "rounds":
-        choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)
+        choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)  # refuses a budget that is too small
     with contextlib.nullcontext(watcher) if watcher else showing_race(progress, base, metric) as shown:
         return _race(base, make_federation, field, metric, budget, out, workers, shown)
 

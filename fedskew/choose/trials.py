@@ -82,7 +82,7 @@ class Trials:
     def earlier_seconds(self) -> float:
         """Estimated wall-clock time of this race's trials in earlier sessions, as if all workers had always been busy.
 
-        Trials that other races left in the folder count only once this race uses them.
+        Trials that other races left in the folder count only if this race uses them.
         """
         return math.fsum(self._measured[trial].seconds for trial in self._used & self._earlier) / self._workers
 

@@ -11,8 +11,8 @@ from fedskew.errors import UserError
 FRACTION = 0.2
 """The largest share of the training data that is held out."""
 MAX_SAMPLES = 5000
-"""The maximum number of validation samples on average, because the numbers by client and class are rounded at random.
-More would cost more time than the reduction in noise is worth."""
+"""The maximum number of validation samples. It holds on average, because the numbers by client and class are rounded at
+random. More samples would cost more time than the reduction in noise is worth."""
 _PURPOSE = "validation"
 """Part of the name of the random draw, see `Federation.draw_held_out`."""
 
