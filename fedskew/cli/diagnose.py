@@ -98,8 +98,8 @@ def _require_one_split(settings: Settings, counts: str) -> None:
 def _next_command(settings: Settings, counts: str | None, save: str | None, diagnosis: Diagnosis) -> str:
     """Return the command that measures which method is best for this federation.
 
-    If classes differ much in size, it ranks by macro F1, because accuracy hides small classes. So it does with several
-    labels per sample, most of which a sample does not have.
+    If classes differ much in size, the command ranks by macro F1, because accuracy hides small classes. It also does so
+    if a sample may have several labels, because accuracy is then high if labels are rare.
     """
     from fedskew.lab.diagnosis.skew import UNEQUAL
 

@@ -345,7 +345,7 @@ def _method_key(run: Result) -> str:
 def comparisons(runs: Sequence[Result], rank_by: str = DEFAULT_METRIC) -> list[Comparison]:
     """Make one comparison per setting. A method has the same label and the same index in all of them.
 
-    A setting is the configuration without the method, the seed, and other keys that change results at most by rounding.
+    A setting is the configuration without the method, the seed, and the keys that change results at most by rounding.
     """
     grouped: dict[str, list[Result]] = {}
     for run in runs:

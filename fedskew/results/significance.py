@@ -101,7 +101,8 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
     """Correct p-values and intervals for the number of comparisons.
 
     The comparisons are sorted by p. With m comparisons, the first is tested at the level 5 % / m, the second at
-    5 % / (m − 1), and so on. After the first comparison that is not significant, none is significant.
+    5 % / (m − 1), and so on. The comparisons after the first that is not significant are not significant either, and
+    have the same level.
     """
     order = sorted((d.p, i) for i, d in enumerate(differences) if d.p is not None)
     corrected: dict[int, tuple[float, int]] = {}
