@@ -251,7 +251,7 @@ def _missing_end(path: Path, entries: Sequence[Entry], repairs: int) -> str | No
     """Say how the end of a log and its head disagree. None if they agree."""
     head = read_head(path)
     if head is None:
-        # A process that was killed in its first `append` leaves no head, and so does the next one.
+        # If the first process, or the first two, were killed in their first `append`, there is no head yet.
         return f"{head_path(path).name} is missing" if max(len(entries), repairs) > _LINES_PER_APPEND else None
     number, count = head["number"], len(entries)
     if number > count:

@@ -28,7 +28,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 SECRET, PUBLIC = 0o600, 0o644
 """Permissions of files."""
 _MOST_DAYS = 36500
-"""The longest validity of a certificate. A certificate's dates end with the year 9999."""
+"""The longest validity of a certificate, about a century. A certificate cannot have a date after the year 9999."""
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 """One part of a host's name, between dots."""

@@ -1,10 +1,10 @@
 """Compare, on a site's held-out samples, the federation's finished model with one that the site trains alone.
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
-architecture and settings, but trains without noise. In place of two heads, which only some methods train, it has one
-linear head. It trains for as many epochs as a site that takes part in every round. If the app has `init`, the
-federation's model started from a file of weights. The local model starts from the same weights only if the site gives
-this file, too (`--init`). Otherwise, it starts from random weights.
+architecture and settings, but is trained by the method `centralised`, without noise. In place of two heads, which only
+some methods train, it has one linear head. It trains for as many epochs as a site that takes part in every round. If
+the app has `init`, the federation's model started from a file of weights. The local model starts from the same weights
+only if the site gives this file, too (`--init`). Otherwise, it starts from random weights.
 
 Both models are tested on the same samples, so the interval of the difference is for paired results. Neither model has
 seen these samples, unless the site's data have changed since the federation's training: if the data have no test part

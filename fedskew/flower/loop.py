@@ -1,7 +1,8 @@
 """The rounds of a federation across machines.
 
 Every message to a site takes seconds. Therefore, one message asks for two things: to test the model of round r, and to
-train round r + 1, which starts from that model. The last round of a stage is tested with separate messages.
+train round r + 1, which starts from that model. After the last round of a stage, and always with secure aggregation,
+separate messages ask for the test.
 """
 
 from __future__ import annotations
