@@ -164,8 +164,8 @@ def _check_counts(report: Tensors, classes: int, with_predictions: bool) -> Tens
     if with_predictions:
         expected["probability"] = torch.empty(classes, classes, dtype=torch.float64)
     require_like(report, expected)
-    counts, shares = report["label_counts"], report.get("probability", torch.zeros(()))
-    is_possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((shares >= 0) & (shares <= 1 + 1e-6)).all())
+    counts, means = report["label_counts"], report.get("probability", torch.zeros(()))
+    is_possible = bool(((counts >= 0) & (counts <= MAX_SAMPLES)).all() & ((means >= 0) & (means <= 1 + 1e-6)).all())
     if not is_possible:
         raise Garbled("the report has impossible numbers")
     return report

@@ -31,7 +31,8 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
     Refuse a method or configuration that cannot run across machines.
     """
-    refuse_unfit(make_method(config.method, config.method_params), config)  # before `prepare` asks for what is refused
+    # First, because `prepare` may ask for settings that are refused here, such as `server_data`.
+    refuse_unfit(make_method(config.method, config.method_params), config)
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
