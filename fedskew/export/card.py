@@ -188,15 +188,19 @@ def _participation(run: Result) -> str:
 def _training(run: Result) -> str:
     config = run.config
     partition = {key: value for key, value in config.partition.to_mapping().items() if value is not None}
-    split = ("split", ", ".join(f"{key} {value}" for key, value in partition.items()))
+    split = [("split", ", ".join(f"{key} {value}" for key, value in partition.items()))]
+    sites = [("sites", f"{sum(n > 0 for n in run.site_rounds.values())} of {len(run.sites)}")]
+    split_hash = [("SHA-256 of the split", (run.federation or {}).get("split", "–"))]
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
     held = [("training samples at the server", f"{config.server_data:.2%}")] if config.server_data else []
-    start = [("initial weights", f"{Path(config.init).name}, SHA-256 {config.init_sha256}")] if config.init else []
+    start = (
+        [("initial weights", f"{escape(Path(config.init).name)}, SHA-256 {config.init_sha256}")] if config.init else []
+    )
     part = [("trained part", config.train)] if config.train != "all" else []
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
         ("data", _data(run)),
-        ("sites", f"{sum(n > 0 for n in run.site_rounds.values())} of {len(run.sites)}") if run.sites else split,
+        *(sites if run.sites else split),
         *held,
         *start,
         *part,
@@ -209,7 +213,7 @@ def _training(run: Result) -> str:
         ("class weights, batches", f"{describe_weights(config.class_weights)}, {config.batches}"),
         ("discarded updates (not finite)", run.diverged),
         ("seed", config.seed),
-        ("SHA-256 of the split", (run.federation or {}).get("split", "–")),
+        *([] if run.sites else split_hash),  # in a federation, it is only that of the sites' names
         ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
         ("started", run.about.get("begun", "–")),
     ]

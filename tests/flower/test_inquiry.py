@@ -310,10 +310,16 @@ def test_the_model_card_names_the_sites_that_sent_label_counts_in_other_runs(
         in card
     )
     assert "In a test of a finished model" not in card
+    assert "frequent categories and shares of gaps of the columns" in card
+    assert "learns about the client's labels: nothing. Other runs revealed more: see the label distribution." in card
+    assert "SHA-256 of the split" not in card  # the server does not know the split
     evaluate_at(tmp_path, data, split, tmp_path / "model", policies)
     export_run(tmp_path / "run", tmp_path / "model")
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "In a test of a finished model, which was a run of its own, site-1 sent score histograms by class" in card
+    (tmp_path / "run-survey" / SURVEY).write_text("{")
+    with pytest.raises(UserError, match=r"survey\.json is damaged"):
+        export_run(tmp_path / "run", tmp_path / "model")
 
 
 @pytest.mark.slow
