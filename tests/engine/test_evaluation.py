@@ -94,12 +94,30 @@ class Recurrent(nn.Module):
         return logits
 
 
-def test_a_model_that_cannot_be_stacked_is_evaluated_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+class ChangesACopy(nn.Module):
+    """Changes a tensor that shares memory with another one only in some orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = nn.Conv2d(1, 2, 3), nn.Linear(72, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        features = self.convolution(x)
+        features.contiguous().relu_()
+        logits: torch.Tensor = self.head(features.flatten(1))
+        return logits
+
+
+@pytest.mark.parametrize("kind", [Recurrent, ChangesACopy])
+def test_a_model_that_cannot_be_stacked_is_evaluated_without_kernels(
+    monkeypatch: pytest.MonkeyPatch, kind: type[nn.Module]
+) -> None:
     dataset = image_federation(tests=100).dataset
     data = DeviceSamples(dataset, dataset.test, torch.device("cpu"))
-    network = Network(Recurrent())
+    model = kind()
+    network = Network(model)
     state = network.state()
     expected = Evaluator(network, data).confusion(state)
     monkeypatch.setattr(Network, "prefers_channels_last", lambda *_: True)  # as on a GPU
-    found = Evaluator(Network(Recurrent()), data).confusion(state)
+    found = Evaluator(Network(model), data).confusion(state)
     assert np.array_equal(found, expected)

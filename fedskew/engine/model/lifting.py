@@ -105,20 +105,27 @@ def _called_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
+class UnstackableError(RuntimeError):
+    """The model must not be stacked, not even by `vmap`: its stack would compute something else than its clients do."""
+
+
 def lifted_model(module: nn.Module) -> StackedModel | None:
     """Return the program of a module in its current mode, or None if the module cannot be lifted in this way."""
     try:
         return _lift(module)
+    except UnstackableError:
+        raise
     except Exception:  # a user's code may fail in any way when it is traced
         return None
 
 
 def _lift(module: nn.Module) -> StackedModel:
     before = host_random_streams(), torch.get_rng_state().tolist()
-    with torch.enable_grad(), _without_own_gradients(), _with_attributes_restored(module):
+    with torch.enable_grad(), _refusing_unrecorded(), _with_attributes_restored(module):
         graph = _Tracer().trace(module)
     if before != (host_random_streams(), torch.get_rng_state().tolist()):
         raise ValueError("the model draws random numbers, which would be the same in each call of the program")
+    _refuse_changed_copies(graph, module)
     if any(_is_in_place(node) or _changes_shared_tensor(node, module) for node in graph.nodes):
         raise ValueError("the model changes tensors in place")
     *nodes, output = graph.nodes
@@ -159,18 +166,27 @@ def _with_attributes_restored(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_own_gradients() -> Iterator[None]:
-    """Refuse functions with a gradient of their own. torch.fx would record their forward pass only."""
+def _refusing_unrecorded() -> Iterator[None]:
+    """Refuse functions with a gradient of their own, and a part in another number format.
+
+    torch.fx would record neither the gradient nor the format.
+    """
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise ValueError("the model has a function with a gradient of its own")
+        raise ValueError("the model has a function with a gradient of its own, or a part with its own autocast")
 
-    original = torch.autograd.Function.__dict__["apply"]
-    torch.autograd.Function.apply = refuse  # type: ignore[method-assign]
+    replaced = [(owner, name, vars(owner)[name]) for owner, name in _UNRECORDED]
+    for owner, name, _ in replaced:
+        setattr(owner, name, refuse)
     try:
         yield
     finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+        for owner, name, original in replaced:
+            setattr(owner, name, original)
+
+
+_UNRECORDED: tuple[tuple[type, str], ...] = ((torch.autograd.Function, "apply"), (torch.autocast, "__enter__"))
+"""Methods that `_refusing_unrecorded` replaces."""
 
 
 def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
@@ -203,6 +219,45 @@ def _is_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module)
     return not _makes_tensor(source, module) and any(
         _is_seen(change, argument, source, module) for argument in source.all_input_nodes
     )
+
+
+def _refuse_changed_copies(graph: fx.Graph, module: nn.Module) -> None:
+    """Refuse a change in place that reaches another tensor only if an operation did not copy it.
+
+    Whether it copies depends on the order in memory, and a stack has another order than one client.
+    """
+    changes = [
+        node
+        for node in graph.nodes
+        if _CHANGES_SOURCE in node.meta or _is_in_place(node) or _works_in_place(node, module)
+    ]
+    for copy in (node for node in graph.nodes if changes and _may_copy(node, module)):
+        original = copy.args[0]
+        sides = _aliases(original, copy, module), _aliases(copy, original, module)
+        for change in (node for node in changes if copy < node):
+            for changed, other in (sides, sides[::-1]):
+                if change.args[0] in changed and any(change < user for node in other for user in node.users):
+                    name = _called_name(copy) or copy.target
+                    raise UnstackableError(f"the model changes a tensor in place, which {name!r} may have copied")
+
+
+def _aliases(node: fx.Node, excluded: fx.Node, module: nn.Module) -> set[fx.Node]:
+    """Return the nodes whose results may share memory with the result of this node, not by way of `excluded`."""
+    found: set[fx.Node] = set()
+    ahead = [node]
+    while ahead:
+        node = ahead.pop()
+        if node not in found and node is not excluded:
+            found.add(node)
+            ahead += [user for user in node.users if not _makes_tensor(user, module)]
+            ahead += [] if _makes_tensor(node, module) else node.all_input_nodes
+    return found
+
+
+def _may_copy(node: fx.Node, module: nn.Module) -> bool:
+    """Return whether the result shares memory with the input only if the input's order in memory permits it."""
+    is_layer = _is_layer(node, module, nn.Flatten)
+    return is_layer or _called_name(node) in ("contiguous", "reshape", "reshape_as", "flatten", "ravel")
 
 
 _TENSOR_MAKERS = {
@@ -248,12 +303,14 @@ def _needs_rule(layer: nn.Module) -> bool:
 
 
 def _rule_for(layer: nn.Module) -> Rule | None:
-    """Return the layer's rule. A layer with hooks has none, because a rule would not call them."""
-    return None if _has_hooks(layer) else RULES.get(type(layer))
+    """Return the layer's rule. An altered layer has none, because a rule would ignore what the user added."""
+    return None if _is_altered(layer) else RULES.get(type(layer))
 
 
-def _has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks)
+def _is_altered(layer: nn.Module) -> bool:
+    """Return whether the layer has hooks or a forward pass of its own. `Network` gives one to BatchNorm layers."""
+    has_own_forward = "forward" in vars(layer) and not isinstance(layer, _BatchNorm)
+    return has_own_forward or bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 @dataclass(frozen=True)
@@ -309,7 +366,7 @@ def _fused_activations(graph: fx.Graph, module: nn.Module) -> tuple[dict[fx.Node
         source = node.args[0] if node.args else None
         layer = module.get_submodule(node.target) if node.op == "call_module" else None
         kind = node.target if layer is None else type(layer)
-        if kind not in _ACTIVATIONS or not isinstance(source, fx.Node) or (layer is not None and _has_hooks(layer)):
+        if kind not in _ACTIVATIONS or not isinstance(source, fx.Node) or (layer is not None and _is_altered(layer)):
             continue
         user = next(iter(node.users), node)
         if len(source.users) > 1:

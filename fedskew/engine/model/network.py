@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
 from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
-from fedskew.engine.model.lifting import host_random_streams, lifted_model, vmap_of_a_model
+from fedskew.engine.model.lifting import lifted_model, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, read_only, rule
 from fedskew.errors import UserError
 from fedskew.methods.parts import Mode, Outputs, Tensors
@@ -64,8 +64,6 @@ class Network:
         self._lifted: dict[Mode, StackedModel | None] = {}
         self._mixes: dict[Mode, bool] = {}
         """The answers of `mixes_rows`."""
-        self._drawn_nothing: set[Mode] = set()
-        """The modes in which `vmap` of the whole model left the generators of Python and numpy as they were."""
         self._evaluates_stacked: bool | None = None
         """Whether `logits` uses the program over stacked clients. The first call finds out."""
 
@@ -163,9 +161,9 @@ class Network:
         return self.forward(model.params, model.buffers, x).logits
 
     def _can_evaluate_stacked(self, model: ModelState, x: Tensor) -> bool:
-        if self._lifted_in("eval") is None:
-            return False
         try:
+            if self._lifted_in("eval") is None:
+                return False
             self._stacked_logits(model, x)
         except torch.OutOfMemoryError:
             raise
@@ -194,13 +192,8 @@ class Network:
             out, new = self.forward_padded(params, buffers, x, valid, mode, key)
             return out.tensors(), new
 
-        # Only the first call is checked. Later, the threads of other devices may seed the generators at the same time.
-        streams = None if mode in self._drawn_nothing else host_random_streams()
         with vmap_of_a_model(buffers.values()):
             tensors, new = torch.func.vmap(one_client)(params, buffers, x, valid, keys)
-        if streams not in (None, host_random_streams()):
-            raise RuntimeError("the model draws random numbers from Python or numpy, once for all clients")
-        self._drawn_nothing.add(mode)
         return Outputs.from_tensors(tensors), {name: t.detach() for name, t in new.items()}
 
     def _call(

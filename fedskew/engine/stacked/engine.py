@@ -23,6 +23,7 @@ from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
 from fedskew.engine.data.batches import BatchPlan
 from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.data_passes import with_opening_pass
+from fedskew.engine.model.lifting import host_random_streams
 from fedskew.engine.model.network import ModelState, Network
 from fedskew.engine.plain import PlainEngine
 from fedskew.engine.stacked.execution import Memory
@@ -348,7 +349,12 @@ class StackedEngine(Engine):
         try:
             trial = Trial(self._network, self._data, work)
             trial.compile_kernels(plans[0].width)
+            streams = host_random_streams()
             tally, paddable = trial.tally_dtypes(), trial.ignores_padding()
+            if streams != host_random_streams():
+                raise RuntimeError(
+                    "the model or method draws from the generators of Python or numpy, once for all clients"
+                )
             fitting = self._fitting(work, lambda clients: trial.step(clients, plans[0].width))
         except UserError:
             raise

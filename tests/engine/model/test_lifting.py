@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -119,6 +120,20 @@ class ChangedLater(nn.Module):
         return torch.cat([self.pool(activated).flatten(1), squashed.flatten(1)], dim=1)
 
 
+class ChangedAfterACopy(nn.Module):
+    """Changes what `reshape` may have copied. Nothing else uses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project, self.squash = nn.Linear(8, 12), nn.Hardsigmoid(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.project(x).reshape(-1, 8, 2, 3, 4).permute(3, 0, 1, 2, 4)
+        first, second = parts[0], parts[1]
+        self.squash(first)
+        return (first * second).flatten(1)
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
     model[0].weight.requires_grad_(False)
@@ -142,6 +157,17 @@ def hooked() -> nn.Module:
     model[1].register_forward_hook(doubled)
     model[4].register_forward_hook(doubled)
     model[6].register_forward_hook(doubled)
+    return model
+
+
+def absolute(layer: nn.Linear, x: Tensor) -> Tensor:
+    return functional.linear(x, layer.weight.abs(), layer.bias)
+
+
+def own_forward() -> nn.Module:
+    """A layer whose forward pass the user has replaced."""
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4))
+    model[2].forward = MethodType(absolute, model[2])
     return model
 
 
@@ -259,7 +285,9 @@ MODELS = {
         lambda: nn.Sequential(nn.Unflatten(1, (2, 1)), nn.Conv3d(2, 3, (1, 3, 3)), nn.BatchNorm3d(3), nn.Flatten()),
         IMAGE,
     ),
+    "changed after a copy": (ChangedAfterACopy, IMAGE),
     "hooks": (hooked, IMAGE),
+    "forward pass of a layer": (own_forward, ROW),
     "augmented assignment": (Residual, IMAGE),
     "augmented assignment after other uses": (Rescaled, IMAGE),
     "augmented assignment to a size": (lambda: nn.Sequential(nn.Linear(6, 4), Halves()), ROW),
@@ -374,6 +402,14 @@ class OwnGradient(nn.Module):
         return Reversed.apply(x)
 
 
+class OwnFormat(nn.Module):
+    """Computes a part in a number format of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", enabled=False):
+            return 2 * x
+
+
 class ReversedAlone(Reversed):
     """Its forward pass does nothing, so there is no operation that tracing could refuse."""
 
@@ -466,6 +502,7 @@ class LookingUp(nn.Module):
         Skipping,
         SkippingByNumpy,
         WithoutGradients,
+        OwnFormat,
         OwnGradient,
         OwnGradientAlone,
         ChangesAnAlias,
@@ -549,19 +586,6 @@ def test_what_a_model_remembers_while_it_is_traced_is_forgotten() -> None:
     for mode in (True, False):
         assert lifted_model(model.train(mode)) is not None
         assert model.scale is None
-
-
-def test_generators_that_other_threads_seed_later_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    network = Network(nn.Sequential(nn.Linear(6, 3), WithoutGradients()))
-    params = {n: p.expand(CLIENTS, *p.shape) for n, p in network.state().params.items()}
-    x, keys = torch.randn(CLIENTS, ROWS, 6), torch.arange(CLIENTS)
-    first, _ = network.forward_stacked(params, {}, x, None, "train", keys)
-    monkeypatch.setattr(WithoutGradients, "forward", lambda _, x: 2 * x if random.random() < 2 else x)
-    later, _ = network.forward_stacked(params, {}, x, None, "train", keys)
-    assert network._lifted["train"] is None
-    assert torch.equal(first.logits, later.logits)
-    with pytest.raises(RuntimeError, match="draws random numbers"):
-        network.forward_stacked(params, {}, x, None, "eval", keys)
 
 
 def test_what_is_computed_from_a_buffer_follows_the_buffer() -> None:

@@ -94,6 +94,23 @@ def test_an_objective_that_counts_padded_rows_sees_none(objective: Objective, mo
     assert "rows of padding" in told[0]
 
 
+@dataclass(frozen=True)
+class Draws(Objective):
+    """Draws a random number."""
+
+    draw: Callable[[], float]
+
+    def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
+        return cross_entropy(out.logits, y) * (1 + self.draw())
+
+
+@pytest.mark.parametrize("draw", [lambda: random.random(), lambda: float(np.random.rand())])  # noqa: NPY002
+def test_an_objective_that_draws_random_numbers_draws_them_for_each_client(draw: Callable[[], float]) -> None:
+    told = notices(Draws(draw), linear())
+    assert len(told) == 1
+    assert "generators of Python or numpy" in told[0]
+
+
 @pytest.mark.parametrize("method", [AsksForNumbers(), SendsANumber()])
 def test_a_method_that_cannot_be_stacked_runs_one_client_after_another(method: Part) -> None:
     told = notices(method, linear(), rounds=3)
@@ -267,6 +284,27 @@ class ChangesInputs(nn.Module):
         return self.out(x.div_(2).flatten(1))
 
 
+class ChangesACopy(nn.Module):
+    """Changes a tensor in place. Whether another one changes with it depends on its order in memory."""
+
+    def __init__(self, copy: Callable[[Tensor], Tensor], change: nn.Module, later: nn.Module) -> None:
+        super().__init__()
+        self.copy, self.change, self.later = copy, change, later
+        self.convolution, self.out = nn.Conv2d(1, 4, 3), nn.Linear(144, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.convolution(x)
+        other = self.change(self.copy(features))
+        self.later(features)
+        return self.out(features.flatten(1)) + other.reshape(features.shape[0], -1)[:, :4]
+
+
+class AddOne(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x += 1
+        return x.detach()
+
+
 class FrozenStatistics(nn.Module):
     """Puts its BatchNorm layer into eval mode in the forward pass."""
 
@@ -300,6 +338,16 @@ ODD_MODELS: dict[str, Callable[[], nn.Module]] = {
     "numpy's random numbers": lambda: Dropping(lambda: np.random.rand()),  # noqa: NPY002
     "augmented assignment to an alias": AddsToAnAlias,
     "changed inputs": ChangesInputs,
+    "a layer that changes a possible copy": lambda: ChangesACopy(
+        lambda x: x.contiguous(), nn.ReLU(inplace=True), nn.Identity()
+    ),
+    "a method that changes a possible copy": lambda: ChangesACopy(
+        lambda x: x.reshape(-1).add_(1), nn.Identity(), nn.Identity()
+    ),
+    "augmented assignment to a possible copy": lambda: ChangesACopy(lambda x: x.contiguous(), AddOne(), nn.Identity()),
+    "a change after a possible copy": lambda: ChangesACopy(
+        lambda x: x.reshape(-1).detach(), nn.Identity(), nn.ReLU6(inplace=True)
+    ),
     "mode of a layer": FrozenStatistics,
 }
 
