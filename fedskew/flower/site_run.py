@@ -206,9 +206,9 @@ def hash_contract(contract: Contract) -> str:
 
 
 def hash_data_form(contract: Contract) -> str:
-    """Hash a contract without the encoding of columns and without the scaling of images, which the server can vary."""
+    """Hash a contract without categories, means and deviations, which the server can vary."""
     form = contract.without_encoding()
-    scaling = {} if form.column_sums else {"mean": [], "std": []}  # in a draft, the means are those of no data
+    scaling = {} if form.column_sums else {"mean": [], "std": []}  # fedskew's drafts all have mean 0 and deviation 1
     return digest(json.dumps(form.to_json() | scaling, sort_keys=True).encode())
 
 

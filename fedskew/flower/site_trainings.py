@@ -59,8 +59,8 @@ def describe_round(run: str, facts: Facts) -> str:
 def training_request(facts: Facts, payload: bytes, kept: Tensors, has_noise: bool) -> Facts:
     """Return what may differ between requests for the same round. If the site adds noise, every request differs.
 
-    `kept` is the state that the site continues from. The server names its round, but could have let the site replace
-    that state, or remove it, so that the site continues from that of another round.
+    `kept` is the state that the site continues from. The server names only the round of this state, and could have let
+    the site replace or remove it since. So the state's digest is included.
     """
     chosen = {key: facts[key] for key in _CHOSEN_BY_SERVER}
     chosen |= {"tensors": digest(payload), "state": digest(to_bytes(kept))}

@@ -32,7 +32,8 @@ class _LateRequest:
     work: str
     began: float
     end: float
-    """When the SuperLink deletes the message, in seconds of `time.monotonic`. `began` is such a time, too."""
+    """The end of the request's time-out, after which the SuperLink deletes the message. Like `began`, this is a time of
+    `time.monotonic`."""
 
 
 class Sites:

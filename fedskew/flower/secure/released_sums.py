@@ -39,8 +39,8 @@ class ReleasedSums:
 
         Refuse a sum that could be compared with an earlier one.
 
-        `purpose` names the round or the test. `request` is the digest of the server's request. `contribution` is that
-        of the site's own part of the sum. It is empty if this part has noise, which is new each time.
+        `purpose` names the round or the test. `request` is the digest of the server's request. `contribution` is the
+        digest of the site's own part of the sum. It is empty if this part has noise, which is new each time.
         """
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
