@@ -28,8 +28,8 @@ _EVALUATION = (
     "the label counts of the test part."
 )
 _INQUIRIES = {("survey", "survey.json", "sites"): _SURVEY, ("evaluate", "evaluation.json", "tested_by"): _EVALUATION}
-"""What sites sent about their labels in `fedskew federate survey` and `evaluate`: by the end of the name of the folder
-beside the run's, its file, and the key with the sites that answered."""
+"""What sites sent about their labels in `fedskew federate survey` and `evaluate`. Each key has three parts: the suffix
+of the folder of answers, the file in it, and the entry of that file that lists the sites."""
 
 
 def method_entries(run: Result) -> list[Entry]:

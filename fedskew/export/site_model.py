@@ -29,6 +29,7 @@ def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None
         raise unknown("site", site, run.client_labels)
     if kept is None:
         kept = _read_state(run, site)
+    # A client that trains alone has a whole model in place of personal tensors.
     own = unpack(PERSONAL, kept) or {**unpack("params", kept), **unpack("buffers", kept)}
     module = copy.deepcopy(run.model)
     tensors = own_module(module).state_dict()
