@@ -11,15 +11,17 @@ from pathlib import Path
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.flower.contract import Contract
-from fedskew.flower.planning import resolve_config
+from fedskew.flower.planning import prepare_for_sites, resolve_config
 from fedskew.flower.remote_scoring import read_finished_model, score_at_sites, write_evaluation
 from fedskew.flower.remote_survey import survey_sites, write_survey
 from fedskew.flower.run_record import RunRecord
 from fedskew.flower.settings import FederationSettings
 from fedskew.flower.sites import Sites
+from fedskew.flower.start_weights import start_payload
 
-MakeSites = Callable[[Contract, Config], Sites]
-"""Connects to the sites. Every request to them has this contract and this configuration."""
+MakeSites = Callable[[Contract, Config, bytes], Sites]
+"""Connects to the sites. Every request to them has this contract and this configuration, and every greeting has these
+tensors."""
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
@@ -41,7 +43,8 @@ def run_inquiry(
     """Ask the sites, and write their answers."""
     require_declared_purpose(settings, settings.purpose)
     if settings.purpose == "survey":
-        sites = make_sites(contract, resolve_config(config, contract, settings.sites))
+        prepared = prepare_for_sites(config, contract, settings.sites)
+        sites = make_sites(contract, prepared.config, start_payload(prepared.config, prepared.model))
         write_survey(folder, survey_sites(sites, contract, settings))
         return
     if settings.tested_model is None:
@@ -49,7 +52,7 @@ def run_inquiry(
     contract = complete_contract(settings, contract)
     resolved = resolve_config(config, contract, settings.sites)
     model = read_finished_model(settings.tested_model, contract, resolved)
-    sites = make_sites(contract, resolved)
+    sites = make_sites(contract, resolved, b"")
     write_evaluation(folder, score_at_sites(sites, model, contract, resolved, settings))
 
 

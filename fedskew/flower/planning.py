@@ -16,7 +16,7 @@ from fedskew.data.federation import Federation
 from fedskew.data.table_encoding import read_encoding
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config
-from fedskew.experiment.preparation import prepare
+from fedskew.experiment.preparation import Prepared, prepare
 from fedskew.flower.app_folder import PACKAGE
 from fedskew.flower.contract import Contract
 from fedskew.flower.federation_server import refuse_unfit
@@ -31,21 +31,25 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
     Refuse a method or configuration that cannot run across machines.
     """
-    # First, because `prepare` may ask for settings that are refused here, such as `server_data`.
-    refuse_unfit(make_method(config.method, config.method_params), config)
+    return prepare_for_sites(config, contract, sites).config
+
+
+def prepare_for_sites(config: Config, contract: Contract, sites: Sequence[str]) -> Prepared:
+    """Do what `resolve_config` does, and also return the model."""
+    refuse_unfit(make_method(config.method, config.method_params), config)  # before `prepare` asks for what is refused
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)
     prepared = prepare(config, federation)
     if config.init is None:
-        return prepared.config
+        return prepared
     if contract.column_sums and config.train != "all":
         raise UserError(
             f"train is {config.train!r}, but sites cannot use the weights of init before the encoding is fitted "
             "to column sums; expected train: all, or no column sums"
         )
     # The path is made absolute, because the ServerApp may run in another folder.
-    return replace(prepared.config, init=str(Path(config.init).expanduser().resolve()))
+    return replace(prepared, config=replace(prepared.config, init=str(Path(config.init).expanduser().resolve())))
 
 
 def resolve_config_at_site(config: Config, contract: Contract, sites: Sequence[str]) -> Config:

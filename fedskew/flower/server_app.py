@@ -145,8 +145,9 @@ def ask_sites(grid: Grid, context: Context) -> None:
     audit = ChainedLog(RunFolder(folder).audit_path).append
     _record_start(audit, settings)
 
-    def make_sites(agreed: Contract, resolved: Config) -> Sites:
-        return Sites(grid, settings.sites, _terms(agreed, resolved), log, settings.most_samples, audit=audit)
+    def make_sites(agreed: Contract, resolved: Config, start: bytes) -> Sites:
+        terms = _terms(agreed, resolved)
+        return Sites(grid, settings.sites, terms, log, settings.most_samples, audit=audit, start=start)
 
     run_inquiry(settings, contract, config, folder, make_sites)
     log(f"finished; the answers are in {folder}")

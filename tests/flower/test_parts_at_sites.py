@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from fedskew.flower.app_review import make_approval
 from fedskew.flower.approved_apps import add_approval
 from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import noise_warning
-from fedskew.flower.server_app import run_federation
+from fedskew.flower.policy import Policy
+from fedskew.flower.remote_survey import SURVEY
+from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import FederationSettings
+from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.tensors import from_bytes, to_bytes
+from fedskew.flower.wire import Facts
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +111,22 @@ def test_a_site_keeps_the_weights_that_a_run_began_with(
     assert site.answer(question, to_bytes(state))[0]["samples"] == split.sizes[0]
     with pytest.raises(UserError, match="other weights than those that this run began with"):
         site.answer(question, to_bytes(state | {"head.bias": state["head.bias"] + 1}))
+
+
+def test_sites_answer_a_survey_before_they_train_a_part(
+    data: Path, split: Federation, weights: str, tmp_path: Path
+) -> None:
+    """They make the model, frozen weights included, before they answer anything."""
+
+    def require_reply(site: str, asked: Facts, facts: Facts, answer: bytes) -> tuple[Facts, bytes]:
+        assert "refused" not in facts
+        return facts, answer
+
+    config, agreed = settings("fedavg", model="resnet8", train="head", init=weights), Policy(survey=SurveyRules())
+    here = case(tmp_path, split, data, config, meddle=require_reply, site={"policy": agreed}, survey=True)
+    here.context.run_config["federation.purpose"] = "survey"
+    ask_sites(here.grid, here.context)
+    assert json.loads((tmp_path / "run-survey" / SURVEY).read_text())["sites"].keys() == set(here.names)
 
 
 def test_a_site_approves_an_app_without_the_file_of_weights(
