@@ -208,7 +208,8 @@ def hash_contract(contract: Contract) -> str:
 def hash_data_form(contract: Contract) -> str:
     """Hash a contract without categories, means and deviations, which the server can vary."""
     form = contract.without_encoding()
-    scaling = {} if form.column_sums else {"mean": [], "std": []}  # fedskew's drafts all have mean 0 and deviation 1
+    # fedskew's drafts all have mean 0 and deviation 1.
+    scaling: dict[str, list[float]] = {} if form.column_sums else {"mean": [], "std": []}
     return digest(json.dumps(form.to_json() | scaling, sort_keys=True).encode())
 
 

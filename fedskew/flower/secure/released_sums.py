@@ -46,7 +46,7 @@ class ReleasedSums:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with exclusive(self._path.with_suffix(".lock")):
                 earlier = [entry for entry in self._read() if entry["purpose"] == purpose]
-                entry = {"purpose": purpose, "request": request, "contributors": contributors}
+                entry: dict[str, object] = {"purpose": purpose, "request": request, "contributors": contributors}
                 entry |= {"contribution": contribution} if contribution else {}
                 if entry not in earlier:
                     _refuse_comparison(entry, earlier)
