@@ -108,7 +108,9 @@ def plain_array(values: Any, where: str) -> Any:
         return (values.float() if is_short else values).detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         kind, gap = (np.float64, np.nan) if values.dtype.kind in "biuf" else (np.object_, None)
-        return np.ma.filled(values.astype(kind), gap)
+        plain = np.array(values.data, dtype=kind)
+        plain[np.ma.getmaskarray(values)] = gap
+        return plain
     if hasattr(values, "toarray"):
         raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")
     return values

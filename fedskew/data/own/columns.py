@@ -316,15 +316,18 @@ class ColumnReader:
         return bool(2 * matches[column.codes].sum() > (column.codes >= 0).sum())
 
 
-def refuse_identifier(where: str, name: str, numbers: Numbers) -> None:
-    """Refuse whole numbers that are all different, such as row numbers. They identify a sample, not its class."""
+def refuse_identifier(where: str, name: str, numbers: Numbers, dropped: str) -> None:
+    """Refuse whole numbers that are all different, such as row numbers. They identify a sample, not its class.
+
+    `dropped` is the column that the user can leave out: `name`, or a column of lists of which it is one place.
+    """
     known = numbers[~np.isnan(numbers)]
     if len(known) < FEW_ROWS or (known != np.rint(known)).any():
         return
     if len(np.unique(known)) == len(known):
         raise UserError(
             f"{where}: column {name!r} has a different whole number in each row, like a row number or an identifier; "
-            f"leave it out with drop={name}, or list all input columns with columns"
+            f"leave it out with drop={dropped}, or list all input columns with columns"
         )
 
 

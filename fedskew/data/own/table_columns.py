@@ -28,6 +28,10 @@ class Table:
     """The class names of Hugging Face's `ClassLabel` columns, by column."""
     mistakes: dict[str, str] = field(default_factory=dict)
     """For each column that cannot be an input, the error message. It is raised only if the column is used."""
+    categories: frozenset[str] = frozenset()
+    """The columns whose type says that they hold categories, even if these are numbers."""
+    split_from: dict[str, str] = field(default_factory=dict)
+    """For each column, the name of the column that it was before `split_lists`. Empty before that."""
 
 
 def number_as_name(name: Any) -> Any:
@@ -90,6 +94,7 @@ def split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) 
     Refuse lists whose length is not that of the training table's lists.
     """
     columns: dict[str, Column] = {}
+    split_from: dict[str, str] = {}
     for name, column in table.columns.items():
         parts = {name: column} if name in label_and_site else _list_parts(name, column)
         if name not in label_and_site and len(parts) != len(_list_parts(name, training.columns.get(name, column))):
@@ -97,7 +102,8 @@ def split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) 
         if twice := [part for part in parts if part in columns]:
             raise UserError(f"{table.where}: two columns are called {twice[0]!r}; rename one of them")
         columns |= parts
-    return replace(table, columns=columns)
+        split_from |= dict.fromkeys(parts, name)
+    return replace(table, columns=columns, split_from=split_from)
 
 
 def _list_parts(name: str, column: Column) -> dict[str, Column]:
@@ -119,13 +125,16 @@ def _with_columns(table: Table, names: dict[str, str]) -> Table:
         columns={new: table.columns[old] for old, new in names.items()},
         class_names={new: table.class_names[old] for old, new in names.items() if old in table.class_names},
         mistakes={new: table.mistakes[old] for old, new in names.items() if old in table.mistakes},
+        categories=frozenset(new for old, new in names.items() if old in table.categories),
     )
 
 
 def parse_columns(option: str, value: object, table: Table) -> list[str]:
     """Parse an option that lists columns. Raise `UserError` if the table lacks one of them."""
     value = number_as_name(value)
-    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    listed = value
+    if isinstance(value, str):
+        listed = [value] if value in table.columns else [part.strip() for part in value.split(",")]
     if isinstance(listed, list | tuple):
         listed = list(map(number_as_name, listed))
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):

@@ -120,7 +120,8 @@ def parquet_table(path: Path) -> Table:
 
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
     """Read an Arrow table. `features` are Hugging Face's descriptions of its columns, with the class names."""
-    features = features or _features_in(table.schema.metadata or {})
+    metadata = table.schema.metadata or {}
+    features = features or _features_in(metadata)
     class_names = {
         name: tuple(feature["names"])
         for name, feature in features.items()
@@ -129,10 +130,21 @@ def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
     names = table.column_names
     if repeated := [name for name in names if names.count(name) > 1]:
         raise UserError(f"{where}: column {repeated[0]!r} appears twice; expected different names")
+    is_dictionary = import_pyarrow().types.is_dictionary
+    categories = {name for name in names if is_dictionary(table.schema.field(name).type)} | _pandas_categories(metadata)
     read = {name: _arrow_column(table.column(name), where, name) for name in names}
     columns = {name: column for name, (column, _) in read.items()}
     mistakes = {name: mistake for name, (_, mistake) in read.items() if mistake is not None}
-    return Table(where, "row {}".format, columns, class_names, mistakes)
+    return Table(where, "row {}".format, columns, class_names, mistakes, frozenset(categories))
+
+
+def _pandas_categories(metadata: dict[bytes, bytes]) -> set[str]:
+    """Return the columns that were categories in pandas. Parquet stores categories that are numbers as numbers."""
+    try:
+        columns = json.loads(metadata.get(b"pandas", b"{}"))["columns"]
+        return {column["field_name"] for column in columns if column["pandas_type"] == "categorical"}
+    except (ValueError, KeyError, TypeError):
+        return set()
 
 
 def _features_in(metadata: dict[bytes, bytes]) -> dict[str, Any]:

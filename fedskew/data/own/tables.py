@@ -129,7 +129,7 @@ def load_tables(
     known = None if encoding is None else read_encoding(encoding)
     like_labels = [n for n in candidates if n.lower() in LABEL_NAMES and n not in listed_inputs]
     categories = frozenset(() if categorical is None else parse_columns("categorical", categorical, train))
-    listed_inputs, categories = (split_names(names, train) for names in (listed_inputs, categories))
+    listed_inputs, categories = (split_names(n, train) for n in (listed_inputs, categories | train.categories))
     tables = [split_lists(table, train, label_and_site) for table in tables]
     candidates = {n: c for n, c in tables[0].columns.items() if n not in label_and_site}
     markers = _markers(missing)
@@ -207,11 +207,14 @@ def _markers(missing: object) -> tuple[str, ...]:
     """Parse the option `missing`: texts and numbers that mean a gap."""
     if missing is None:
         return ()
-    listed = missing if isinstance(missing, list | tuple) else str(missing).split(",")
-    if not all(isinstance(marker, str | int | float) for marker in listed):
+    listed = missing.split(",") if isinstance(missing, str) else [missing]
+    if isinstance(missing, list | tuple):
+        listed = list(missing)
+    if not all(isinstance(marker, str | int | float | np.number) for marker in listed):
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
     texts = [str(marker).strip() for marker in listed]
-    numbers = [number_text(m) for m in listed if isinstance(m, float) and np.isfinite(m)]  # -999.0 is written -999
+    # A category -999.0 is written -999.
+    numbers = [number_text(m) for m in listed if isinstance(m, float | np.floating) and np.isfinite(m)]
     return tuple(dict.fromkeys([*texts, *numbers]))
 
 
@@ -411,7 +414,7 @@ def _read_inputs(
         expected = {c.name: "number" if c.categories is None else "category" for c in encoding.columns}
     first = _raw_table(tables[0], readers[0], names, expected)
     if encoding is None:
-        _refuse_useless(tables[0].where, first, readers[0])
+        _refuse_useless(tables[0], first, readers[0])
         expected = {name: "category" if name in first.strings else "number" for name in names}
     rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
     categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
@@ -443,12 +446,13 @@ def _raw_table(
     return RawTable(names, np.stack(numbers, axis=1) if numbers else np.empty((rows, 0)), strings)
 
 
-def _refuse_useless(where: str, raw: RawTable, reader: ColumnReader) -> None:
+def _refuse_useless(table: Table, raw: RawTable, reader: ColumnReader) -> None:
     """Refuse columns without any value. Also refuse numbers that identify a sample, unless the user listed them."""
     known = {name: int((column.codes >= 0).sum()) for name, column in raw.strings.items()}
     known |= dict(zip(raw.number_names, (~np.isnan(raw.numbers)).sum(axis=0), strict=True))
     if empty := [name for name in raw.names if not known[name]]:
-        raise UserError(f"{where}: column {empty[0]!r} has no value; leave it out with drop={empty[0]}")
+        dropped = table.split_from[empty[0]]
+        raise UserError(f"{table.where}: column {empty[0]!r} has no value; leave it out with drop={dropped}")
     for place, name in enumerate(raw.number_names):
         if name not in reader.listed_inputs:
-            refuse_identifier(where, name, raw.numbers[:, place])
+            refuse_identifier(table.where, name, raw.numbers[:, place], table.split_from[name])

@@ -440,6 +440,28 @@ def test_options_apply_to_a_column_of_lists() -> None:
         fs.load(table, test=longer, columns=["x"])
 
 
+@pytest.mark.parametrize("places", [[[1.0, None]] * N, [[i % 3, i] for i in range(N)]], ids=["empty", "identifier"])
+def test_a_column_of_lists_is_left_out_as_advised(places: list[list[Any]]) -> None:
+    table = pa.table({"x": places, "age": [i % 7 for i in range(N)], "y": LABELS})
+    with pytest.raises(fs.UserError, match=r"column 'x\[1\]' has .*; leave it out with drop=x(,|$)"):
+        fs.load(table)
+    assert fs.load(table, drop="x").columns == ("age",)
+
+
+def test_a_column_with_a_comma_in_its_name_is_left_out_as_advised() -> None:
+    table = pa.table({"a, b": list(range(N)), "age": [i % 7 for i in range(N)], "y": LABELS})
+    with pytest.raises(fs.UserError, match="leave it out with drop=a, b"):
+        fs.load(table)
+    assert fs.load(table, drop="a, b").columns == ("age",)
+
+
+def test_markers_of_gaps_in_a_set_are_not_silently_ignored() -> None:
+    table = pa.table({"age": [-999 if i % 4 == 3 else i % 7 for i in range(N)], "y": LABELS})
+    with pytest.raises(fs.UserError, match=r"missing is \{-999\}; expected values that stand for a gap"):
+        fs.load(table, missing={-999})
+    assert "age missing" in fs.load(table, missing=np.int64(-999)).columns
+
+
 def test_only_csv_files_are_advised_to_set_a_decimal_mark() -> None:
     with pytest.raises(fs.UserError, match="if the comma is the decimal mark, turn the texts into numbers"):
         fs.load(pa.table({"x": cells("1,5", "2,5"), "age": [i % 7 for i in range(N)], "y": LABELS}))

@@ -273,6 +273,12 @@ def test_masked_values_are_gaps() -> None:
     np.testing.assert_array_equal(unmasked.train.x, fs.load((TABLE, Y)).train.x)
 
 
+def test_masked_texts_are_gaps() -> None:
+    names = np.ma.masked_equal(np.array(NAMES)[Y], NAMES[1])
+    with pytest.raises(fs.UserError, match="y: no label in row 1"):
+        fs.load((TABLE, names))
+
+
 def test_tensors_in_bfloat16_are_read() -> None:
     short = torch.tensor(TABLE).bfloat16()
     expected = fs.load((short.float().numpy(), Y)).train.x
@@ -284,6 +290,18 @@ def test_tensors_in_bfloat16_are_read() -> None:
 def test_labels_above_the_largest_int64_keep_their_names() -> None:
     largest = np.uint64(2**64 - 1)
     assert fs.load((TABLE, largest - Y.astype(np.uint64))).classes == tuple(str(2**64 - 1 - y) for y in (2, 1, 0))
+
+
+@pytest.mark.parametrize("values", [[3, 1], [2.5, 1.0], [True, False]])
+def test_categories_that_are_numbers_are_categories_in_every_form(tmp_path: Path, values: list[Any]) -> None:
+    table = frame(ward=pd.Categorical(values * 30))
+    table.to_parquet(tmp_path / "wards.parquet")
+    expected = fs.load(table, label="ill")
+    assert len(expected.columns) == 4
+    for other in (pa.Table.from_pandas(table), tmp_path / "wards.parquet"):
+        assert fs.load(other, label="ill").columns == expected.columns
+    renamed = fs.load(tmp_path / "wards.parquet", label="ill", rename={"ward": "unit"})
+    assert renamed.columns[-1].startswith("unit=")
 
 
 def test_decimals_of_a_data_frame_are_numbers() -> None:
