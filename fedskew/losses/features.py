@@ -123,19 +123,25 @@ def centre_cross_entropy(features: Tensor, targets: Tensor, centres: Tensor, max
 
 
 def _distances(points: Tensor, others: Tensor) -> Tensor:
-    """Return ‖a − b‖ for each a of `points` and b of `others`, from ‖a‖² + ‖b‖² − 2·a·b.
+    """Return ‖a − b‖ for each a of `points` and b of `others`. Points that coincide have gradient 0."""
+    squares = squared_distances(points, others)
+    apart = squares > 0
+    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(points.dtype)
+
+
+def squared_distances(points: Tensor, others: Tensor) -> Tensor:
+    """Return ‖a − b‖² for each a of `points` and b of `others`, from ‖a‖² + ‖b‖² − 2·a·b.
 
     This needs no tensor of differences, but it loses digits. It is therefore computed in the device's most accurate
-    format, to which TF32 does not apply. Points that coincide up to rounding have distance 0 and gradient 0. The
-    tolerances are a few times the rounding errors.
+    format, to which TF32 does not apply. The result has this format. Points that coincide up to rounding have distance
+    0 and gradient 0. The tolerances are a few times the rounding errors.
     """
     accurate = ACCURATE[points.device.type]
     a, b = points.to(accurate), others.to(accurate)
     squared_lengths = a.square().sum(dim=-1, keepdim=True) + b.square().sum(dim=-1)
     squares = squared_lengths - 2 * a @ b.T
     rounding = max((16 * torch.finfo(points.dtype).eps) ** 2, 64 * torch.finfo(accurate).eps)
-    apart = squares > rounding * squared_lengths
-    return torch.where(apart, torch.where(apart, squares, 1.0).sqrt(), 0.0).to(points.dtype)
+    return torch.where(squares > rounding * squared_lengths, squares, 0.0)
 
 
 def gravitation(classifiers: Tensor, present: Tensor, attraction: bool = True) -> Tensor:

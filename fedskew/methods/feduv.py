@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fedskew.errors import expect
+from fedskew.losses.features import squared_distances
 from fedskew.methods.catalogue import method
 from fedskew.methods.parts import Client, Outputs
 from fedskew.methods.regularisers import Regulariser
@@ -67,14 +68,12 @@ def closeness(features: Tensor, real: Tensor) -> Tensor:
 
     Return 0 if no pair differs.
     """
-    squares = features.square().sum(dim=-1)
-    sums = squares.unsqueeze(-1) + squares
-    distances = (sums - 2 * features @ features.transpose(-1, -2)).clamp(min=0)
+    distances = squared_distances(features, features)
     above = torch.ones_like(distances).triu(diagonal=1) > 0
     pairs = above & real.unsqueeze(-1) & real
-    differ = pairs & (distances > 8 * torch.finfo(features.dtype).eps * sums)  # smaller ones are rounding errors
+    differ = pairs & (distances > 0)
     ordered = torch.where(differ, distances, torch.inf).flatten().sort().values
     median = ordered.gather(0, ((differ.sum() - 1) // 2).clamp(min=0).unsqueeze(0))
     median = torch.where(differ.any(), median, torch.ones_like(median))
     mean = torch.where(pairs, (-distances / median).exp(), 0.0).sum() / pairs.sum().clamp(min=1)
-    return torch.where(differ.any(), mean, torch.zeros_like(mean))
+    return torch.where(differ.any(), mean, torch.zeros_like(mean)).to(features.dtype)

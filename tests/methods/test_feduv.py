@@ -43,6 +43,29 @@ def test_the_terms_follow_the_formula(rows: int, weights: tuple[float, float]) -
     assert float(found) == pytest.approx(expected(logits, features, *weights), rel=1e-9)
 
 
+@pytest.mark.parametrize("spread", [1e-2, 1e-3, 1e-4])
+def test_features_far_from_the_origin_are_compared_exactly(spread: float) -> None:
+    """Features that have nearly collapsed are those that the second term must push apart."""
+    logits, features, y = batch(12)
+    features = (1 + spread * features).float()
+    found = FedUV(0.0, 1.0).term(Outputs(logits.float(), features), y, CLIENT)
+    assert float(found) == pytest.approx(expected(logits, features.double(), 0.0, 1.0), rel=1e-5)
+    assert found.dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_that_differ_by_rounding_do_not_count_for_the_median(dtype: torch.dtype) -> None:
+    """Otherwise, the median would be a rounding error here, and the gradient would be huge."""
+    features = torch.full((5, 6), 3.0, dtype=dtype)
+    for row in range(1, 4):
+        features[row] = torch.nextafter(features[row - 1], torch.tensor(9.0, dtype=dtype))
+    features[4] += 1
+    leaf = features.requires_grad_()
+    term = FedUV(0.0, 1.0).term(Outputs(torch.zeros(5, 4, dtype=dtype), leaf), torch.zeros(5), CLIENT)
+    assert float(term.detach()) == pytest.approx((6 + 4 * np.exp(-1)) / 10, rel=1e-5)
+    assert torch.autograd.grad(term, leaf)[0].abs().max() < 1
+
+
 def test_padding_changes_nothing() -> None:
     logits, features, y = batch(7)
     whole = FedUV().term(Outputs(logits[:5], features[:5]), y[:5], CLIENT)
