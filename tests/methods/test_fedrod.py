@@ -14,7 +14,7 @@ from toy_runs import finished, image_federation, linear_layers, server
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.methods import METHODS, make_method
+from fedskew.methods import METHODS, Objective, Outputs, make_method
 from fedskew.models import Classifier, DataShape, make_model
 from fedskew.models.heads import replace_head
 
@@ -89,6 +89,16 @@ def test_clients_own_models_fit_their_own_labels() -> None:
     tests = fs.run(fed, "fedrod", device="cpu", **settings).history[-1].client_tests
     assert tests is not None
     assert np.mean(tests["personal"]) > np.mean(tests["accuracy"]) + 0.1
+
+
+def test_regularisers_and_class_weights_see_the_generic_logits() -> None:
+    """The personal ones pass no gradient to the shared layers."""
+    objective = make_method("fedrod").objective
+    assert isinstance(objective, Objective)
+    generic, personal = torch.randn(2, 3, 4)
+    seen = objective.class_outputs(Outputs(torch.cat([generic, personal], dim=-1), torch.ones(3, 5)))
+    assert torch.equal(seen.logits, generic)
+    assert torch.equal(seen.required_features, torch.ones(3, 5))
 
 
 def test_what_it_shares_and_where_it_does_not_fit() -> None:

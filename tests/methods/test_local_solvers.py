@@ -162,6 +162,17 @@ def test_a_mean_direction_of_one_step_is_the_mean_gradient() -> None:
     np.testing.assert_allclose(kept, gradient[:, :-1], rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("method", ["mofedsam", "fedcm"])
+def test_a_client_without_a_step_adds_nothing_to_the_mean_direction(method: str) -> None:
+    """Two clients with 0 and 4 steps: half of a change of −2 in 4 steps of 0.1 is a direction of 2.5."""
+    rule, sent = make_method(method).server, {"w": torch.zeros(1)}
+    steps = {"local_steps": torch.tensor([0.0, 4.0])}
+    updates = Updates({"w": torch.tensor([[0.0], [-2.0]])}, torch.tensor([0.5, 0.5]), steps, lr=0.1, participation=1.0)
+    params, state = rule.aggregate(sent, updates, rule.server_state(sent))
+    assert float(params["w"]) == -1
+    assert float(state["common_direction/w"]) == pytest.approx(2.5)
+
+
 # -- FedLESAM -------------------------------------------------------------------------------------------
 
 

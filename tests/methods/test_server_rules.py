@@ -30,7 +30,7 @@ from fedskew.experiment.round.server import Server
 from fedskew.methods import ServerRule, Tensors, Updates, make_method
 from fedskew.methods.fedexp import FedExP
 from fedskew.methods.fedopt import FedAdagrad, FedAdam, FedYogi
-from fedskew.methods.parts import server_step
+from fedskew.methods.parts import server_step, weighted_mean
 from fedskew.methods.robust import Median, NormClipping, TrimmedMean
 from fedskew.models import Classifier
 
@@ -215,6 +215,12 @@ def test_the_number_trimmed_of_ten(trim: float, left_out: int) -> None:
     assert found == pytest.approx([np.mean(values[left_out : 10 - left_out])])
 
 
+def test_the_number_trimmed_does_not_suffer_from_rounding() -> None:
+    """In floats, 0.29·100 is slightly less than 29."""
+    values = [float(v**2) for v in range(100)]
+    assert aggregate_rows(TrimmedMean(0.29), [[v] for v in values]) == pytest.approx([np.mean(values[29:71])])
+
+
 def test_nothing_trimmed_is_the_plain_mean() -> None:
     found = final("trimmed-mean", {"trim": 0.0})
     np.testing.assert_allclose(found, final("fedavg", average="uniform"), rtol=1e-12, atol=1e-14)
@@ -257,6 +263,13 @@ class Forgetful(ServerRule):
 
     def aggregate(self, sent: Tensors, updates: Updates, state: Tensors) -> tuple[Tensors, Tensors]:
         return updates.mean(), {}
+
+
+def test_counters_are_rounded_to_the_nearest_number() -> None:
+    stacked = {"batches": torch.tensor([3, 4]), "mean": torch.tensor([3.0, 4.0])}
+    found = weighted_mean(stacked, torch.tensor([0.25, 0.75]).double())
+    assert (found["batches"].item(), found["mean"].item()) == (4, 3.75)
+    assert found["batches"].dtype == torch.int64
 
 
 def test_the_server_keeps_state_that_the_rule_does_not_return() -> None:
