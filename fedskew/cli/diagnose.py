@@ -22,6 +22,7 @@ MAX_ROWS = 12
 """The maximum number of rows of a table in the terminal. The HTML page and --json have all of them."""
 HIDDEN_COLUMNS = ("sends", "numbers from", "source", "paper")
 """Columns that a terminal has no room for."""
+_FLAGS = (*SPLIT, "clients_per_round")
 _FOR_SEVERAL_LABELS = "fedavg,fedavgm,fedprox,scaffold"
 """Methods to compare if a sample may have several labels."""
 
@@ -34,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
     )  # fmt: skip
 
 
-@takes_settings((*SPLIT, "clients_per_round"))
+@takes_settings(_FLAGS)
 def _command(
     settings: Settings,
     counts: Annotated[
@@ -61,11 +62,13 @@ def _command(
     """Measure a federation's label skew, find similar settings that fedskew reran, and show what helped there."""
     from fedskew.cli.terminal import notice, print_json
     from fedskew.lab.diagnosis.diagnosis import Diagnosis
+    from fedskew.lab.diagnosis.start import save_start, start_path
     from fedskew.report.writing import page_path
 
     if counts is not None:
         _require_one_split(settings, counts)
     page = None if out is None else page_path(out)
+    target = None if save is None else start_path(save)
     label_counts, config = _label_counts(settings, counts)
     diagnosis = Diagnosis.from_counts(label_counts, results, settings.config().clients_per_round,
                                       config if counts is None else None)  # fmt: skip
@@ -76,14 +79,12 @@ def _command(
         print_json(diagnosis.to_json() | {"next": command})
     else:
         _print(diagnosis, command)
-    if save is not None:
-        from fedskew.lab.diagnosis.start import save_start
-
-        start = save_start(Path(save), diagnosis.method, diagnosis.per_round, label_counts, config,
+    if target is not None:
+        start = save_start(target, diagnosis.method, diagnosis.per_round, label_counts, config,
                            None if counts is None else Path(counts))  # fmt: skip
         stand_in = "; synthetic data stand in for yours" if config is None else ""
-        written = f"configuration written to {save} (data: {start.data}{stand_in})"
-        notice(f"{written}; to run it: fedskew run -c {quote(save)}")
+        written = f"configuration written to {target} (data: {start.data}{stand_in})"
+        notice(f"{written}; to run it: fedskew run -c {quote(str(target))}")
     if page is not None:
         notice(f"page written to {page}")
 
@@ -99,7 +100,8 @@ def _next_command(settings: Settings, counts: str | None, save: str | None, diag
     """Return the command that measures which method is best for this federation.
 
     If classes differ much in size, the command ranks by macro F1, because accuracy hides small classes. It also does so
-    if a sample may have several labels, because accuracy is then high if labels are rare.
+    if a sample may have several labels, because accuracy is then high if labels are rare. A method in the settings is
+    left out, because the command tries several methods.
     """
     from fedskew.lab.diagnosis.skew import UNEQUAL
 
@@ -108,11 +110,11 @@ def _next_command(settings: Settings, counts: str | None, save: str | None, diag
         words += ["-c", save]
     else:
         words += ["-c", settings.file] if settings.file else []
-        given = dict(settings.values)
+        given = {key: value for key, value in settings.values.items() if key.partition(".")[0] != "method"}
         if counts is not None:
             stand_in = {} if settings.sets("data") else {"data": "synthetic", "data.classes": diagnosis.skew.classes}
             given |= {**stand_in, "partition": "counts", "partition.path": counts}
-        flags = {flag.key: f"--{flag.parameter.replace('_', '-')}" for flag in FLAGS.values()}
+        flags = {FLAGS[name].key: FLAGS[name].name for name in _FLAGS}
         for key, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             words += [flags[key], text] if key in flags and value is not None else ["--set", f"{key}={text}"]

@@ -30,6 +30,18 @@ def test_the_advised_command_repeats_the_settings(cli):
     assert 'data.classes=["x", "y z"]' in words
 
 
+def test_the_advised_command_accepts_every_setting(cli):
+    settings = ("method=fedprox", "method.mu=0.5", "eval_every=2", "eval_local=true", "save_predictions=true", "lr=0.1")
+    assigned = [word for setting in settings for word in ("--set", setting)]
+    advice = cli("diagnose", "--clients", "3", *assigned).out.splitlines()[-1]
+    words = shlex.split(advice.partition("best here: ")[2])
+    assert words[:4] == ["fedskew", "choose", "--clients", "3"]
+    assert {"eval_every=2", "lr=0.1"} < set(words)
+    assert "method" not in advice.partition("best here: ")[2]
+    words[words.index("--budget") + 1] = "1r"
+    assert "budget is 1 rounds" in cli(*words[1:]).err  # all else is accepted
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
 def test_a_name_that_is_not_utf8_is_written_with_question_marks(cli):
     name = os.fsdecode(b"h\xfc")

@@ -50,6 +50,14 @@ def stand_in(counts: LabelCounts) -> Config:
     return with_values(Config(), {**data, "rounds": STAND_IN_ROUNDS})
 
 
+def start_path(text: str) -> Path:
+    """Return the file to which a configuration is written. Refuse a name that does not end in .yaml."""
+    path = Path(text)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        raise UserError(f"cannot write a configuration to {text!r}; expected a file that ends in .yaml")
+    return path
+
+
 def save_start(
     target: Path,
     method: str,
@@ -63,8 +71,6 @@ def save_start(
     `counts_path` is the user's file of counts. It is None if `given` describes the split. Otherwise, the counts are
     written to a file next to the configuration, unless that is the user's file.
     """
-    if target.suffix.lower() not in (".yaml", ".yml"):
-        raise UserError(f"cannot write a configuration to {str(target)!r}; expected a file that ends in .yaml")
     path = None if counts_path is None else target.with_suffix(".csv")
     start = starting_config(method, per_round, stand_in(counts) if given is None else given, path)
     text = to_yaml(start)
