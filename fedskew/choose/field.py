@@ -100,7 +100,7 @@ def _names(names: Iterable[str] | None) -> list[str] | None:
     """Return the names as a list. Refuse names with settings, and anything that is not a list of names."""
     if names is None:
         return None
-    listed = names if isinstance(names, str) else list(names)
+    listed = list(names) if isinstance(names, Iterable) and not isinstance(names, str) else names
     are_names = isinstance(listed, list) and all(isinstance(name, str) for name in listed)
     expect(are_names, "methods", listed, "a list of names, for example ['fedprox', 'fedvls']")
     if (given := next((name for name in listed if ":" in name and "=" in name), None)) is not None:

@@ -120,7 +120,7 @@ def _base_federation(
 
 
 def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
-    if isinstance(methods, str | Mapping | Method | Part) or not methods:
+    if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable) or not methods:
         raise UserError(f"methods is {methods!r}; expected a list, for example ['fedavg', 'fedvls']")
     return [parse_method(method) if isinstance(method, str) else method for method in methods]
 

@@ -59,7 +59,7 @@ def test_an_unknown_method_is_refused_with_the_nearest() -> None:
 
 
 def test_anything_but_names_is_refused() -> None:
-    for wrong in ("fedvls", [FedVLS(distill_weight=5.0)], [None]):
+    for wrong in ("fedvls", [FedVLS(distill_weight=5.0)], [None], 5):
         with pytest.raises(UserError, match=r"expected a list of names, for example \['fedprox', 'fedvls'\]"):
             field_methods(wrong)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"methods has 'fedprox:mu=0\.1'; expected names without settings"):

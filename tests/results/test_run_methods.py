@@ -145,6 +145,7 @@ def test_data_in_memory() -> None:
     ("arguments", "line"),
     [
         ({"methods": "fedavg"}, "methods is 'fedavg'; expected a list, for example"),
+        ({"methods": 5}, "methods is 5; expected a list, for example"),
         ({"methods": []}, r"methods is \[\]; expected a list"),
         ({"methods": ["fedavg", "fedavg"]}, "method 'fedavg' is given twice with the same settings"),
         ({"methods": ["fedavgg"]}, "unknown method 'fedavgg'; did you mean 'fedavg'"),
