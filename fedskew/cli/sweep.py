@@ -24,7 +24,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
-from fedskew.errors import UserError, unknown
+from fedskew.errors import UserError, plural, unknown
 
 if TYPE_CHECKING:
     from fedskew.experiment.config import Config
@@ -212,7 +212,8 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
     label = search.metric.label
     unit = " %" if search.metric.percent else ""
-    mean = f"mean {label} of the last {search.base.mean_last} rounds"
+    last = min(final[0].config.mean_last, final[0].config.rounds)
+    mean = f"mean {label} of the last {plural(last, 'round')}"
     console.print(f"{label} after the last round" if search.metric.measure is None else mean, soft_wrap=True)
     console.print(f"  on the validation data, by which it was chosen: {_cell([found.score], search.metric)}{unit}")
     if scores:

@@ -146,6 +146,8 @@ def test_a_search_selects_by_the_metric_requested(cli, grid: Path) -> None:
     grid.write_text(GRID.partition("grid:")[0].replace("rounds: 2", "rounds: 1") + "search: {lr: [0.05, 0.1]}\n")
     chosen = ("--rank-by", "macro-f1", "--trials", "1", "--workers", "1")
     found = cli("sweep", "grid.yaml", "--search", "optuna", *chosen, "--json").json
+    shown = cli("sweep", "grid.yaml", "--search", "optuna", *chosen).out
+    assert "mean macro F1 of the last 1 round\n" in shown
     assert found["rank_by"] == "macro-f1"
     assert found["validation_macro_f1"] > 0
     assert len(found["test_macro_f1"]) == 1

@@ -147,12 +147,13 @@ class Record:
 
         The record may be longer than the configured run. Its later rounds do not count. A measure in `FINAL_SCORES`,
         such as AUROC, has only the value after the record's last round, which is returned instead of a mean. None if
-        there is no such value.
+        a value is missing.
         """
         rounds = planned_rounds(config)
         if measure in FINAL_SCORES or measure not in self.content:
             return self.value_after(measure, rounds)
-        return mean_of_last(until(self._points(measure), rounds), config.mean_last).accuracy
+        mean = mean_of_last(until(self._points(measure), rounds), config.mean_last).accuracy
+        return None if math.isnan(mean) else mean
 
     def domain_curve(self, domain: str) -> list[tuple[int, float]] | None:
         """Accuracy on one domain. None if the data do not have it."""

@@ -129,11 +129,10 @@ def _check(search: Search) -> None:
         raise UserError("search.seed is not possible; expected seeds outside the search, such as seeds: 3")
     point = {key: _first_value(key, values) for key, values in search.space.items()}
     for key, values in search.space.items():
-        for value in values if isinstance(values, list) else ():
-            with_values(search.base, point | {key: value})
-    config = search.jobs(0, point)[0].config
-    make_method(config.method, config.method_params)
-    partition_rule(config)
+        for value in values if isinstance(values, list) else [point[key]]:
+            config = with_values(search.base, point | {key: value})
+            make_method(config.method, config.method_params)
+            partition_rule(config)
 
 
 def _first_value(key: str, values: Any) -> Any:

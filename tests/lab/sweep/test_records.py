@@ -149,3 +149,5 @@ def test_a_mean_of_the_last_rounds_is_that_of_the_job(tiny_job, record: Record) 
     assert record.mean_of_last("auroc", tiny_job(rounds=2).config) is None
     older = Record({key: value for key, value in record.content.items() if key != "kappa"})
     assert older.mean_of_last("kappa", tiny_job().config) is None
+    infinite = Record({**record.content, "log_loss": [None] * len(record.curve)})
+    assert infinite.mean_of_last("log_loss", tiny_job().config) is None

@@ -146,20 +146,12 @@ def test_a_search_that_is_stopped_counts_no_unfinished_trial(file: Path, tmp_pat
 
 
 def test_a_search_without_a_finished_trial_says_why_the_last_one_failed(file: Path, tmp_path: Path) -> None:
-    search = read_search(file, {})
-
     def run(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
         return {job.identity: Outcome("failed", reason="no disk") for job in jobs}
 
     for _ in range(2):  # the second command runs nothing
         with pytest.raises(UserError, match=r"2 failed, the last because: no disk; .* larger --trials"):
-            search_with_optuna(
-                search,
-                2,
-                1,
-                tmp_path / "s",
-                lambda jobs: {j.identity: Outcome("failed", reason="no disk") for j in jobs},
-            )
+            search_with_optuna(read_search(file, {}), 2, 1, tmp_path / "s", run)
 
 
 def test_a_trial_without_the_metric_fails_with_a_reason(file: Path, tmp_path: Path) -> None:
@@ -182,6 +174,8 @@ def _without_auroc(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
         ("method.mu", "method.nu", r"has no parameter 'nu'; did you mean 'mu'"),
         ("0.25", "1.5", r"validation is 1.5; expected"),
         ("average: [samples, uniform]", "lr: [0.1, x]", r"search.yaml: lr is 'x'; expected"),
+        ("average: [samples, uniform]", "method: [fedprox, fedpro]", r"search.yaml: unknown method 'fedpro'; did you"),
+        ("average: [samples, uniform]", "partition.beta: [0.1, -1]", r"search.yaml: .*beta is -1; expected"),
         ("average: [samples, uniform]", "seed: [1, 2]", r"search.seed is not possible; expected seeds outside"),
         ("seeds: 2", "seeds: none", r"seeds is 'none'; expected"),
     ],
