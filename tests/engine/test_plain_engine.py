@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -287,6 +288,15 @@ def test_a_dropout_layer_with_a_forward_pass_of_its_own_keeps_it(engine: str) ->
     trained(image_federation(), "fedavg", Seen(SpatialDropout(0.5), nn.Linear(64, 4)), engine=engine, rounds=1)
     assert any((mask == 0).any() for mask in masks)
     assert all(bool((mask == mask[:, :1]).all()) for mask in masks), "a feature is dropped at every position"
+
+
+@BOTH
+def test_a_dropout_layer_whose_forward_pass_the_user_replaced_drops_nothing(engine: str) -> None:
+    replaced = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
+    usual = nn.Sequential(nn.Flatten(), nn.Identity(), copy.deepcopy(replaced[2]))
+    replaced[1].forward = MethodType(lambda _, x: x, replaced[1])
+    runs = [trained(image_federation(), "fedavg", model, engine=engine)[0] for model in (replaced, usual)]
+    assert same_bits(*runs)
 
 
 @BOTH

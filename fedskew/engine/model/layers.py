@@ -28,8 +28,6 @@ class LayerContext:
     """The key of the dropout masks."""
     dropouts: int = 0
     """Number of dropout masks drawn so far. A layer may be called more than once."""
-    mask_shapes: list[torch.Size] = field(default_factory=list)
-    """The shapes of these masks."""
     valid: Tensor | None = None
     """[B]: False for rows of padding. None if there is no padding."""
     buffers: Tensors = field(default_factory=dict)
@@ -55,11 +53,14 @@ class KeyedDropout(nn.Module):
         if self.p == 1:
             return torch.zeros_like(x)
         self._context.dropouts += 1
-        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
-        self._context.mask_shapes.append(shape)
+        shape = self.mask_shape(x)
         positions = torch.arange(shape.numel(), device=x.device)
         kept = uniform(fold(self._context.key, self._context.dropouts), positions).reshape(shape) >= self.p
         return x * kept.to(x.dtype) / (1 - self.p)
+
+    def mask_shape(self, x: Tensor) -> torch.Size:
+        """Return the shape of the mask for an input."""
+        return x.shape[:2] + (1,) * (x.dim() - 2) if self.whole_channels else x.shape
 
 
 class ValidBatchNorm:
@@ -114,3 +115,9 @@ class ValidBatchNorm:
         """Return the current value of a statistic, which an earlier call in the same pass may have changed."""
         current: Tensor = self._context.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
         return current
+
+
+def has_own_forward(layer: nn.Module) -> bool:
+    """Return whether the user has replaced the forward pass of this layer, but not its class."""
+    forward = vars(layer).get("forward")
+    return forward is not None and not isinstance(getattr(forward, "__self__", None), ValidBatchNorm)

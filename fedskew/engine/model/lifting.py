@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedskew.engine.kernels import Activation
-from fedskew.engine.model.layers import KeyedDropout
+from fedskew.engine.model.layers import KeyedDropout, has_own_forward
 from fedskew.engine.model.stacked_layers import (
     RULES,
     Operation,
@@ -308,9 +308,7 @@ def _rule_for(layer: nn.Module) -> Rule | None:
 
 
 def _is_altered(layer: nn.Module) -> bool:
-    """Return whether the layer has hooks or a forward pass of its own. `Network` gives one to BatchNorm layers."""
-    has_own_forward = "forward" in vars(layer) and not isinstance(layer, _BatchNorm)
-    return has_own_forward or bool(layer._forward_hooks or layer._forward_pre_hooks)
+    return has_own_forward(layer) or bool(layer._forward_hooks or layer._forward_pre_hooks)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
-from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
+from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm, has_own_forward
 from fedskew.engine.model.lifting import lifted_model, vmap_of_a_model
 from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, read_only, rule
 from fedskew.errors import UserError
@@ -47,7 +47,8 @@ class Network:
             _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
         for name, layer in self._stackable.model.named_modules():
-            if isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward:
+            is_usual = type(layer).forward is _BatchNorm.forward and not has_own_forward(layer)
+            if isinstance(layer, _BatchNorm) and is_usual:
                 layer.forward = ValidBatchNorm(layer, self._context, name).forward  # type: ignore[assignment, method-assign]
 
         for layer in (*self._plain.modules(), *self._stackable.modules()):
@@ -210,7 +211,7 @@ class Network:
         training = mode == "train"
         if module.training != training:  # setting it anyway would visit every layer, which is slow for a small model
             module.train(training)
-        self._context.key, self._context.dropouts, self._context.mask_shapes = key, 0, []
+        self._context.key, self._context.dropouts = key, 0
         self._context.valid, self._context.buffers = valid, {}
         tensors = _prefixed({**params, **buffers})
         with self._precision(x.device):
@@ -266,16 +267,23 @@ class Network:
 
         A mask's numbers depend on their positions. So masks are only the same if the batch is their first axis.
         """
-        if not any(isinstance(layer, KeyedDropout) for layer in self._plain.modules()):
+        layers = [m for m in self._plain.modules() if isinstance(m, KeyedDropout) and 0 < m.p < 1]
+        if not layers:
             return True
-        shapes, longer = (self._mask_shapes(x) for x in (samples, torch.cat([samples, samples])))
+        shapes, longer = (self._mask_shapes(layers, x) for x in (samples, torch.cat([samples, samples])))
         return all(one[1:] == other[1:] for one, other in zip(shapes, longer, strict=True))
 
     @torch.no_grad()
-    def _mask_shapes(self, x: Tensor) -> list[torch.Size]:
-        state = self.state()
-        self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64, device=x.device))
-        return self._context.mask_shapes
+    def _mask_shapes(self, layers: Sequence[KeyedDropout], x: Tensor) -> list[torch.Size]:
+        """Return the shapes of the masks that these layers draw in a forward pass, in order."""
+        state, shapes = self.state(), list[torch.Size]()
+        hooks = [m.register_forward_pre_hook(lambda m, inputs: shapes.append(m.mask_shape(*inputs))) for m in layers]
+        try:
+            self.forward(state.params, state.buffers, x, "train", torch.zeros((), dtype=torch.int64, device=x.device))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return shapes
 
     def smallest_batch(self, sample: Tensor) -> int:
         """Return the smallest batch size for training: 2 if a normalisation cannot train on one sample, else 1."""
@@ -296,8 +304,8 @@ class Network:
 
     def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
-            # A subclass may have a forward pass of its own.
-            if name and isinstance(layer, _DROPOUTS) and type(layer).forward in [kind.forward for kind in _DROPOUTS]:
+            is_usual = type(layer).forward in [kind.forward for kind in _DROPOUTS] and not has_own_forward(layer)
+            if name and isinstance(layer, _DROPOUTS) and is_usual:
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._context))
         return model

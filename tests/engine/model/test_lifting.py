@@ -525,11 +525,14 @@ def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> 
         assert torch.equal(buffer, value)
 
 
-@pytest.mark.parametrize(("norm", "is_joined"), [(nn.GroupNorm(2, 4), True), (nn.Identity(), False)])
+@pytest.mark.parametrize(
+    ("norm", "inplace", "is_joined"),
+    [(nn.GroupNorm(2, 4), True, True), (nn.Identity(), True, False), (nn.Identity(), False, True)],
+)
 def test_an_activation_in_place_is_joined_with_the_pooling_if_its_input_is_new(
-    norm: nn.Module, is_joined: bool
+    norm: nn.Module, inplace: bool, is_joined: bool
 ) -> None:
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten())
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), norm, nn.ReLU(inplace), nn.MaxPool2d(2), nn.Flatten())
     program = lifted_model(model)
     assert program is not None
     activations = {type(o.layer): o.activation for o in program._operations.values() if isinstance(o, StackedLayer)}

@@ -11,6 +11,7 @@ import pytest
 import torch
 from method_cases import PARAMS, only
 from parallel_engines import CPU, spread
+from torch import Tensor, nn
 from toy_runs import advance, distance, finished, image_federation, linear, norm_and_dropout, same_bits, server
 
 from fedskew.engine import PlainEngine, RoundResult, RoundWork, StackedEngine
@@ -66,6 +67,27 @@ def test_a_device_s_error_is_raised_here_and_global_generators_are_left_alone() 
     with pytest.raises(ZeroDivisionError):
         advance(this, state)
     two.close()
+
+
+class ChangesInputs(nn.Module):
+    """Writes into its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.sub_(0.5).flatten(1))
+
+
+def test_a_model_that_writes_into_its_inputs_is_noticed_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ChangesInputs()
+    one = finished(server(image_federation(), "fedvls", model))[0]
+    monkeypatch.setattr("fedskew.experiment.round.runtime.choose_devices", lambda _: (CPU, CPU))
+    this = server(image_federation(), "fedvls", model)
+    two = finished(this)[0]
+    this.close()
+    assert same_bits(one, two)
 
 
 def test_devices_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

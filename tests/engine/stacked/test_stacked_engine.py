@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,13 @@ class FrozenStatistics(nn.Module):
         return self.out(self.norm(self.convolution(x)).flatten(1))
 
 
+def with_own_forward() -> nn.Module:
+    """A BatchNorm layer whose forward pass the user has replaced."""
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 4))
+    model[1].forward = MethodType(lambda layer, x: 2 * nn.BatchNorm2d.forward(layer, x), model[1])
+    return model
+
+
 def with_backward_hook() -> nn.Module:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 4))
     model[3].register_full_backward_hook(halve)
@@ -334,6 +342,7 @@ ODD_MODELS: dict[str, Callable[[], nn.Module]] = {
     "a gradient of its own": ReversedBody,
     "hook of a BatchNorm layer": with_hooked_norm,
     "backward hook": with_backward_hook,
+    "forward pass of a BatchNorm layer": with_own_forward,
     "Python's random numbers": lambda: Dropping(lambda: random.random()),
     "numpy's random numbers": lambda: Dropping(lambda: np.random.rand()),  # noqa: NPY002
     "augmented assignment to an alias": AddsToAnAlias,
