@@ -32,7 +32,9 @@ def test_runs_with_other_data_folders_get_other_data(tmp_path: Path) -> None:
     assert samples(tmp_path / "large") == 10
 
 
-def test_changed_files_of_data_and_counts_are_read_again(tmp_path: Path) -> None:
+def test_changed_files_of_data_and_counts_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSKEW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedskew.experiment.shared_federations._MIN_CACHED_SECONDS", -1.0)
     table, counts = tmp_path / "table.csv", tmp_path / "counts.csv"
     values = {"data": str(table), "partition": {"rule": "counts", "path": str(counts)}}
     for rows, each in ((20, 3), (30, 3), (30, 4)):

@@ -47,9 +47,9 @@ class Network:
             _WithFeatures(self._with_keyed_dropout(copy.deepcopy(self._model)), self._context) for _ in range(2)
         )
         for name, layer in self._stackable.model.named_modules():
-            is_usual = type(layer).forward is _BatchNorm.forward and not has_own_forward(layer)
-            if isinstance(layer, _BatchNorm) and is_usual:
-                layer.forward = ValidBatchNorm(layer, self._context, name).forward  # type: ignore[assignment, method-assign]
+            is_norm = isinstance(layer, _BatchNorm) and type(layer).forward is _BatchNorm.forward
+            if is_norm and not has_own_forward(layer):
+                layer.forward = ValidBatchNorm(layer, self._context, name).forward
 
         for layer in (*self._plain.modules(), *self._stackable.modules()):
             if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
@@ -304,8 +304,9 @@ class Network:
 
     def _with_keyed_dropout(self, model: nn.Module) -> nn.Module:
         for name, layer in list(model.named_modules(remove_duplicate=False)):
-            is_usual = type(layer).forward in [kind.forward for kind in _DROPOUTS] and not has_own_forward(layer)
-            if name and isinstance(layer, _DROPOUTS) and is_usual:
+            # A subclass may have a forward pass of its own.
+            is_dropout = isinstance(layer, _DROPOUTS) and type(layer).forward in [kind.forward for kind in _DROPOUTS]
+            if name and is_dropout and not has_own_forward(layer):
                 parent, _, child = name.rpartition(".")
                 setattr(model.get_submodule(parent), child, KeyedDropout(layer, self._context))
         return model
