@@ -205,14 +205,12 @@ def _show_survey(site: SiteConfig, contract: Contract, federation: Federation) -
 
     from fedskew.cli.federate_inquiries import describe_column
     from fedskew.cli.terminal import notice, stdout
-    from fedskew.flower.site import read_raw_table, survey_question
-    from fedskew.flower.site_answers import SiteAnswers
+    from fedskew.flower.site import read_raw_table, recorded_survey
     from fedskew.flower.site_survey import describe_site
 
     assert site.policy.survey is not None
-    recorded = SiteAnswers(site.state_folder).recorded(survey_question(contract), {})
-    if recorded is not None:
-        found = recorded[0]
+    found = recorded_survey(site, contract)
+    if found is not None:
         notice("this site has answered the survey, and will repeat that answer")
     elif site.policy.survey.epsilon is not None:
         stdout().print(f"survey: label counts with noise of ε = {site.policy.survey.epsilon:g}", markup=False)

@@ -106,6 +106,12 @@ class Contract:
             return self.encoding
         return TableEncoding(tuple(starmap(ColumnEncoding, zip(self.columns, self.mean, self.std, strict=True))))
 
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """Names of a table's columns, of which an encoding may make several inputs. Empty if they are not known."""
+        encoding = self.table_encoding
+        return self.columns if encoding is None else tuple(column.name for column in encoding.columns)
+
     def data_options(self, path: Path, given: Mapping[str, Any]) -> dict[str, Any]:
         """Add the contract's classes and table encoding to the options with which a site's own data are loaded."""
         if not path.exists():  # the data are given by a dataset's name, so their classes are known
@@ -127,10 +133,6 @@ class Contract:
         )
         draft = Contract.from_encoding(self.classes, TableEncoding(tuple(columns)))
         return replace(draft, task=self.task, column_sums=True)
-
-    def without_encoding(self) -> Contract:
-        """Return the draft, if the data are a table with named columns. Return any other contract unchanged."""
-        return self if self.column_sums or self.table_encoding is None else self.draft()
 
     def complete(self, encoding: TableEncoding) -> Contract:
         """Complete a draft with the encoding that was fitted to the sites' sums."""

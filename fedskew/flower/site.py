@@ -212,13 +212,13 @@ class Site:
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Report sums of the columns, once per contract. A row that is added later does not change them."""
-        require_agreed_sums(Contract.from_json(facts["terms"]["contract"]), self.config)
+        contract = Contract.from_json(facts["terms"]["contract"])
+        require_agreed_sums(contract, self.config)
 
         def compute() -> Answer:
             return {"columns": [asdict(sums) for sums in sum_site_columns(run.held(None), self.config.policy)]}, b""
 
-        question = _column_sums_question(Contract.from_json(facts["terms"]["contract"]))
-        return SiteAnswers(self.config.state_folder).answer_once(question, {}, compute)
+        return SiteAnswers(self.config.state_folder).answer_once(*_ask_column_sums(contract), compute)
 
     def _describe(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
         """Describe the data as the site's policy says, once for the same classes and columns."""
@@ -228,7 +228,7 @@ class Site:
         def compute() -> Answer:
             return describe_site(run.held(None), read_raw_table(self.config, contract), rules), b""
 
-        return SiteAnswers(self.config.state_folder).answer_once(survey_question(contract), {}, compute)
+        return SiteAnswers(self.config.state_folder).answer_once(*_ask_survey(contract), compute)
 
     def _score(self, run: SiteRun, _: Facts, payload: bytes) -> Answer:
         """Test a finished model. The policy limits the number of models for the same classes and columns."""
@@ -238,7 +238,7 @@ class Site:
         def compute() -> Answer:
             return {}, run.score(read_model("sent", tensors))
 
-        question = f"tests of finished models of contract {run.data_form}"
+        question = f"tests of finished models on the data {run.data_form}"
         request = {"config": run.name, "contract": run.contract_hash, "model": digest(payload)}
         answers = SiteAnswers(self.config.state_folder)
         _, histograms = answers.answer_once(question, request, compute, rules.models)
@@ -391,21 +391,31 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
     return reply_tensors | pack("trained:params", private)
 
 
-def _column_sums_question(contract: Contract) -> str:
-    return f"column sums of contract {hash_data_form(contract)}"
+def _ask_column_sums(contract: Contract) -> tuple[str, Facts]:
+    """Return the question and the request of column sums. A site answers once for the same classes and columns.
+
+    The request has the order, because the answer lists the columns in it. In another order, the site refuses.
+    """
+    return f"column sums of the data {hash_data_form(contract)}", {"columns": contract.column_names}
 
 
 def recorded_column_sums(site: SiteConfig, contract: Contract) -> tuple[ColumnSums, ...] | None:
     """Return the column sums that the site has sent for these columns, and will repeat. None if there are none."""
-    answer = SiteAnswers(site.state_folder).recorded(_column_sums_question(contract), {})
+    answer = SiteAnswers(site.state_folder).recorded(*_ask_column_sums(contract))
     if answer is None:
         return None
     return tuple(NumberSums(**found) if "mean" in found else CategorySums(**found) for found in answer[0]["columns"])
 
 
-def survey_question(contract: Contract) -> str:
-    """Name the question of a survey, which a site answers once for the same classes and columns."""
-    return f"a survey of contract {hash_data_form(contract)}"
+def _ask_survey(contract: Contract) -> tuple[str, Facts]:
+    """Return the question and the request of a survey. The answer lists the classes in the contract's order."""
+    return f"a survey of the data {hash_data_form(contract)}", {"classes": contract.classes}
+
+
+def recorded_survey(site: SiteConfig, contract: Contract) -> Facts | None:
+    """Return the site's answer to a survey of these classes and columns, which it will repeat. None if it has none."""
+    answer = SiteAnswers(site.state_folder).recorded(*_ask_survey(contract))
+    return None if answer is None else answer[0]
 
 
 def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums, ...]:

@@ -21,7 +21,7 @@ from fedskew.cli import main
 from fedskew.cli.federate_inquiries import show_evaluation, show_survey
 from fedskew.data import Dirichlet, Federation, federation
 from fedskew.data.label_counts import read_counts
-from fedskew.data.table_encoding import RawTable, Strings
+from fedskew.data.table_encoding import RawTable, Strings, TableEncoding
 from fedskew.engine import ModelState
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
@@ -32,13 +32,14 @@ from fedskew.flower.approved_apps import add_approval
 from fedskew.flower.chained_log import read_chain
 from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, resolve_config
-from fedskew.flower.policy import EvaluationRules, Policy, read_policy
+from fedskew.flower.policy import COLUMN_SUMS, EvaluationRules, Policy, read_policy
 from fedskew.flower.remote_encoding import fit_at_sites
 from fedskew.flower.remote_scoring import EVALUATION, score_at_sites, weights_file
 from fedskew.flower.remote_survey import COUNTS, SURVEY, read_description, survey_sites
 from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
 from fedskew.flower.site import Site
+from fedskew.flower.site_answers import AlreadyAnswered
 from fedskew.flower.site_config import SiteConfig
 from fedskew.flower.site_replies import Reply
 from fedskew.flower.site_survey import SurveyRules, describe_columns, describe_site, hide_counts_given_total
@@ -153,22 +154,49 @@ def test_another_scaling_of_the_same_images_gets_the_same_answer(data: Path, spl
     assert answers == [answers[0]] * 3
 
 
+def patients_site(folder: Path) -> tuple[SiteConfig, Contract]:
+    """A site with a table of two columns, whose survey has noise, and the contract of its data."""
+    rows = ["age,dose,ill", *(f"{20 + row % 60},{row % 7},{'yes' if row % 3 else 'no'}" for row in range(90))]
+    (folder / "p.csv").write_text("\n".join(rows) + "\n")
+    policy = Policy(survey=SurveyRules(1, 1, 1.0), reveals=frozenset({COLUMN_SUMS}))
+    own = SiteConfig(folder, "a", "p.csv", {"label": "ill"}, device="cpu", policy=policy)
+    return own, Contract.from_dataset(own.federation().dataset)
+
+
+def ask_patients(own: SiteConfig, contract: Contract, kind: str = "describe") -> dict[str, Any]:
+    config = resolve_config(with_values(Config(), {"method": "fedavg", "rounds": 1}), contract, ["a"]).to_mapping()
+    return Site(own).answer({"kind": kind, "terms": {"contract": contract.to_json(), "config": config}}, b"")[0]
+
+
 def test_another_encoding_of_the_same_columns_gets_the_same_answer(tmp_path: Path) -> None:
     """An approved draft of a table allows any encoding, so a server could ask once for each."""
-    rows = ["age,ill", *(f"{20 + number % 60},{'yes' if number % 3 else 'no'}" for number in range(90))]
-    (tmp_path / "p.csv").write_text("\n".join(rows) + "\n")
-    own = SiteConfig(
-        tmp_path, "a", "p.csv", {"label": "ill"}, device="cpu", policy=Policy(survey=SurveyRules(1, 1, 1.0))
-    )
-    contract = Contract.from_dataset(own.federation().dataset)
-    config = resolve_config(with_values(Config(), {"method": "fedavg", "rounds": 1}), contract, ["a"]).to_mapping()
-    answers = []
-    for mean in (0.0, 1.0, 2.0):
-        other = replace(contract, mean=(mean,))
-        assert other.completes(contract.draft())
-        terms = {"contract": other.to_json(), "config": config}
-        answers.append(Site(own).answer({"kind": "describe", "terms": terms}, b""))
-    assert answers == [answers[0]] * 3
+    own, contract = patients_site(tmp_path)
+    contracts = [replace(contract, mean=(mean, 0.0)) for mean in (0.0, 1.0, 2.0)]
+    assert all(other.completes(contract.draft()) for other in contracts)
+    assert len({str(ask_patients(own, other)) for other in contracts}) == 1
+
+
+def test_a_draft_with_means_of_the_servers_choice_gets_the_same_answer(tmp_path: Path) -> None:
+    """fedskew's drafts have no means, but a server can write any into what it calls a draft."""
+    own, contract = patients_site(tmp_path)
+    answers = [ask_patients(own, replace(contract, column_sums=True, mean=(mean, 0.0))) for mean in (0.0, 1.0, 2.0)]
+    assert answers == [ask_patients(own, contract)] * 3
+
+
+def test_classes_or_columns_in_another_order_get_no_new_answer(tmp_path: Path) -> None:
+    """With many classes there are many orders, and noise that is new for each could be averaged out."""
+    own, contract = patients_site(tmp_path)
+    answer = ask_patients(own, contract)
+    with pytest.raises(AlreadyAnswered, match="another request for a survey of the data"):
+        ask_patients(own, replace(contract, classes=contract.classes[::-1]))
+    assert ask_patients(own, replace(contract, columns=contract.columns[::-1])) == answer
+    draft = contract.draft()
+    assert draft.encoding is not None
+    backwards = TableEncoding(draft.encoding.columns[::-1])
+    sums = ask_patients(own, draft, "column_sums")
+    assert sums == ask_patients(own, replace(draft, classes=draft.classes[::-1]), "column_sums")
+    with pytest.raises(AlreadyAnswered, match="another request for column sums of the data"):
+        ask_patients(own, replace(draft, columns=backwards.features, encoding=backwards), "column_sums")
 
 
 def test_a_hidden_class_does_not_follow_from_the_number_of_samples() -> None:
