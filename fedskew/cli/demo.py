@@ -62,7 +62,7 @@ def _command(
 
 
 def _write_settings(folder: Path) -> Path:
-    """Write the demo's settings to a file that the user can read, change and run again. Keep a changed file."""
+    """Write the demo's settings to a file that the user can read, change and run. Never overwrite a changed file."""
     from fedskew.experiment.storage.files import reporting_os_errors
 
     target, settings = folder / SETTINGS, (files("fedskew.cli") / SETTINGS).read_text(encoding="utf-8")

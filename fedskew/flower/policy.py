@@ -11,7 +11,7 @@
       epsilon: 8.0                   # privacy budget of the whole site, for all runs together; default: no budget
       example_epsilon: 8.0           # privacy budget of one sample, for all runs together; default: no budget
       delta: 1.0e-5                  # δ of the budgets
-      trainings_per_round: 7         # how many different requests to train one round the site answers
+      trainings_per_round: 7         # how many different training requests the site answers for one round
       tests_per_round: 2             # how many models the site tests for one round; the second is for a restart
       survey: {round_to: 10}         # how answers to surveys before training hide single samples; default: no answers
       evaluate: {models: 1}          # how many finished models the site tests; default: none
@@ -70,7 +70,7 @@ class EvaluationRules:
     """What `fedskew federate evaluate` may learn at the site."""
 
     models: int = 1
-    """How many different models the site tests, for the same classes and columns."""
+    """How many different models with the same classes and columns the site tests."""
     by_site: bool = True
     """Whether the site's own results may be listed. If not, they count only in the total. The site is always named."""
 
