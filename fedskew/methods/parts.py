@@ -381,7 +381,7 @@ class Objective(Part):
         return {}
 
     def class_outputs(self, out: Outputs) -> Outputs:
-        """Return the outputs with logits [B, C], which regularisers and class weights need.
+        """Return the outputs with logits [B, C], which regularisers need.
 
         Override this hook if the head returns other logits in training.
         """

@@ -71,5 +71,5 @@ class ClassWeighted(WrappedObjective):
         return (*self.objective.members, self.class_weights)
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
-        weights = self.class_weights.weights(self.objective.class_outputs(out).logits, client)
+        weights = self.class_weights.weights(out.logits, client)
         return self.objective.loss(out, y, replace(client, class_weights=weights))

@@ -91,7 +91,7 @@ def test_clients_own_models_fit_their_own_labels() -> None:
     assert np.mean(tests["personal"]) > np.mean(tests["accuracy"]) + 0.1
 
 
-def test_regularisers_and_class_weights_see_the_generic_logits() -> None:
+def test_regularisers_see_the_generic_logits() -> None:
     """The personal ones pass no gradient to the shared layers."""
     objective = make_method("fedrod").objective
     assert isinstance(objective, Objective)
