@@ -15,6 +15,7 @@ from fedskew.experiment.round.aggregate import server_key
 from fedskew.experiment.round.state import RunState
 from fedskew.methods import METHODS, make_method
 from fedskew.methods.ccvr import VirtualFeatures
+from fedskew.methods.fedavg import SGD
 from fedskew.methods.parts import Updates
 from fedskew.randomness import fold, normal, permutation
 
@@ -104,6 +105,13 @@ def test_it_is_the_last_round_of_any_training() -> None:
         image_federation(), "fedrs+scaffold+ccvr", linear_layers(), PARAMS, engine="stacked", **settings
     )
     assert distance(state, stacked) < 1e-9
+
+
+def test_solver_and_weighting_are_those_of_the_rounds_before_it() -> None:
+    method = make_method("fedprox+feddisco+ccvr")
+    train, calibration = (method.for_stage(stage) for stage in method.stages(3, 1, {}))
+    assert (train.solver, train.weighting) == (method.solver, method.weighting)
+    assert (calibration.solver, calibration.weighting) == (SGD(), None)
 
 
 def test_it_says_what_it_reveals_and_where_it_does_not_fit() -> None:

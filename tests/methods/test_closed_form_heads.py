@@ -12,6 +12,7 @@ import torch
 
 import fedskew as fs
 from fedskew.errors import UserError
+from fedskew.losses import IGNORE
 from fedskew.methods import make_method
 from fedskew.methods.afl import AnalyticHead
 from fedskew.methods.parts import Client, Outputs, Seen, Trained
@@ -147,6 +148,15 @@ def test_bf16_is_replaced_by_float32(method: str, model: Classifier) -> None:
     )
     assert coarse.config.precision == "float32"
     assert coarse.evaluation == exact.evaluation
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_adds_nothing_to_the_sums(method: str) -> None:
+    rule, client = make_method(method).server, Client(torch.tensor([2, 1]), {})
+    z, y = torch.randn(5, 3, dtype=torch.float64), torch.tensor([0, 1, 0])
+    whole = rule.opening(Seen(Outputs(z[:3, :2], z[:3]), y, torch.zeros(3)), client)
+    padded = rule.opening(Seen(Outputs(z[:, :2], z), torch.cat([y, torch.full((2,), IGNORE)]), torch.zeros(5)), client)
+    torch.testing.assert_close(padded, whole)
 
 
 def test_what_afls_clients_send_reveals_label_counts() -> None:
