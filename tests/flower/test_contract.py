@@ -81,6 +81,9 @@ def test_the_scaling_of_a_table_survives_json_and_describes_a_dataset() -> None:
     assert Contract.from_dataset(contract.blank()) == contract
     with pytest.raises(UserError, match="expected 2, one per input"):
         Contract("table", ("cat", "dog"), (2,), mean=(5.0,), std=(4.0,))
+    for mean, std in ((5.0, 0.0), (5.0, -1.0), (5.0, float("inf")), (float("nan"), 4.0)):
+        with pytest.raises(UserError, match="expected finite numbers, and each std above 0"):
+            Contract("table", ("cat", "dog"), (1,), mean=(mean,), std=(std,))
 
 
 def test_columns_are_known_by_name_whatever_their_order() -> None:

@@ -14,6 +14,7 @@ from fedskew.data import Dirichlet, federation
 from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.flower.server_app import run_federation
+from fedskew.flower.sites import Sites
 from fedskew.flower.wire import Facts
 from fedskew.gaussian_privacy import epsilon
 
@@ -167,5 +168,6 @@ def test_the_card_of_a_private_run_has_its_epsilon(tmp_path: Path) -> None:
 def test_a_finished_run_waits_for_no_site(here: Case, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`fedskew federate run` may be repeated after the sites have left."""
     monkeypatch.setattr(here.grid, "offline", set(here.names))
+    monkeypatch.setattr(Sites, "wait_for", lambda *_: pytest.fail("it waits"))
     accuracy = (RunFolder(run).summary() or {})["accuracy"]
     assert run_federation(here.grid, here.context).accuracy == accuracy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import shutil
 import socket
@@ -92,6 +93,15 @@ def test_a_key_that_flower_does_not_accept_is_refused(kind: str, passphrase: str
 def test_a_file_that_is_no_key_is_refused(keys: NodeKeys) -> None:
     keys.private.write_text(keys.public.read_text())
     with pytest.raises(UserError, match=r"node\.key is not readable .* expected a node key"):
+        require_keys(keys)
+
+
+def test_a_key_of_a_kind_that_is_not_known_is_refused(keys: NodeKeys) -> None:
+    """For instance, one that a later version of OpenSSH makes."""
+    first, *lines, last = keys.private.read_bytes().splitlines()
+    content = base64.b64decode(b"".join(lines)).replace(b"ecdsa-sha2-nistp384", b"ecdsa-sha2-nistp999")
+    keys.private.write_bytes(first + b"\n" + base64.encodebytes(content) + last + b"\n")
+    with pytest.raises(UserError, match=r"node\.key is not readable \(Unsupported key type"):
         require_keys(keys)
 
 

@@ -58,7 +58,9 @@ def test_it_waits_for_a_run_that_has_not_begun(served: LiveServer) -> None:
     status, html, _ = get(served.url, "/")
     assert status == 200
     assert "no results yet" in html
-    assert state(served.url)["status"] == "waiting"
+    told = state(served.url)
+    assert told["status"] == "waiting"
+    assert "no results yet" in told["body"]  # a page of an earlier run on this port shows it, too
 
 
 def test_it_keeps_up_with_the_rounds(served: LiveServer, tmp_path: Path) -> None:
