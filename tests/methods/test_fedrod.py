@@ -14,7 +14,7 @@ from toy_runs import finished, image_federation, linear_layers, server
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.preparation import prepare
-from fedskew.methods import METHODS, Objective, Outputs, make_method
+from fedskew.methods import METHODS, Client, Objective, Outputs, make_method
 from fedskew.models import Classifier, DataShape, make_model
 from fedskew.models.heads import replace_head
 
@@ -99,6 +99,15 @@ def test_regularisers_see_the_generic_logits() -> None:
     seen = objective.class_outputs(Outputs(torch.cat([generic, personal], dim=-1), torch.ones(3, 5)))
     assert torch.equal(seen.logits, generic)
     assert torch.equal(seen.required_features, torch.ones(3, 5))
+
+
+def test_class_weights_weigh_both_losses() -> None:
+    objective, counts = make_method("fedrod").objective, torch.tensor([2, 1, 4, 1])
+    assert isinstance(objective, Objective)
+    z, y, weights = torch.randn(5, 8).double(), torch.tensor([0, 2, 2, 3, 1]), torch.tensor([0.5, 1.0, 2.0, 4.0])
+    losses = cross_entropy(z[:, :4] + counts.log(), y, reduction="none") + cross_entropy(z[:, 4:], y, reduction="none")
+    found = objective.loss(Outputs(z), y, Client(counts, {}, class_weights=weights))
+    torch.testing.assert_close(found, (weights[y] * losses).mean())
 
 
 def test_what_it_shares_and_where_it_does_not_fit() -> None:
