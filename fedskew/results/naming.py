@@ -120,13 +120,13 @@ def _rule_name(config: Config, without: Collection[str] = ()) -> str:
 
 def to_key(value: Any) -> str:
     """Turn a value, even a list or a mapping, into a dictionary key. 1 and 1.0 are the same value."""
-    return json.dumps(_whole(value), sort_keys=True, default=str)
+    return json.dumps(with_whole_numbers(value), sort_keys=True, default=str)
 
 
-def _whole(value: Any) -> Any:
-    """Write whole numbers in one way, also those inside lists and mappings."""
+def with_whole_numbers(value: Any) -> Any:
+    """Turn 1.0 into 1, also inside lists and mappings, so that equal values look the same."""
     if isinstance(value, Mapping):
-        return {key: _whole(inner) for key, inner in value.items()}
+        return {key: with_whole_numbers(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_whole(item) for item in value]
+        return [with_whole_numbers(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -10,7 +10,7 @@ from fedskew.metrics.summary import mean_std
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.table import number
 from fedskew.results import Comparison, MethodRuns
-from fedskew.results.naming import flat_config
+from fedskew.results.naming import flat_config, with_whole_numbers
 
 MAX_LINES = 12
 """The maximum number of curves in a panel."""
@@ -67,7 +67,7 @@ Point = tuple[dict[str, Any], MethodRuns]
 
 def _points(comparisons: Sequence[Comparison]) -> list[Point]:
     return [
-        (flat_config(method.runs[0].config), method)
+        (with_whole_numbers(flat_config(method.runs[0].config)), method)
         for comparison in comparisons
         for method in comparison.methods
         if method.counted_runs

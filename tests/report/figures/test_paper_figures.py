@@ -187,6 +187,13 @@ def test_the_command_lists_draws_and_refuses(
     assert "cannot save a figure as 'numbers.txt'; expected .pdf, .svg, .png, .csv" in capsys.readouterr().err
 
 
+def test_a_whole_number_has_one_curve_with_and_without_a_decimal_point() -> None:
+    runs = [made_up("fedprox", 0, [lr, 0.5], lr=lr, **{"method.mu": mu}) for lr, mu in ((0.1, 1), (0.2, 1.0))]
+    (chart,) = find_figure("fedlmd/7").draw(comparisons(runs)).charts
+    assert isinstance(chart, Lines)
+    assert [(line.name, list(line.x)) for line in chart.lines] == [("fedprox", [0.1, 0.2])]
+
+
 def test_keys_with_the_same_end_are_shown_whole() -> None:
     """The panels had one name, so the report drew one of them twice."""
     runs = [
