@@ -113,6 +113,7 @@ def test_datasets_that_are_here_say_where(cli, tmp_path):
     assert told["mnist"]["bytes"] > 0
     assert told["cifar10"]["where"] is None
     assert told["digits"]["where"] == "part of scikit-learn"
+    assert told["digits-domains"]["bytes"] is None, "only one of its parts is here"
     assert [told[name]["downloaded"] for name in ("cifar10", "digits-domains", "digits", "femnist")] == [1, 1, 0, 0]
 
 

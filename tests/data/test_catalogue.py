@@ -17,6 +17,7 @@ from archives import unpacks_tar
 from PIL import Image
 
 from fedskew.data import DATASETS, Dataset, load
+from fedskew.data.catalogue import find_location, size_on_disk
 from fedskew.data.published.cifar import CIFAR10
 from fedskew.data.published.text import NEWSGROUPS_CLASSES
 from fedskew.errors import UserError
@@ -264,6 +265,22 @@ def test_tiny_imagenet_takes_its_validation_part_for_testing(cache: Path, tmp_pa
     assert data.train.y.tolist() == [0, 0, 1, 1, 2, 2]  # wnids in sorted order
     assert data.test.y.tolist() == [2, 0, 2]
     assert data.classes == ("cat", "n02", "n03")  # two cranes keep their ids
+
+
+def test_the_size_of_a_dataset_in_folders_is_that_of_all_files_in_them(cache: Path, tmp_path: Path) -> None:
+    write_tiny_imagenet(tmp_path / "tiny-imagenet-200")
+    for part in ("train", "test"):
+        image(tmp_path / "cinic10" / part / "airplane" / "x.png", 9, 32)
+        image(tmp_path / "cinic10" / part / "bird" / "x.png", 9, 32)
+    used = {
+        "tiny-imagenet": ("tiny-imagenet-200", "wnids.txt", "train", "val"),
+        "cinic10": ("cinic10", "train", "test"),
+    }
+    for name, (folder, *members) in used.items():
+        files = [file for member in members for file in (tmp_path / folder).rglob(f"{member}/**/*")]
+        files += [tmp_path / folder / member for member in members]
+        assert find_location(DATASETS[name], tmp_path) == str(tmp_path / folder)
+        assert size_on_disk(DATASETS[name], tmp_path) == sum(f.stat().st_size for f in files if f.is_file())
 
 
 def test_tiny_imagenet_may_be_sorted_into_classes_or_still_be_zipped(cache: Path, tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_a_federation_by_name() -> None:
     assert fed.label_counts.shape == (10, 10)
 
 
+def test_a_seed_may_be_a_numpy_number(tmp_path: Path) -> None:
+    fed = federation("digits", IID(clients=2), seed=np.int64(3))  # type: ignore[arg-type]
+    fed.save_split(tmp_path / "split.json")
+    assert json.loads((tmp_path / "split.json").read_text())["seed"] == 3
+    assert repr(fed).endswith("seed=3)")
+
+
 def test_a_rule_by_its_bare_name_is_refused() -> None:
     with pytest.raises(UserError, match="expected a rule, for example"):
         federation(TOY, "dirichlet")  # type: ignore[arg-type]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import select
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,13 @@ def test_a_file_keeps_the_times_and_the_page_has_them(tmp_path: Path) -> None:
     page = markdown(made)
     assert "## fedskew and a JAX script: some work, 100 rounds" in page
     assert "| JAX vmap | float32 | 0.600 | 1.50 | 3.000 | 0.75 | 30.000 | 1.50 |" in page
+
+
+@pytest.mark.parametrize("damage", [{"rounds": None}, {"whole_run": "long"}, {"start_up": []}])
+def test_times_that_are_no_numbers_are_refused(damage: dict[str, Any]) -> None:
+    (time,) = _results("cpu", (OURS, "float32", 0.4, 4.0, 20.0)).peers
+    with pytest.raises(UserError, match=r"the times of a peer are damaged: (TypeError|ValueError)"):
+        PeerTime.from_json({**asdict(time), **damage})
 
 
 def test_without_a_clone_the_error_says_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
