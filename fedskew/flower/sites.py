@@ -29,6 +29,7 @@ class _LateRequest:
 
     client: int
     kind: str
+    group: str
     work: str
     began: float
     end: float
@@ -169,7 +170,7 @@ class Sites:
                 for message_id, client in waiting.items():
                     if client in given_up:
                         own_kind = str(facts[client].get("kind", kind))
-                        self._late[message_id] = _LateRequest(client, own_kind, works[client], began, end)
+                        self._late[message_id] = _LateRequest(client, own_kind, group, works[client], began, end)
             accept(given_up)
             waiting = {message_id: client for message_id, client in waiting.items() if client not in given_up}
             if repeats and waiting and time.monotonic() >= next_check:
@@ -197,25 +198,24 @@ class Sites:
         self, kind: str, facts: Mapping[int, Facts], payload: bytes, group: str, again: bool = False
     ) -> None:
         """Record the requests in the audit log: one entry per kind of work, with the names of the sites."""
-        round = {"round": int(group)} if group.isdigit() else {}
         names_by_work: dict[tuple[str, str], list[str]] = {}
         for client, sent in facts.items():
             key = str(sent.get("kind", kind)), kind_of_work(kind, sent)
             names_by_work.setdefault(key, []).append(self.names[client])
         for (own_kind, work), names in sorted(names_by_work.items()):
-            entry = {"event": "request", "kind": own_kind, **round, "work": work, "sites": names}
+            entry = {"event": "request", "kind": own_kind, **_round(group), "work": work, "sites": names}
             self.audit(entry | ({"again": True} if again else {}) | describe_tensors(payload))
 
     def _record_answer(self, kind: str, client: int, sent: Facts, group: str, answer: Reply | Failure) -> None:
-        round = {"round": int(group)} if group.isdigit() else {}
-        self.audit({"site": self.names[client], "kind": sent.get("kind", kind), **round} | describe_answer(answer))
+        entry = {"site": self.names[client], "kind": sent.get("kind", kind), **_round(group)}
+        self.audit(entry | describe_answer(answer))
 
     def _record_late(self, late: _LateRequest, answer: Reply | Failure) -> None:
         """Record how long a late site took to reply, so that later rounds know its usual time for such work."""
         if isinstance(answer, Reply):
             seconds = time.monotonic() - late.began
             self._reply_times.add(late.client, late.work, seconds)
-            entry: Entry = {"site": self.names[late.client], "kind": late.kind, "work": late.work}
+            entry: Entry = {"site": self.names[late.client], "kind": late.kind, **_round(late.group), "work": late.work}
             self.audit(entry | describe_answer(answer) | {"event": TOO_LATE, "seconds": round(seconds, 3)})
 
     def _timed_out(self, works: Mapping[int, str], timeout: float) -> dict[int, Failure]:
@@ -243,3 +243,8 @@ class Sites:
             for client, work in works.items()
             if seconds > self._reply_times.limit(client, work)
         }
+
+
+def _round(group: str) -> Entry:
+    """The audit log's entry of a round. Empty for a request that belongs to no round."""
+    return {"round": int(group)} if group.isdigit() else {}
