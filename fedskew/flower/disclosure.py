@@ -66,7 +66,7 @@ def disclosures(settings: FederationSettings, contract: Contract, config: Config
         return _secure_disclosures(settings, config, entries_name(entries))
     tests, labels = _TESTS[settings.site_metrics], learned_labels(settings, config)
     personal = make_method(config.method, config.method_params).personal
-    if settings.site_metrics != "none" and personal is not None and personal.own_solver() is not None:
+    if settings.site_metrics != "none" and personal is not None and personal.tests_both_models:
         tests += "; also how many predictions of its own model are correct"
     if settings.local_tests:
         tests += (

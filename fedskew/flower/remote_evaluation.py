@@ -140,9 +140,9 @@ class SiteEvaluation:
             fields["sites"] = self._accuracies(replies)
         elif self._settings.site_metrics == "class":
             fields["sites"] = self._by_name(self._matrices(replies))
-        second = {client: _read_counts(reply.facts.get("personal")) for client, reply in replies.items()}
-        if any(second.values()):  # sites that train a second model beside the global one have tested it
-            counts = [second.get(client) for client in range(len(self._sites.names))]
+        own = {client: _read_counts(reply.facts.get("personal")) for client, reply in replies.items()}
+        if any(own.values()):  # sites that have their own model beside the global one have tested it
+            counts = [own.get(client) for client in range(len(self._sites.names))]
             fields["client_tests"] = {"personal": [None if count is None else count[0] / count[1] for count in counts]}
         return fields
 

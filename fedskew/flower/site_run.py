@@ -156,9 +156,9 @@ class SiteRun:
         return model if personal is None or personal.has_global_model else self.own_model(tensors, kept)
 
     @property
-    def has_second_model(self) -> bool:
-        """Whether the site trains its own model beside the global one."""
-        return self.method.personal is not None and self.method.personal.own_solver() is not None
+    def tests_both_models(self) -> bool:
+        """Whether the site tests its own model beside the global one."""
+        return self.method.personal is not None and self.method.personal.tests_both_models
 
     def own_model(self, tensors: Tensors, kept: Tensors) -> ModelState:
         """The received model with the site's personal tensors.

@@ -27,8 +27,7 @@ def run_test(run: SiteRun, test_request: Facts, kept_round: int | None, tensors:
     """Test the received model. Refuse more results, or more detailed ones, than the site allows.
 
     If the method has no global model, the site tests its own model, with `kept`, the personal tensors that it saved
-    after round `kept_round`. If the site trains a second model beside the global one, it also reports the totals of the
-    second model.
+    after round `kept_round`. If the site has its own model beside the global one, it also reports the totals of its own.
     """
     require_agreed_tests(test_request, run.method, run.site)
     model, round, labels = test_request["model"], test_request["round"], test_request["labels"]
@@ -38,7 +37,7 @@ def run_test(run: SiteRun, test_request: Facts, kept_round: int | None, tensors:
         test_set = run.runtime(test_request["frozen"], tensors).test_set
         confusion, log_loss = test_set.sums(run.tested_model(tensors, kept), labels)
         own = {}
-        if run.has_second_model:
+        if run.tests_both_models:
             own = {"personal": _totals(test_set.confusion(run.own_model(tensors, kept), labels))}
         if test_request["detail"] == "class":
             return {"confusion": confusion.tolist(), "log_loss": log_loss, **own}, b""

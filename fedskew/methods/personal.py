@@ -80,6 +80,12 @@ class Personal(Part):
         """Return the phase in which clients adapt the final model to their data before its test, or None."""
         return None
 
+    @property
+    def tests_both_models(self) -> bool:
+        """Whether each client has a model of its own beside the global one, without fine-tuning. Both are tested."""
+        has_own = bool(self.keeps()) or self.own_solver() is not None
+        return self.has_global_model and has_own and self.fine_tuning() is None
+
 
 def needs_another_gradient(part: Personal, phase: Phase, solver: Solver | type[Solver]) -> bool:
     """Return whether a step of this phase needs one more gradient, for its personal layers.

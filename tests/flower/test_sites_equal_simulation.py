@@ -124,11 +124,11 @@ def test_personal_tensors_stay_at_their_sites(
     assert not [name for name in travelled if name.rpartition("/")[2] in kept]
 
 
-@pytest.mark.parametrize("detail", ["class", "total"])
-def test_sites_test_a_second_model_beside_the_global_one(
-    detail: str, data: Path, split: Federation, tmp_path: Path
+@pytest.mark.parametrize(("method", "detail"), [("ditto", "class"), ("ditto", "total"), ("fedrod", "total")])
+def test_sites_test_their_own_model_beside_the_global_one(
+    method: str, detail: str, data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    config = settings("ditto", rounds=3, clients_per_round=2)
+    config = settings(method, rounds=3, clients_per_round=2)
     here = case(tmp_path, split, data, config, **TESTED_BY_SITES | {"site_metrics": detail, "local_tests": True})
     apart = run_federation(here.grid, here.context)
     prepared = prepare(config, split)

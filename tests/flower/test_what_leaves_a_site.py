@@ -137,18 +137,17 @@ def test_weights_from_the_federations_counts_send_them_in_every_round_and_the_ap
 def test_the_tests_of_a_site_s_own_model_are_reported_and_the_app_says_so(
     data: Path, split: Federation, tmp_path: Path
 ) -> None:
-    """Ditto's sites train a second model."""
+    """Ditto's sites train a second model, and FedRoD's keep a head. FedBABU's only fine-tune the final model."""
     contract, phrase = Contract.from_dataset(split.dataset), "; also how many predictions of its own model are correct"
-    for method in ("fedavg", "ditto"):
+    for method in ("fedavg", "ditto", "fedrod", "fedbabu", "fedper"):
         own = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
         tests = [m.facts for m in sent_by(method, tmp_path / method, data, split, **own) if m.kind == "evaluate"]
         config = with_values(Config(), {"method": method})
         settings = FederationSettings(sites=("a", "b", "c"))
         untested = replace(settings, site_metrics="none", evaluation="server", test_data=str(data))
         lines = disclosures(settings, contract, config)
-        assert (
-            all("personal" in facts for facts in tests) == any(phrase in line for line in lines) == (method == "ditto")
-        )
+        tests_both = method in ("ditto", "fedrod")
+        assert all("personal" in facts for facts in tests) == any(phrase in line for line in lines) == tests_both
         assert phrase not in str(disclosures(untested, contract, config))
 
 
