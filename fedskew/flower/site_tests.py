@@ -27,7 +27,7 @@ def run_test(run: SiteRun, test_request: Facts, kept_round: int | None, tensors:
     """Test the received model. Refuse more results, or more detailed ones, than the site allows.
 
     If the method has no global model, the site tests its own model, with `kept`, the personal tensors that it saved
-    after round `kept_round`. If the site has its own model beside the global one, it also reports the totals of its own.
+    after round `kept_round`. If the site has its own model beside the global one, it also reports that model's totals.
     """
     require_agreed_tests(test_request, run.method, run.site)
     model, round, labels = test_request["model"], test_request["round"], test_request["labels"]
