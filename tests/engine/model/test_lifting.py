@@ -223,6 +223,7 @@ class Halves(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         width = half = x.shape[1]
         half //= 2
+        half += 1
         return x[:, :half] * width
 
 
