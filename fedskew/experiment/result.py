@@ -275,6 +275,15 @@ class Result:
                     found.setdefault(name, {})[kind] = value
         return found
 
+    @property
+    def client_accuracy(self) -> float:
+        """The mean of the clients' accuracies on their own test samples. NaN if there are none.
+
+        A client's own model is tested if it has one, or else the global model.
+        """
+        found = [tests.get("personal", tests.get("accuracy", np.nan)) for tests in self.client_tests.values()]
+        return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+
     # -- the model, and views of the result ---------------------------------------------------------------
 
     @cached_property

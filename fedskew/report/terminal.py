@@ -21,7 +21,8 @@ MAX_CLASSES = 20
 CLASS_TABLE_NAME_WIDTH = 30
 """Longer method names are wrapped in the table of classes."""
 SHOWN = ("accuracy", "macro-f1", "worst-class")
-"""The metrics of the comparison table. The ranking metric comes first. If it is not listed, it replaces the last."""
+"""The metrics of the comparison table. The ranking metric comes first. If it is not listed, it replaces the last.
+If the clients have tests of their own, these take the place of the last one."""
 COMPARISON_NAME_WIDTH = 12
 """In a narrow terminal, longer method names are wrapped in the comparison table, to leave room for lost classes."""
 
@@ -143,9 +144,14 @@ def comparison_table(comparison: Comparison) -> Table:
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
     table.add_column("method", overflow="fold", no_wrap=all(len(m.label) <= COMPARISON_NAME_WIDTH for m in methods))
-    shown = [METRICS[name] for name in dict.fromkeys((comparison.rank_by, *SHOWN))][: len(SHOWN)]
+    has_client_tests = any(run.client_tests for run in comparison.runs)
+    most = len(SHOWN) - has_client_tests
+    shown = [METRICS[name] for name in dict.fromkeys((comparison.rank_by, *SHOWN))][:most]
+    accuracy = METRICS["accuracy"]
     for metric in shown:
         table.add_column(metric.heading.replace(" ", "\n", 1), justify="right", no_wrap=True)
+    if has_client_tests:
+        table.add_column("on own\nsamples %", justify="right", no_wrap=True)
     table.add_column(f"classes lost\n(< {100 * LOST:.0f} %)")
     table.add_column("training\ntime", justify="right", no_wrap=True)
     best = comparison.best
@@ -155,10 +161,13 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_row(
             Text(method.label + (" *" if is_best else ""), style="bold" if is_best else ""),
             *(metric.cell(method.over_seeds(metric.value), 1) for metric in shown),
+            *([accuracy.cell(method.over_seeds(lambda run: run.client_accuracy), 1)] if has_client_tests else []),
             _list_lost_classes(method, comparison.classes),
             f"{sum(run.seconds for run in method.runs):.1f} s",
         )
     notes = []
+    if has_client_tests:
+        notes.append("on own samples: mean accuracy on each client's held-out samples, of its own model if it has one")
     if best is not None:
         bounds = ", reference bounds aside" if any(m.is_reference_bound for m in methods) else ""
         notes.append(f"* {comparison.metric.best_word} {comparison.metric.label} after the last round{bounds}")

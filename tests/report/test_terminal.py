@@ -43,6 +43,20 @@ def test_the_comparison_has_mean_and_spread(comparison):
     accuracies = [100 * r.accuracy for r in comparison.methods[0].runs]
     assert f"{np.mean(accuracies):.1f} ± {np.std(accuracies, ddof=1):.1f}" in text
     assert "mean ± sample standard deviation of 2 seeds" in text
+    assert "on own" not in text
+
+
+def test_the_comparison_has_the_accuracy_on_the_clients_own_samples():
+    fed = fs.federation("digits", fs.Dirichlet(clients=6, beta=0.3), 0)
+    settings = {"rounds": 2, "local_epochs": 1, "client_test": 0.2}
+    compared = compare_runs([fs.run(fed, method, **settings) for method in ("fedavg", "fedper")])
+    text = printed(comparison_table(compared))
+    for method, kind in zip(compared.methods, ("accuracy", "personal"), strict=True):
+        mean = np.mean([tests[kind] for tests in method.runs[0].client_tests.values()])
+        assert f"{100 * mean:.1f} │" in text
+        assert compared.to_json()["methods"][method.index]["client_accuracy"]["mean"] == pytest.approx(mean)
+    assert "on own" in text
+    assert all("…" not in line for line in text.splitlines())
 
 
 def test_a_long_name_leaves_room_for_the_lost_classes(comparison):
