@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from fedskew.choose.field import Candidate, make_field
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 MAX_PER_METHOD = 2
@@ -42,7 +42,7 @@ class Budget:
         """Format an amount in the budget's unit, by default the whole budget."""
         number = self.amount if amount is None else amount
         if self.unit == "rounds":
-            return f"{number:.0f} rounds"
+            return plural(round(number), "round")
         return f"{number:.0f} s" if number < 120 else f"{number / 60:.1f} minutes"
 
 

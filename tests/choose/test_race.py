@@ -382,7 +382,7 @@ def test_settings_that_a_race_cannot_use_are_refused() -> None:
     for workers in (0, -1, "2", True):
         with pytest.raises(UserError, match=f"workers is {workers!r}; expected a whole number ≥ 1"):
             choose("digits", ["fedprox"], BUDGET, workers=workers)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="budget is 1 rounds"):
+    with pytest.raises(UserError, match="budget is 1 round;"):
         choose("digits", ["fedprox"], "1r", workers=np.int64(2))  # type: ignore[arg-type]
 
 

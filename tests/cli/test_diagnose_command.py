@@ -39,7 +39,7 @@ def test_the_advised_command_accepts_every_setting(cli):
     assert {"eval_every=2", "lr=0.1"} < set(words)
     assert "method" not in advice.partition("best here: ")[2]
     words[words.index("--budget") + 1] = "1r"
-    assert "budget is 1 rounds" in cli(*words[1:]).err  # all else is accepted
+    assert "budget is 1 round;" in cli(*words[1:]).err  # all else is accepted
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such a name")
