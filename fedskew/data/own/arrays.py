@@ -107,9 +107,9 @@ def plain_array(values: Any, where: str) -> Any:
         is_short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16
         return (values.float() if is_short else values).detach().cpu().numpy()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
-        kind, gap = (np.float64, np.nan) if values.dtype.kind in "biuf" else (np.object_, None)
-        plain = np.array(values.data, dtype=kind)
-        plain[np.ma.getmaskarray(values)] = gap
+        is_number = values.dtype.kind in "biuf"
+        plain: npt.NDArray[Any] = np.array(values.data, dtype=np.float64 if is_number else np.object_)
+        plain[np.ma.getmaskarray(values)] = np.nan if is_number else None
         return plain
     if hasattr(values, "toarray"):
         raise UserError(f"{where}: a sparse {type(values).__name__}; expected a dense array: call toarray() first")

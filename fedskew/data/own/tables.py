@@ -214,7 +214,7 @@ def _markers(missing: object) -> tuple[str, ...]:
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
     texts = [str(marker).strip() for marker in listed]
     # A category -999.0 is written -999.
-    numbers = [number_text(m) for m in listed if isinstance(m, float | np.floating) and np.isfinite(m)]
+    numbers = [number_text(float(m)) for m in listed if isinstance(m, float | np.floating) and np.isfinite(m)]
     return tuple(dict.fromkeys([*texts, *numbers]))
 
 
