@@ -15,7 +15,11 @@ from fedskew.lab.papers.rerun import Order, compare_orders
 from fedskew.lab.papers.sweep_section import Sweep, sweep_section
 from fedskew.lab.papers.table_section import markdown_row
 
-_TABLES = {"fedgr-unknowns": ("fedgr", "table3"), "fedgr-unknowns-dnn": ("fedgr", "table3")}
+_TABLES = {
+    "fedgr-unknowns": ("fedgr", "table3"),
+    "fedgr-unknowns-dnn": ("fedgr", "table3"),
+    "fedgr-unknowns-dnn-200": ("fedgr", "table3"),
+}
 """The paper and the table that a grid is compared with, by the name of the grid's file."""
 _METRIC = "last-50 accuracy"
 
