@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,6 +60,18 @@ def test_a_device_that_is_not_there_is_refused_before_connecting(
     (entry,) = map(json.loads, capsys.readouterr().err.splitlines()[1:])  # the first line is of `init`
     assert entry["level"] == "error"
     assert "device is 'cuda:99', but " in entry["message"]
+
+
+def test_the_lines_of_a_check_that_crashes_are_errors_in_the_log(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = _app(site, "--data", str(site / "digits.npz"))
+    crashed = subprocess.CompletedProcess([], 1, "", "Traceback (most recent call last):\nMemoryError\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: crashed)
+    assert _connect(site, "--check", app, "--log-format", "json", "--log-level", "error") == 1
+    entries = list(map(json.loads, capsys.readouterr().err.splitlines()[1:]))  # the first line is of `init`
+    assert [entry["level"] for entry in entries] == ["error", "error"]
+    assert entries[1]["message"].endswith("MemoryError")
 
 
 def test_code_of_the_app_is_executed_only_if_the_user_agrees(
