@@ -109,4 +109,6 @@ def refusal(site: Path, archive: bytes) -> str | None:
 def _requires_secure_aggregation(site: Path) -> bool:
     """Whether the site's policy requires secure aggregation. `load_site` is not used, because it would import torch."""
     policy = read_site_values(site).get("policy")
-    return isinstance(policy, dict) and bool(policy.get("require"))  # the worker checks the value
+    if policy is not None and not isinstance(policy, dict):
+        raise UserError(f"the policy in {site} is {policy!r}; expected keys such as require")
+    return policy is not None and bool(policy.get("require"))  # the worker checks the value

@@ -168,6 +168,13 @@ def test_a_site_that_requires_secure_aggregation_runs_no_app_before_it_has_appro
     assert installed == [archive]
 
 
+def test_a_policy_that_cannot_be_read_allows_no_app(site: Path) -> None:
+    with (site / "site.yaml").open("a") as file:
+        file.write("policy: [require, secure-aggregation]\n")
+    with pytest.raises(UserError, match="expected keys such as require"):
+        refusal(site / "site.yaml", build_archive(site / "app"))
+
+
 def test_damaged_files_refuse_everything(site: Path) -> None:
     assert approve(site, "--yes") == 0
     assert refusal(site / "site.yaml", b"no archive") == "the app's archive is damaged"
