@@ -144,8 +144,9 @@ def noise_warning(settings: FederationSettings, contract: Contract, config: Conf
     ratio = noise_to_signal(settings.privacy, settings.noise, sites, parameters)
     if ratio <= 1:
         return None
+    times = f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.1f}"
     return (
-        f"the noise on a round's mean is {ratio:.0f} times as large as the largest possible change of the model, so "
+        f"the noise on a round's mean is {times} times as large as the largest possible change of the model, so "
         f"the model will hardly learn: federation.noise is {settings.noise:g} for {plural(sites, 'site')} and "
         f"{parameters:,} parameters; expected more sites, less noise or a smaller model"
     )

@@ -82,6 +82,8 @@ def test_noise_larger_than_any_change_is_warned_of() -> None:
     parameters = parameter_count(make_model("dnn", DataShape((1, 8, 8), 2, 0)))
     expected = f"the noise on a round's mean is {math.sqrt(parameters) / 3:.0f} times as large"
     assert expected in str(noise_warning(loud, contract, config))
+    little = FederationSettings(sites=few, privacy="central", noise=4.04 / math.sqrt(parameters))
+    assert "mean is 1.3 times as large" in str(noise_warning(little, contract, config))
     assert noise_warning(FederationSettings(sites=many, privacy="central"), contract, config) is None
     assert noise_warning(FederationSettings(sites=few), contract, config) is None
     head = sum(p.numel() for p in make_model("dnn", DataShape((1, 8, 8), 2, 0)).head.parameters())
