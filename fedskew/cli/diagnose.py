@@ -74,14 +74,14 @@ def _command(
                                       config if counts is None else None)  # fmt: skip
     if page is not None:
         _write_page(page, diagnosis, counts, config)
+    start = None if target is None else save_start(target, diagnosis.method, diagnosis.per_round, label_counts, config,
+                                                   None if counts is None else Path(counts))  # fmt: skip
     command = _next_command(settings, counts, save, diagnosis)
     if as_json:
         print_json(diagnosis.to_json() | {"next": command})
     else:
         _print(diagnosis, command)
-    if target is not None:
-        start = save_start(target, diagnosis.method, diagnosis.per_round, label_counts, config,
-                           None if counts is None else Path(counts))  # fmt: skip
+    if start is not None:
         stand_in = "; synthetic data stand in for yours" if config is None else ""
         written = f"configuration written to {target} (data: {start.data}{stand_in})"
         notice(f"{written}; to run it: fedskew run -c {quote(str(target))}")

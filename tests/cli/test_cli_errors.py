@@ -64,6 +64,7 @@ MISTAKES = {
     "compare --set method=fedavg": "--methods",
     "compare here there --live": "expected no --live, --log or --out",
     "diagnose counts.csv --beta 3": "expected no setting of partition.beta",
+    "diagnose --clients 4 --save corrupt.yaml/start.yaml": "cannot write corrupt.yaml/start.yaml",
     "diagnose --save start.txt": "cannot write a configuration to 'start.txt'; expected a file that ends in .yaml",
     "methods fedavg --combinations": "expected it without 'fedavg'",
     "pretrain --set rounds=7": "pretrain sets rounds itself; expected --epochs",

@@ -37,6 +37,7 @@ def test_the_page_the_figures_and_the_answer(
         (["rns"], "no run folder 'rns'; did you mean 'runs'?"),
         (["RUNS", "-o", "report.pdf"], "expected a file that ends in .html"),
         (["RUNS", "--format", "jpeg"], "unknown format 'jpeg'"),
+        (["RUNS", "--format", ","], "format is ','; expected png, svg, pdf, or several of them"),
         (["RUNS", "--format", "svg,latex"], "format is 'svg,latex'; expected latex alone and in lower case, or png"),
         (["RUNS", "--format", "LaTeX"], "format is 'LaTeX'; expected latex alone and in lower case, or png"),
     ],

@@ -92,6 +92,8 @@ def parse_formats(text: str, others: Collection[str] = ()) -> list[str]:
     error message for an unknown format suggests them, too.
     """
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
+    if not kinds:
+        raise UserError(f"format is {text!r}; expected {', '.join(FORMATS)}, or several of them")
     for kind in kinds:
         if kind in others:
             raise UserError(f"format is {text!r}; expected {kind} alone and in lower case, or {', '.join(FORMATS)}")
