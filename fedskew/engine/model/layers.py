@@ -115,9 +115,3 @@ class ValidBatchNorm:
         """Return the current value of a statistic, which an earlier call in the same pass may have changed."""
         current: Tensor = self._context.buffers.get(f"{self._name}.{statistic}", getattr(self._layer, statistic))
         return current
-
-
-def has_own_forward(layer: nn.Module) -> bool:
-    """Return whether the user has replaced the forward pass of this layer, but not its class."""
-    forward = vars(layer).get("forward")
-    return forward is not None and not isinstance(getattr(forward, "__self__", None), ValidBatchNorm)

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fedskew.engine.kernels import Activation
-from fedskew.engine.model.layers import KeyedDropout, has_own_forward
+from fedskew.engine.model.layers import KeyedDropout
 from fedskew.engine.model.stacked_layers import (
     RULES,
     Operation,
@@ -36,6 +36,7 @@ from fedskew.engine.model.stacked_layers import (
     batch_norm,
     embedding,
     functional_batch_norm,
+    has_own_forward,
     is_stacked,
     pooling,
     read_only,

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedskew.engine import kernels
-from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm, has_own_forward
+from fedskew.engine.model.layers import Between, KeyedDropout, LayerContext, ValidBatchNorm
 from fedskew.engine.model.lifting import lifted_model, vmap_of_a_model
-from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, read_only, rule
+from fedskew.engine.model.stacked_layers import StackedForward, StackedModel, has_own_forward, read_only, rule
 from fedskew.errors import UserError
 from fedskew.methods.parts import Mode, Outputs, Tensors
 from fedskew.models.base import Classifier, has_features

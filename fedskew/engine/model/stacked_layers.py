@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fedskew.engine import kernels
 from fedskew.engine.kernels import Activation
-from fedskew.engine.model.layers import Between, KeyedDropout
+from fedskew.engine.model.layers import Between, KeyedDropout, ValidBatchNorm
 from fedskew.methods.parts import Tensors
 from fedskew.models.heads import CosineHead, ETFHead, PersonalHead, RetrainedHead, personal_logits
 from fedskew.randomness import fold, uniform
@@ -66,6 +66,12 @@ def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
         return function
 
     return add
+
+
+def has_own_forward(layer: nn.Module) -> bool:
+    """Return whether the user has replaced the forward pass of this layer, but not its class. Then no rule holds."""
+    forward = vars(layer).get("forward")
+    return forward is not None and not isinstance(getattr(forward, "__self__", None), ValidBatchNorm)
 
 
 @dataclass(frozen=True)
