@@ -10,7 +10,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.round.record import RoundRow
 from fedskew.report.charts.chart import Bars, BarSeries, Chart, Figure
 from fedskew.report.charts.table import number
-from fedskew.report.sections.local import LOCAL_NOT_EVALUATED, class_means_after
+from fedskew.report.sections.local import class_means_after, not_evaluated
 from fedskew.report.sections.section import percent
 from fedskew.results import Comparison, MethodRuns, Result
 
@@ -94,7 +94,7 @@ def last_local_row(method: MethodRuns) -> tuple[Result, RoundRow]:
         rows = [row for row in run.evaluated if row.local]
         if rows:
             return run, rows[-1]
-    raise UserError(f"{method.label}: {LOCAL_NOT_EVALUATED}")
+    raise UserError(f"{method.label}: {not_evaluated(method)}")
 
 
 def by_setting(comparisons: Sequence[Comparison]) -> Figure:

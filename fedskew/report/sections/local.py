@@ -13,14 +13,18 @@ from fedskew.report.sections.section import Point, Section, lines, percent
 from fedskew.results import Comparison, MethodRuns, Result
 
 KINDS = ("vacant", "minority", "majority")
-LOCAL_NOT_EVALUATED = "local models were not evaluated; run with --eval-local"
+_NOT_EVALUATED = "local models were not evaluated; run with --eval-local"
+_AT_SITES = (
+    "local models were not evaluated by class, because they are at the sites; with federation.local_tests, the rows of "
+    "rounds.jsonl have their accuracy"
+)
 
 
 def local(comparison: Comparison) -> Section:
     """Build the section: accuracy before and after local training, and drift diversity."""
     methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted_runs)]
     if not methods:
-        return Section("local", "Local training", missing=[LOCAL_NOT_EVALUATED])
+        return Section("local", "Local training", missing=[not_evaluated(comparison.methods[0])])
     paragraphs = [
         "Each client's model is evaluated before and after its local training. Under label skew, local training tends "
         "to forget the classes with no samples (vacant) or few samples (minority) on a client. A good method for label "
@@ -51,7 +55,12 @@ def local(comparison: Comparison) -> Section:
 
 def _reason(method: MethodRuns) -> str:
     requested = any(run.config.eval_local for run in method.runs)
-    return "--eval-local does not apply to it" if requested and method.counted_runs else LOCAL_NOT_EVALUATED
+    return "--eval-local does not apply to it" if requested and method.counted_runs else not_evaluated(method)
+
+
+def not_evaluated(method: MethodRuns) -> str:
+    """Say why there are no results of local models, and what to do."""
+    return _AT_SITES if any(run.sites for run in method.runs) else _NOT_EVALUATED
 
 
 def _rows(run: Result) -> list[RoundRow]:
