@@ -1,7 +1,7 @@
 """The admission of sites. The server greets every node that connects, and admits it if its reply is acceptable.
 
 A site's name is the one with which its key was registered at the SuperLink. Without keys, it is the name that the site
-claims. A site checks its data against the contract before it replies to a greeting.
+claims. A greeting has the contract (`contract.py`), and the site checks its data against it before it replies.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ def _handler(component: Monitored) -> type[BaseHTTPRequestHandler]:
     lock = threading.Lock()  # the component's files are read by one request at a time
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers GET requests whose `Host` is this machine.
+        """Answers only GET requests whose `Host` is this machine.
 
-        Otherwise, a web page in a browser on this machine could read the metrics, if its host name is made to resolve
-        to 127.0.0.1 (DNS rebinding). Its requests have that name as `Host`.
+        Without this check, a web page in a browser on this machine could read the metrics, if its host name is made to
+        resolve to 127.0.0.1 (DNS rebinding). Its requests have that name as `Host`.
         """
 
         def do_GET(self) -> None:

@@ -26,12 +26,12 @@ from fedskew.flower.wire import Facts, Garbled, digest
 from fedskew.methods import Tensors, pack, unpack
 
 Answers = Mapping[int, Reply | Failure]
-"""By client, a participant's reply, or the reason why there is none."""
+"""By client, a site's reply, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class SiteUpdates:
-    """The updates of a round that have the expected form, and the reasons why the others are discarded."""
+    """The updates of a round that have the expected form, and the reasons why the others are missing or discarded."""
 
     updates: dict[int, Update]
     failures: dict[int, str]
@@ -134,7 +134,7 @@ class SiteTraining:
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
-        """Check the updates. Each discarded update is logged with the reason."""
+        """Check the updates. Each missing or discarded one is logged with the reason."""
         updates: dict[int, Update] = {}
         failures: dict[int, str] = {}
         for client, answer in answers.items():
@@ -154,7 +154,7 @@ class SiteTraining:
         not_finite = {client: "it is not finite" for client, update in updates.items() if not update.tensors}
         for client, reason in {**failures, **not_finite}.items():
             name = self._sites.names[client]
-            self._sites.log(f"warning: round {round_name(plan)}: the update of {name} is discarded: {reason}")
+            self._sites.log(f"warning: round {round_name(plan)}: no update of {name} is used: {reason}")
             self._received.forget(plan.before.round, name)
             if isinstance(answers[client], Reply):
                 entry = {"event": "discarded", "site": name, "kind": "train", "round": plan.work.key.round + 1}

@@ -181,6 +181,8 @@ def plan_batches(
     A last batch of fewer than `smallest` samples is dropped, because BatchNorm cannot train on a single value. With
     the samples' `labels`, epochs are balanced: each of the client's classes occurs about equally often in an epoch. The
     length of an epoch stays the same.
+
+    `batch_size` is at most the number of samples of the round's largest client.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

@@ -26,7 +26,7 @@ from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job, merge_jobs
 
 @dataclass(frozen=True)
 class Selection:
-    """Cells to run, the number of seeds, and the settings that all of them change."""
+    """Cells to run, the number of seeds, and settings that override the papers' protocols in all of these cells."""
 
     tables: tuple[str, ...]
     """Names such as `fedlmd/table3`, or a paper for all of its tables."""
@@ -51,7 +51,7 @@ class Selection:
 
     @property
     def changed(self) -> str:
-        """The settings that were changed. Settings that do not affect results, such as the device, are left out."""
+        """The settings that override the protocol, without those that do not affect results, such as the device."""
         changes = {key: value for key, value in self.choice.values.items() if key not in _WITHOUT_EFFECT_ON_RESULTS}
         return ", ".join(f"{key} {value}" for key, value in changes.items())
 
