@@ -61,7 +61,7 @@ def _verify(
 
 
 def _show(path: _Log, as_json: Json = False) -> None:
-    """Show the entries of a log, one per line. A log that was changed is shown up to the first wrong line."""
+    """Show the entries of a log, one per line. If a line breaks the chain, the log is shown up to that line."""
     from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.flower.audit import describe_entry, find_log
     from fedskew.flower.chained_log import read_chain
@@ -74,4 +74,5 @@ def _show(path: _Log, as_json: Json = False) -> None:
     for entry in chain.entries:
         stdout().print(describe_entry(entry), soft_wrap=True, markup=False)
     if chain.problem is not None:
-        notice(f"warning: {chain.problem}; the entries from there on are not shown")
+        left_out = "; the entries from there on are not shown" if chain.is_cut else ""
+        notice(f"warning: {chain.problem}{left_out}")

@@ -139,7 +139,7 @@ def _row(point: Point, campaign: Campaign) -> Row:
 
 
 def _table(rows: Sequence[Row], configs: Sequence[Config], metric: RankingMetric) -> object:
-    """Show the means of the finished runs over the seeds, and mark the best point. The files list every run."""
+    """Make a table of the finished runs: means over the seeds, with the best of each federation and participation."""
     from rich.table import Table
 
     from fedskew.lab.sweep.table import FINISHED, best_points, by_point, grid_keys, measured_name
@@ -157,7 +157,8 @@ def _table(rows: Sequence[Row], configs: Sequence[Config], metric: RankingMetric
         cells = [_cell(column, one) for column, one in zip(columns, shown, strict=True)]
         marked = " *" if grid_values in best else ""
         table.add_row(*grid_values, f"{len(done)}/{len(found)}{marked}", *cells, style="bold" if marked else None)
-    notes = [f"* {metric.best_word} {metric.label}"] if best else []
+    where = " of each federation and participation" if len(best) > 1 else ""
+    notes = [f"* {metric.best_word} {metric.label}{where}"] if best else []
     table.caption = "; ".join([*notes, *(["mean ± sample standard deviation over seeds"] if several else [])])
     table.caption_justify = "left"
     return table

@@ -45,13 +45,15 @@ class LogDamaged(UserError):
 
 @dataclass(frozen=True)
 class Chain:
-    """The lines of a log, up to the first one that breaks the chain."""
+    """The entries of a log, up to the first line that breaks the chain."""
 
     entries: tuple[Entry, ...]
     repairs: int
     """Number of incomplete lines, left by processes that were killed."""
     problem: str | None
     """The first sign that the log was changed. None if the log is intact."""
+    is_cut: bool = False
+    """Whether a line breaks the chain. That line and all after it are left out."""
 
     @property
     def head(self) -> str:
@@ -198,7 +200,7 @@ def read_chain(path: Path) -> Chain:
             continue
         problem = _break_in_chain(number, entry, entries, torn)
         if problem is not None:
-            return Chain(tuple(entries), repairs, problem)
+            return Chain(tuple(entries), repairs, problem, is_cut=True)
         repairs, torn = repairs + len(torn), []
         entries.append(entry)
     repairs += len(torn)

@@ -58,6 +58,14 @@ def test_a_grown_grid_runs_what_is_new(cli, grid: Path) -> None:
     assert len(list(csv.DictReader(Path("runs/grid/table.csv").read_text().splitlines()))) == 4
 
 
+@pytest.mark.parametrize(("axis", "where"), [("lr: [0.05]", ""), ("partition.beta: [0.5, 5.0]", " of each federation")])
+def test_the_caption_says_what_the_best_points_are_the_best_of(cli, grid: Path, axis: str, where: str) -> None:
+    grid.write_text(GRID.replace("lr: [0.05, 0.1]", axis))
+    shown = " ".join(cli("sweep", "grid.yaml", "--workers", "1", "--quiet").out.split())
+    assert f"* highest accuracy{where}" in shown
+    assert ("of each federation and participation" in shown) == bool(where)
+
+
 def test_a_failed_run_is_listed_and_fails_the_command(cli, grid: Path) -> None:
     grid.write_text(GRID.replace("lr: [0.05, 0.1]", "model: [dnn, mobilenetv3]"))
     outcome = cli("sweep", "grid.yaml", "--workers", "1", "--quiet", "--no-folders")

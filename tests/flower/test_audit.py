@@ -18,7 +18,7 @@ from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower import client_app, node
 from fedskew.flower.audit import NAME, describe_reply, describe_request, find_log, site_log
-from fedskew.flower.chained_log import Entry, read_chain
+from fedskew.flower.chained_log import Entry, head_path, read_chain
 from fedskew.flower.policy import Policy
 from fedskew.flower.releases import Release
 from fedskew.flower.server_app import main as server_main
@@ -197,10 +197,20 @@ def test_the_commands_verify_and_show(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "reply  train  round 1  facts finite, loss, round, start, visits" in shown[1]
     assert main(["federate", "audit", "show", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["entries"][0]["event"] == "start"
+    head = head_path(log).read_text()
+    head_path(log).write_text(json.dumps(json.loads(head) | {"number": 3}))
+    assert main(["federate", "audit", "show", site]) == 0
+    shown_anyway, warned = capsys.readouterr()
+    assert shown_anyway.splitlines() == shown
+    assert "names entry 3: the rest is missing" in warned
+    assert "not shown" not in warned
+    head_path(log).write_text(head)
     log.write_text(log.read_text().replace('"event":"reply"', '"event":"other"', 1))
     assert main(["federate", "audit", "verify", site]) == 2
     assert f"error: {log}: line 1 was changed" in capsys.readouterr().err
     assert main(["federate", "audit", "show", site]) == 0
-    assert "warning: line 1 was changed" in capsys.readouterr().err
+    warned = " ".join(capsys.readouterr().err.split())
+    assert "warning: line 1 was changed" in warned
+    assert "the entries from there on are not shown" in warned
     assert main(["federate", "audit", "verify", str(tmp_path)]) == 2
     assert "has no audit log" in capsys.readouterr().err

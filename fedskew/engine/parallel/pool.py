@@ -112,8 +112,8 @@ class _ForkedWorker:
         # Block Ctrl-C during the fork. The child must not run its parent's handler, which ends the workers.
         unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self.process = fork()
-            if self.process == 0:
+            self.pid = fork()
+            if self.pid == 0:
                 self._connection.close()
                 serve(far_end, engine, parts)
         finally:
@@ -138,8 +138,8 @@ class _ForkedWorker:
             return self._end_reason
         self._connection.close()
         try:
-            kill(self.process)
-            status = os.waitpid(self.process, 0)[1]
+            kill(self.pid)
+            status = os.waitpid(self.pid, 0)[1]
         except (ProcessLookupError, ChildProcessError):
             self._end_reason = "ended by another process"
             return self._end_reason

@@ -40,7 +40,7 @@ class SpawnedWorker:
             ) from error
         finally:
             far_end.close()
-        self.process = self._process.pid
+        self.pid = self._process.pid
 
     def send(self, parcel: PortableParcel, facts: Facts) -> None:
         """Send work. If the worker is dead, `reply` returns None."""

@@ -125,7 +125,9 @@ class Participant:
 
     def mask(self, vector: Vector, request: str) -> Vector:
         """Step 3: return the vector with all masks. `request` is the digest of the server's request."""
-        if self._next != "confirm" or self._request:
+        if self._next != "confirm":
+            raise UserError(f"the session expects the step {self._next!r}, not a masked vector")
+        if self._request:
             raise UserError(
                 "this session's masks have been used; a second vector would reveal the difference between the vectors"
             )
@@ -139,15 +141,15 @@ class Participant:
         """Step 4: sign the list of sites whose vectors are in the sum.
 
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
-        of the session's sites have signed the sum's list. If sites also signed lists that they are not on, a server
-        could have several sums unmasked for the same request, each in another session with other signers. The
-        difference between two sums could be a single vector.
+        of the session's sites have signed the sum's list. So two sums over nearly the same sites have signers in
+        common, and these refuse the second one (`ReleasedSums`). If sites also signed lists that they are not on, a
+        server could find other signers for it. The difference between two sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:
             raise UserError("the server asks to confirm a sum to which this site has not contributed")
         if len(set(contributors)) < len(contributors) or not set(contributors) <= self._held_shares.keys():
-            raise Garbled("the list of contributors has sites that did not send shares")
+            raise Garbled("the list of contributors names a site twice, or a site that did not send shares")
         if self._name not in contributors:
             raise Garbled("the list of contributors does not have this site, which has sent its masked vector")
         if len(contributors) < self._needed:

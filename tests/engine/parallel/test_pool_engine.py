@@ -125,10 +125,10 @@ def test_a_worker_that_was_killed_is_replaced() -> None:
     this = server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=3)
     engine = pooled(this)
     state, _ = advance(this, this.start())
-    victim = engine._workers[0].process
+    victim = engine._workers[0].pid
     os.kill(victim, signal.SIGKILL)
     state, _ = finished(this, state)
-    assert engine._workers[0].process != victim
+    assert engine._workers[0].pid != victim
     engine.close()
     expected = finished(server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=3))
     assert same_bits(state, expected[0])
@@ -185,12 +185,12 @@ def test_no_process_outlives_its_engine() -> None:
     this = server(image_federation(), "fedavg", linear())
     engine = pooled(this)
     advance(this, this.start())
-    processes = [worker.process for worker in engine._workers]
+    processes = [worker.pid for worker in engine._workers]
     assert len(processes) == 2
     engine.close()
     assert all(map(is_gone, processes))
     advance(this, this.start())
-    processes = [worker.process for worker in engine._workers]
+    processes = [worker.pid for worker in engine._workers]
     del engine, this
     assert all(map(is_gone, processes))
 
@@ -258,10 +258,10 @@ def test_a_spawned_worker_that_was_killed_is_replaced_and_the_bits_are_the_plain
     this = server(image_federation(), "scaffold", norm_and_dropout(), precision="float32", rounds=2)
     engine = spawned(this)
     state, _ = advance(this, this.start())
-    victim, other = (worker.process for worker in engine._workers)
+    victim, other = (worker.pid for worker in engine._workers)
     os.kill(victim, signal.SIGKILL)
     state, _ = finished(this, state)
-    assert engine._workers[0].process != victim
+    assert engine._workers[0].pid != victim
     engine.close()
     assert is_gone(victim)
     assert is_gone(other)
