@@ -178,8 +178,9 @@ class RoundWork:
     def companion(self, name: str, state: Tensors) -> ModelState:
         """Return the frozen model that the objective knows as `name`.
 
-        `teacher` is the model that the server sent, and `state/NAME` is a model in the client's state. Both have the
-        client's own personal tensors. Any other name is a model from an earlier stage, which does not have them.
+        `teacher` is the model that the server sent. `state/NAME` is a model in the client's state, completed by tensors
+        of the sent model, such as buffers. Both have the client's own personal tensors. Any other name is a model from
+        an earlier stage, which does not have them.
         """
         if name == "teacher":
             return self._with_personal(self.sent, state)

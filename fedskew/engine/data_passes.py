@@ -92,7 +92,7 @@ def _batch(data: DeviceSamples, indices: npt.NDArray[np.int64]) -> tuple[Tensor,
 
 
 def _forward(network: Network, model: ModelState, x: Tensor, y: Tensor, with_gradient: bool) -> tuple[Outputs, Tensors]:
-    """Return the model's outputs and, if requested, the gradient of the batch's loss."""
+    """Return the model's outputs and, if requested, the gradient of the task's loss on the batch."""
     with torch.set_grad_enabled(with_gradient):
         leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in model.params.items()}
         out = network.forward(leaves, model.buffers, x, "eval")
@@ -197,7 +197,7 @@ def _inputs(network: Network, data: DeviceSamples, rows: Tensor) -> Tensor:
 def _forward_stacked(
     network: Network, stack: ClientStack, x: Tensor, y: Tensor, valid: Tensor, keys: Tensor, with_gradient: bool
 ) -> tuple[Tensors, Tensors]:
-    """Return all clients' outputs and, if requested, the gradients of their batches' losses."""
+    """Return all clients' outputs and, if requested, the gradients of the task's loss on their batches."""
     with torch.set_grad_enabled(with_gradient):
         leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in stack.params.items()}
         out, _ = network.forward_stacked(leaves, stack.buffers, x, valid, "eval", keys)

@@ -1,4 +1,4 @@
-"""Evaluation on whole sets of samples: confusion matrix, log loss, probabilities, features, and mean predictions."""
+"""Evaluation on sets of samples: confusion matrix, log loss, probabilities, features, and mean predictions."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _evaluate(
 
 @torch.no_grad()
 def survey(network: Network, model: ModelState, data: DeviceSamples, samples: npt.NDArray[np.int64]) -> Survey:
-    """Return the mean prediction per true class over these samples. It is NaN for a class without samples.
+    """Return the label counts of these samples and the mean prediction per true class, NaN for a class without samples.
 
     A simulation makes one pass over all clients' samples. On Flower, each site makes a pass over its own samples, and
     sends its label counts and its mean predictions.

@@ -374,3 +374,18 @@ class Checkpointing(nn.Module):
 def test_a_model_that_computes_its_features_again_is_refused() -> None:
     with pytest.raises(UserError, match=r"torch\.utils\.checkpoint"):
         server(image_federation(), "fedavg", Checkpointing())
+
+
+class SavingElsewhere(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return self.out(x.flatten(1))
+
+
+def test_a_model_with_other_hooks_for_saved_tensors_is_refused() -> None:
+    with pytest.raises(UserError, match="the model has hooks for tensors that are saved"):
+        server(image_federation(), "fedavg", SavingElsewhere())

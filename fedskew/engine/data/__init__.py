@@ -1,1 +1,1 @@
-"""Training data on a device, and the batches drawn from it."""
+"""Data on a device, and the batches drawn from it."""

@@ -108,9 +108,9 @@ class BatchPlan:
         return np.array([self._epoch_key(step // self.per_epoch) for step in range(first, end)], dtype=np.int64)
 
     def _epoch_key(self, epoch: int) -> int:
-        if epoch not in self._epoch_keys:
-            self._epoch_keys[epoch] = integer_key(self.key.seed, "augment", *self._key_parts, epoch)
-        return self._epoch_keys[epoch]
+        if epoch not in self._drawn_keys:
+            self._drawn_keys[epoch] = integer_key(self.key.seed, "augment", *self._key_parts, epoch)
+        return self._drawn_keys[epoch]
 
     def draw(self, end: int) -> None:
         """Draw the samples and keys of the steps before `end`, and keep them."""
@@ -154,7 +154,7 @@ class BatchPlan:
         return np.concatenate(drawn)
 
     @cached_property
-    def _epoch_keys(self) -> dict[int, int]:
+    def _drawn_keys(self) -> dict[int, int]:
         return {}
 
     @cached_property

@@ -187,7 +187,7 @@ def _event(device: torch.device) -> torch.cuda.Event:
 
 
 def on_host(tensors: Tensors) -> Tensors:
-    """Copy tensors to host memory and wait for them."""
+    """Return tensors in host memory, and wait for their copies. Tensors on the host are not copied."""
     return Fetch(tensors).read()
 
 

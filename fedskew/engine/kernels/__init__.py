@@ -1,4 +1,4 @@
-"""GPU kernels for layers of many clients, each with its own weights. Most are Triton programs.
+"""GPU kernels for layers and SGD steps of many clients, each with its own weights. Most are Triton programs.
 
 PyTorch's own operations are slow for such layers. cuDNN's grouped convolution is designed for a few large
 groups, not for one group per client. A BatchNorm over valid samples, written as tensor operations, reads its images

@@ -67,8 +67,8 @@ def pass_tiling(shape: Geometry) -> Tiling:
 def _can_slide(shape: Geometry) -> bool:
     """Return whether `sliding_programs` can process these images, row by row.
 
-    They need a window of at least two rows. If the window were not larger than the padding, the padding of
-    `Geometry.reversed` would be negative.
+    These programs need stride 1 and a window of at least two rows. If the window were not larger than the padding, the
+    padding of `Geometry.reversed` would be negative.
     """
     return shape.sh == shape.sw == 1 and 2 <= shape.kh > shape.ph and shape.kw > shape.pw
 
@@ -86,7 +86,7 @@ def weight_gradient_tiling(clients: int, samples: int, shape: Geometry) -> Tilin
 # -- launches ----------------------------------------------------------------------------------------------
 
 
-def _sliding_window(shape: Geometry) -> dict[str, int]:
+def _sliding_constants(shape: Geometry) -> dict[str, int]:
     return {name: size for name, size in shape.constants().items() if name not in ("SH", "SW")}
 
 
@@ -106,7 +106,7 @@ def _launch_sliding(
         samples,
         *shape.sizes(),
         int(flipped),
-        **_sliding_window(shape),
+        **_sliding_constants(shape),
         HAS_BIAS=bias is not None,
         **tiling.constants(),
     )
@@ -170,7 +170,7 @@ def launch_weight_gradient(x: Tensor, grad: Tensor, shape: Geometry, tiling: Til
     grid = (blocks(shape.c, tiling.channels), clients, tiling.splits)
     arguments = (x.contiguous(), grad.contiguous(), partial, samples, chunk, *shape.sizes())
     if slides:
-        launch(sliding_program, grid)(*arguments, **_sliding_window(shape), **tiling.constants())
+        launch(sliding_program, grid)(*arguments, **_sliding_constants(shape), **tiling.constants())
     else:
         launch(weight_gradient_program, grid)(
             *arguments, SHIFTS=shape.shifts, **shape.constants(), **tiling.constants()

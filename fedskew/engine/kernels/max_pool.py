@@ -1,4 +1,4 @@
-"""Max-pooling of images in channels-last memory, together with a ReLU before it.
+"""Max-pooling of images in channels-last memory, together with a ReLU before it, if there is one.
 
 Memory bandwidth limits the speed. PyTorch's kernels read and write more: the ReLU is a separate pass, and the positions
 of the largest values are stored as 64-bit integers. Here, the backward pass finds the positions again.

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Matrix products of float32 blocks on tensor cores, which multiply shorter numbers.
+"""Matrix products of blocks on tensor cores, which multiply shorter numbers than float32.
 
 A float32 number has 24 significant bits. A sum of two bfloat16 numbers holds 16 of them. The product of two such sums,
 without its smallest term, takes three products of bfloat16 and has errors of about 2⁻¹⁷. TF32 has only 11 bits.

@@ -34,8 +34,8 @@ from fedskew.engine.model.stacked_layers import (
     Values,
     attribute,
     batch_norm,
-    embedding,
     functional_batch_norm,
+    functional_embedding,
     has_own_forward,
     is_stacked,
     pooling,
@@ -150,7 +150,7 @@ def host_random_streams() -> tuple[object, ...]:
 def _with_attributes_restored(module: nn.Module) -> Iterator[None]:
     """Restore what the model's code assigns to its attributes while torch.fx traces it.
 
-    Refuse new buffers, and layers that the code puts into train or eval mode.
+    Refuse code that assigns to buffers, or that changes the mode (train or eval) of layers.
     """
     attributes = [(layer, dict(vars(layer)), dict(layer._buffers)) for layer in module.modules()]
     is_changed = False
@@ -200,7 +200,7 @@ def _changes_shared_tensor(node: fx.Node, module: nn.Module) -> bool:
 
 
 def _is_size(node: fx.Node) -> bool:
-    """Return whether the value is a number that comes from a tensor's shape."""
+    """Return whether the value is a tensor's shape, or a number that comes from one."""
     source = node.args[0] if node.args else None
     if node.target == "size" or (node.target is getattr and node.args[1] == "shape"):
         return True
@@ -223,9 +223,9 @@ def _is_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module)
 
 
 def _refuse_changed_copies(graph: fx.Graph, module: nn.Module) -> None:
-    """Refuse a change in place that reaches another tensor only if an operation did not copy it.
+    """Refuse a change in place that reaches another tensor only if an operation has made no copy.
 
-    Whether it copies depends on the order in memory, and a stack has another order than one client.
+    Whether the operation copies depends on the order in memory, and a stack has another order than one client.
     """
     changes = [
         node
@@ -324,7 +324,7 @@ class _AlreadyApplied:
 
 @dataclass(frozen=True)
 class _AnyOperation:
-    """An operation that has no rule. `vmap` lifts it, unless it can be called directly with all clients' values."""
+    """An operation done without a rule. `vmap` lifts it, unless it can be called directly with all clients' values."""
 
     node: fx.Node
     module: nn.Module
@@ -404,9 +404,9 @@ def _is_max_pooling(node: fx.Node, module: nn.Module) -> bool:
 # -- operations without a rule -----------------------------------------------------------------------------
 
 _ELEMENTWISE = {operator.add, operator.sub, operator.mul, operator.truediv, torch.add, torch.mul, torch.relu, F.relu}
-"""Functions of single elements. They are called directly if all stacked arguments have one shape."""
+"""Functions of single elements. They are called directly if `_needs_no_broadcast` holds."""
 
-_LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: embedding, F.batch_norm: functional_batch_norm}
+_LIFTABLE: dict[Any, Callable[..., Any]] = {F.embedding: functional_embedding, F.batch_norm: functional_batch_norm}
 """Functions that `vmap` would lift wrongly, and what replaces them."""
 
 
@@ -433,7 +433,7 @@ def _call_lifted(function: Any, args: Any, kwargs: Any) -> Any:
         return _by_vmap(function, args, kwargs) if isinstance(one, Tensor) else one
     if not given and not any(isinstance(v, Stacked) for v in kwargs.values()) and not _holds_stacked(args):
         return function(*args, **kwargs)
-    if function in _ELEMENTWISE and not kwargs and _have_same_shape(args):
+    if function in _ELEMENTWISE and not kwargs and _needs_no_broadcast(args):
         return Stacked(function(*(a.tensor if isinstance(a, Stacked) else a for a in args)))
     return _by_vmap(function, args, kwargs)
 
@@ -444,7 +444,7 @@ def _holds_stacked(args: Any) -> bool:
     return bool(found)
 
 
-def _have_same_shape(args: Any) -> bool:
+def _needs_no_broadcast(args: Any) -> bool:
     """Return whether all stacked arguments have one shape and all others are numbers, so that no axes are broadcast."""
     given = [a for a in args if isinstance(a, Stacked)]
     same = all(a.tensor.shape == given[0].tensor.shape for a in given)

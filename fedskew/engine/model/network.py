@@ -142,7 +142,7 @@ class Network:
         lifted, x = self._lifted_in(mode), self._own_inputs(x)
         if lifted is None:
             if between is not None:
-                raise RuntimeError("the method changes features, which needs a model that torch.fx can trace")
+                raise RuntimeError("the method changes features, which needs a model that can be taken apart")
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
         with self._precision(x.device), read_only(buffers.values()):
@@ -244,7 +244,7 @@ class Network:
     def mixes_rows(self, mode: Mode, samples: Tensor) -> bool:
         """Return whether a sample's output depends on its position in the batch or on the batch's other samples."""
         if mode not in self._mixes:
-            known = any(_mixes_rows(layer, mode) for layer in self._stackable.modules())
+            known = any(_layer_mixes_rows(layer, mode) for layer in self._stackable.modules())
             self._mixes[mode] = known or self._mixes_on_trial(mode, samples)
         return self._mixes[mode]
 
@@ -318,13 +318,13 @@ _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 @contextlib.contextmanager
 def _without_recomputation() -> Iterator[None]:
-    """Refuse `torch.utils.checkpoint` within a `with` block.
+    """Refuse `torch.utils.checkpoint` within a `with` block, and with it all hooks for saved tensors.
 
-    In the backward pass, it calls layers again. They would then have the module's tensors, not the client's.
+    In the backward pass, a checkpoint calls layers again. They would then have the module's tensors, not the client's.
     """
     reason = (
-        "the model calls layers again for the gradient (torch.utils.checkpoint), which would use other parameters "
-        "than the client's; expected a model without checkpoints"
+        "the model has hooks for tensors that are saved for the gradient, such as those of torch.utils.checkpoint, "
+        "which would call layers again with other parameters than the client's; expected a model without such hooks"
     )
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(reason):
@@ -355,7 +355,7 @@ def _has_tied_tensors(model: nn.Module) -> bool:
     return len({id(tensor) for _, tensor in tensors}) < len(tensors)
 
 
-def _mixes_rows(layer: nn.Module, mode: Mode) -> bool:
+def _layer_mixes_rows(layer: nn.Module, mode: Mode) -> bool:
     if isinstance(layer, _BatchNorm):
         return mode == "train" or layer.running_mean is None
     return mode == "train" and isinstance(layer, KeyedDropout)

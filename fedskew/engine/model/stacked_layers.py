@@ -131,7 +131,7 @@ class StackedModel:
             name = self._canonical.get(name, name)
             if name in tensors:
                 return tensors[name]
-            own = attribute(self._module, name)  # a parameter that the user froze is the same for all clients
+            own = attribute(self._module, name)  # a frozen parameter, or a constant tensor: the same for all clients
             return own.expand(len(x), *own.shape) if isinstance(own, Tensor) else None
 
         forward = StackedForward(len(x), find, valid, keys, between)
@@ -284,7 +284,7 @@ def _embedding(forward: StackedForward, name: str, layer: nn.Embedding, tokens: 
     return _without_gradient_of_padding(vectors, tokens, layer.padding_idx)
 
 
-def embedding(
+def functional_embedding(
     tokens: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
@@ -295,7 +295,8 @@ def embedding(
 ) -> Tensor:
     """Do the same as `F.embedding` for one client, under `vmap`.
 
-    Under `vmap`, `F.embedding` respects `padding_idx` for the first client only, and not the other options.
+    Under `vmap`, `F.embedding` respects `padding_idx` for the first client only, and not the other options. Two of
+    these are refused: `max_norm` and `scale_grad_by_freq`.
     """
     _require_liftable(max_norm, scale_grad_by_freq)
     padding = padding_idx if padding_idx is None or padding_idx >= 0 else len(weight) + padding_idx
@@ -312,7 +313,10 @@ def functional_batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Do the same as `F.batch_norm` for one client, under `vmap`. There, `F.batch_norm` loses the new statistics."""
+    """Do the same as `F.batch_norm` for one client, under `vmap`.
+
+    There, `F.batch_norm` loses new running statistics. So a call that computes them is refused.
+    """
     if training and running_mean is not None:
         raise RuntimeError("the model writes into its buffers")
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
