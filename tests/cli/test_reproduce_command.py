@@ -56,6 +56,12 @@ def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
     assert told["steps"] == pytest.approx((100 + 6) * 10 * an_epoch)
 
 
+def test_an_illegible_number_is_not_called_unpublished(cli) -> None:
+    lines = cli("reproduce", "--list", "fedvls/table4", "--dataset", "cifar100", "--methods", "FedVLS", "--json").json
+    (illegible,) = (line for line in lines if "lambda=0.1 " in line["what"] and "dirichlet:0.05" in line["what"])
+    assert illegible["about"] == "the published number is illegible"
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -66,7 +72,7 @@ def test_a_model_that_several_updates_begin_with_is_trained_once(cli) -> None:
         (("fedlmd/table3", "--methods", "fedlmdx"), "did you mean 'fedlmd'"),
         (("fedlmd/table3", "--variant", "cdoe"), "did you mean 'code'"),
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
-        (("--list", "--dataset", "cifar"), "unknown dataset of this table 'cifar'; did you mean 'cifar10'"),
+        (("--list", "--dataset", "cifar"), "unknown dataset of these tables 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
         (("--plan", "none.yaml", "--methods", "fedavg"), "a selection was given besides --plan; expected"),
     ],
@@ -82,6 +88,7 @@ def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) 
     ("plan", "complaint"),
     [
         ("tables: fedlmd/table3\n", "expected a list of entries"),
+        ("- {seeds: 3}\n", "entry 1: no tables; expected a mapping such as {tables: fedlmd/table3}"),
         ("- {tables: fedlmd/table3, datasets: cifar10}\n", "entry 1: unknown key 'datasets'; did you mean 'dataset'"),
         ("- fedlmd/table3\n", "entry 1: 'fedlmd/table3'; expected a mapping"),
     ],

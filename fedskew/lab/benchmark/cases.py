@@ -102,7 +102,9 @@ class Case:
     def federation(self) -> Federation:
         per_client = self.workload.batches * self.setting.batch_size
         rows = LARGEST_DATASET if self.federation_clients else min(self.clients * per_client, LARGEST_DATASET)
-        return _federation(self.setting.shape, rows, self.federation_size, per_client, self.workload.tests, self.sizes)
+        return _make_federation(
+            self.setting.shape, rows, self.federation_size, per_client, self.workload.tests, self.sizes
+        )
 
     def load(self) -> None:
         """Create the data now, so that they do not add to the measured memory or time."""
@@ -131,16 +133,16 @@ class Case:
 
 
 @lru_cache(maxsize=8)
-def _federation(
+def _make_federation(
     shape: tuple[int, int, int], rows: int, federation_clients: int, per_client: int, tests: int, sizes: Sizes
 ) -> Federation:
-    dataset = _dataset(shape, rows, tests)
+    dataset = _make_dataset(shape, rows, tests)
     samples = np.arange(federation_clients * per_client) % rows
-    ends = np.cumsum(_sizes(federation_clients, per_client, sizes))[:-1]
+    ends = np.cumsum(_client_sizes(federation_clients, per_client, sizes))[:-1]
     return Federation(dataset, tuple(np.split(samples, ends)), {"name": "random", "clients": federation_clients}, 0)
 
 
-def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArray[np.int64]:
+def _client_sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArray[np.int64]:
     """The number of samples of each client. Unequal sizes are those of a Dirichlet(0.1) split of ten classes."""
     if sizes == "equal":
         return np.full(federation_clients, per_client, np.int64)
@@ -151,11 +153,11 @@ def _sizes(federation_clients: int, per_client: int, sizes: Sizes) -> npt.NDArra
 
 
 @lru_cache(maxsize=4)
-def _dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
+def _make_dataset(shape: tuple[int, int, int], rows: int, tests: int) -> Dataset:
     """Make images with one learnable pattern per class, plus noise. Every image occurs twice, with two labels.
 
-    The patterns keep training from diverging, and the two labels keep the loss above zero. Otherwise, gradients could
-    vanish, which would change the speed.
+    The patterns keep training from diverging. The two labels keep the loss above zero. At zero, gradients would vanish,
+    which would change the speed.
     """
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 128, (CLASSES, *shape), dtype=np.uint8)

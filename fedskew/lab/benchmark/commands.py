@@ -24,7 +24,7 @@ _CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
 
 @dataclass(frozen=True)
 class Command:
-    """A fedskew command, which runs in a temporary folder."""
+    """A command of fedskew, or other Python code, which runs in a temporary folder."""
 
     arguments: tuple[str, ...]
     until: Until

@@ -61,7 +61,7 @@ class PeerCase:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The environment of the scripts. They use the first GPU that they see, so only that of `device` is visible."""
+        """The environment of the scripts. They use the first visible GPU. An index in `device` hides all other GPUs."""
         if ":" not in self.device:
             return dict(os.environ)
         index = int(self.device.partition(":")[2])

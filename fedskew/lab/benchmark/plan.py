@@ -1,4 +1,4 @@
-"""The measurements of a benchmark, most important first. When the time is up, the rest are skipped.
+"""The measurements of a benchmark, most important first. When the time is up, the rest are skipped (see `Plan.budget`).
 
 A contender is one implementation to be timed: an engine of fedskew, or a reference such as the plain loop.
 """
@@ -176,7 +176,10 @@ def _steps(plan: Plan, case: Case) -> Group:
 
 
 def _rounds(plan: Plan, case: Case) -> Group:
-    """Measure whole rounds of each method and, for comparison, bare steps of FedAvg and rounds of the plain loop."""
+    """Measure whole rounds of each method and, for comparison, bare steps of FedAvg and rounds of the plain loop.
+
+    For the plan's first model, also measure FedAvg with clients of unequal size.
+    """
     engine = plan.engines[0]
     contenders = [_bare(replace(case, augmented=False), engine, "rounds")]
     contenders += [_engine_rounds(replace(case, method=method), engine) for method in plan.methods]
@@ -220,7 +223,7 @@ def _scaling_case(plan: Plan) -> Case:
 
 
 def _fast_candidates(plan: Plan, model: str) -> tuple[str, ...]:
-    """The precisions that may be fastest. Others are not compiled, because that takes too long."""
+    """The precisions that may be fastest. Local steps in others are not compiled, because that takes too long."""
     candidates = ("bf16",) if model in LARGE else ("bf16", "tf32")
     return tuple(p for p in plan.precisions if p in candidates) or plan.precisions[:1]
 

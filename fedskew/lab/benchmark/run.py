@@ -27,7 +27,7 @@ class Benchmark:
 
     def __init__(self, plan: Plan, command: str) -> None:
         self._plan, self._groups = plan, groups(plan)
-        extras = {PEERS: self._measure_peers, SCALE: self._measure_scale}
+        extras = {PEERS: self._add_peers, SCALE: self._add_scale}
         self._extras = [measure for level, measure in extras.items() if level in plan.levels]
         self._total = len(self._groups) + len(self._extras)
         self._device = torch.device(plan.device)
@@ -65,7 +65,7 @@ class Benchmark:
 
         if group.commands:
             try:
-                self.results.commands += self._time_commands(group, show)
+                self.results.commands += self._time_group(group, show)
             except UserError as error:
                 self.results.failures.append(Failure.from_error(group.title, error))
             return
@@ -76,13 +76,13 @@ class Benchmark:
             except (RuntimeError, UserError) as error:  # out of memory, for example; other groups may fit
                 self.results.failures.append(Failure.from_error(group.title, error))
 
-    def _time_commands(self, group: Group, show: Callable[[str], None]) -> list[CommandTime]:
+    def _time_group(self, group: Group, show: Callable[[str], None]) -> list[CommandTime]:
         if not group.fill_caches:
             return time_commands(group.commands, self._plan.length.repetitions, show)
         time_commands(group.fill_caches, 1, show, warm_up=False)
         return time_commands(group.commands, 1, show, warm_up=False)
 
-    def _measure_peers(self, done: int, show_progress: ShowProgress) -> None:
+    def _add_peers(self, done: int, show_progress: ShowProgress) -> None:
         case, title = peer_case(self._plan.device, self._plan.precisions, self._plan.is_quick), "a JAX script"
         try:
             times, skipped = measure_peers(case, lambda line: show_progress(done, self._total, title, line))
@@ -92,7 +92,7 @@ class Benchmark:
         self.results.peers += times
         self.results.failures += [Failure(title, reason) for reason in skipped]
 
-    def _measure_scale(self, done: int, show_progress: ShowProgress) -> None:
+    def _add_scale(self, done: int, show_progress: ShowProgress) -> None:
         case = scale_case(self._plan.device, self._plan.scale_clients)
         title = f"a run on {case.clients:,} clients"
         show_progress(done, self._total, title, title)

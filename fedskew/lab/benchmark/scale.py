@@ -26,7 +26,7 @@ from fedskew.platforms import peak_memory
 
 PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
-"""The maximum bytes of host memory that a run of a million clients may use."""
+"""The maximum bytes of host memory that the run may use."""
 _BLOCK = 1_000_000
 """Rows per write."""
 
@@ -160,7 +160,7 @@ class _Phases(Callback):
         now, cpu = time.perf_counter(), time.process_time()
         self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
         self.cpu[phase], self._last_cpu = self.cpu.get(phase, 0.0) + cpu - self._last_cpu, cpu
-        self.memory[phase] = _peak_memory()
+        self.memory[phase] = _own_peak_memory()
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
         self.end("start")
@@ -171,7 +171,7 @@ class _Phases(Callback):
         self.rounds.append(self._last - before)
 
 
-def _peak_memory() -> int:
+def _own_peak_memory() -> int:
     """The peak memory of this process in bytes.
 
     On Linux, `getrusage` also counts the parent's memory at the fork, so the kernel's high-water mark is read instead.
@@ -209,7 +209,7 @@ def main() -> None:
         phases.seconds,
         tuple(phases.rounds),
         phases.cpu,
-        _peak_memory(),
+        _own_peak_memory(),
         phases.memory,
         size,
     )

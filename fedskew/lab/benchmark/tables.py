@@ -41,7 +41,7 @@ class Table:
 def tables(results: Results) -> list[Table]:
     """All tables that are not empty."""
     all_tables = (
-        _targets(results),
+        _targets_table(results),
         _steps_ratios(results),
         _contenders(results),
         _rounds(results),
@@ -55,8 +55,8 @@ def tables(results: Results) -> list[Table]:
 
 
 _LEGEND = (
-    "- loop: the plain PyTorch loop over the clients; for local steps on a GPU, the faster of this loop and the tuned "
-    "loop\n"
+    "- loop: the plain PyTorch loop over the clients; in the ratios of local steps on a GPU, the faster of this loop "
+    "and the tuned loop, which uses PyTorch's fastest SGD\n"
     "- limit: one model, trained on one batch as large as all clients' batches together"
 )
 
@@ -80,7 +80,7 @@ def remarks(results: Results) -> list[str]:
     return lines + [f"not measured: {title}: time was up" for title in results.left_out]
 
 
-def _targets(results: Results) -> Table:
+def _targets_table(results: Results) -> Table:
     rows = [
         (
             target.what,

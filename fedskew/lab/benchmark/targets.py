@@ -284,7 +284,7 @@ def _growth(results: Results) -> Iterator[Target]:
 
 
 def _peers(results: Results) -> Iterator[Target]:
-    """The targets against the JAX script, in the same number format."""
+    """The target for fedskew's rounds in float32 on a GPU, and those against the JAX script in the same format."""
     ours, theirs = ({p.precision: p for p in results.peers if p.peer == name} for name in (OURS, JAX))
     if results.kind == "cuda" and "float32" in ours:
         yield Target("fedskew on the JAX script's work, float32: ms per round",

@@ -134,11 +134,11 @@ class ContenderTimer:
         """Time the contenders in turn. `failures` lists those whose warm-up fails or would begin too late."""
         try:
             with contextlib.ExitStack() as closing:
-                return self._measure(contenders, show, closing)
+                return self._warm_up_and_time(contenders, show, closing)
         finally:
             self._clean_up()
 
-    def _measure(
+    def _warm_up_and_time(
         self, contenders: Sequence[Contender], show: Callable[[str], None], closing: contextlib.ExitStack
     ) -> list[Measurement]:
         warm = [w for contender in contenders if (w := self._warm_up(contender, show, closing))]

@@ -76,7 +76,8 @@ def _joined(parts: Sequence[str], nothing: str) -> str:
 def candidates(neighbours: Sequence[Neighbour], several_labels: bool = False) -> list[Candidate]:
     """The methods that were rerun in near settings, largest gain first.
 
-    With `several_labels` per sample, methods that need exactly one are left out.
+    Methods that this version of fedskew lacks are left out. With `several_labels` per sample, so are methods that need
+    exactly one.
     """
     found: dict[str, list[tuple[KnownSetting, Score]]] = {}
     for neighbour in neighbours:

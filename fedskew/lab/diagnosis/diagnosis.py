@@ -107,16 +107,17 @@ class Diagnosis:
     def sentences(self) -> Iterator[str]:
         """Yield the diagnosis in sentences."""
         skew, n = self.skew, len(self.counts.clients)
+        missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
+        counted = "classes with samples" if missing else "classes"
         yield from self.counts.notes
         yield (
             f"{n} client{'s' if n > 1 else ''}, {skew.classes} class{'es' if skew.classes > 1 else ''}, "
-            f"{skew.samples} samples. {_strength(skew)}: a "
-            f"client lacks {100 * skew.vacant.mean():.0f} % of the classes on average and has few samples of another "
+            f"{skew.samples} samples. {_strength(skew)}: on "
+            f"average, a client lacks {100 * skew.vacant.mean():.0f} % of the {counted} and has few samples of another "
             f"{100 * skew.minority.mean():.0f} %; the effective Dirichlet β is {self.beta_words}."
         )
         if skew.size_ratio > UNEQUAL:
             yield f"Clients differ in size: the largest has {skew.size_ratio:.0f} times the samples of the smallest."
-        missing = [name for name, c in zip(self.counts.classes, self.counts.counts.sum(axis=0), strict=True) if c == 0]
         if missing:
             yield f"No client has samples of {_first_few(missing)}; no method can learn a class without samples."
         elif skew.class_ratio > UNEQUAL:
@@ -176,7 +177,9 @@ class Diagnosis:
 
     def _nothing_near(self) -> str:
         reruns = [n for n in self.neighbours if n.setting.was_rerun]
-        closest = f" The nearest is {reruns[0].setting.label} (distance {reruns[0].distance:.2f})." if reruns else ""
+        closest = (
+            f" The nearest rerun is {reruns[0].setting.label} (distance {reruns[0].distance:.2f})." if reruns else ""
+        )
         prints = (
             f" Papers print {len(self.printed)} gain{'s' if len(self.printed) > 1 else ''} for near settings, but "
             "fedskew reran none."
@@ -194,7 +197,7 @@ class Diagnosis:
             suitable = "takes several labels" if self.counts.several_labels else "is in this version of fedskew"
             return f"None of the methods that were rerun there {suitable}."
         if best.gain <= 0:
-            return "No method beat FedAvg there."
+            return "No method beat FedAvg there on average."
         required = required_settings(self.candidates)
         chosen = next((c for c in self.candidates if c.method == self.method), None)
         if chosen is None:
@@ -202,8 +205,8 @@ class Diagnosis:
             rerun_often = f" that was rerun in {required} or more of them" if leading is not best else ""
             return (
                 f"No method{rerun_often} gained more than {MARGIN:g} points over FedAvg there on average (the most: "
-                f"{leading.method}, {leading.gain:+.1f}). Another split of the same data changes a gain by about as "
-                "much."
+                f"{leading.method}, {leading.gain:+.1f}). Another split of the same data changes a gain by about "
+                f"{MARGIN:g} points."
             )
         gains = chosen.gains
         spread = f", from {min(gains):+.1f} to {max(gains):+.1f}" if len(gains) > 1 else ""

@@ -80,7 +80,10 @@ def _printed() -> Iterator[tuple[KnownSetting, Score]]:
 
 
 def _column(paper: str, table: str, cells: Sequence[Cell]) -> Iterator[tuple[KnownSetting, Score]]:
-    """Yield the score of each method in a table's column. Yield nothing if the column lacks FedAvg."""
+    """Yield the score of each method but FedAvg in a table's column. Yield nothing if the column lacks FedAvg.
+
+    Left out are methods that this version lacks, and splits without a rule or a number of clients.
+    """
     means = {cell.method: cell.printed.mean for cell in cells if cell.printed and cell.printed.mean is not None}
     baseline = means.get("FedAvg")
     if baseline is None:

@@ -96,11 +96,11 @@ class KnownSetting:
 
     def coordinates(self) -> Floats:
         """The numbers by which settings are compared (see `Skew.coordinates`), as means over `SEEDS`."""
-        return _coordinates(self.rule, self.params, self.clients, self.classes)
+        return _mean_coordinates(self.rule, self.params, self.clients, self.classes)
 
 
 @lru_cache(maxsize=256)
-def _coordinates(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
+def _mean_coordinates(rule: str, params: tuple[tuple[str, Any], ...], clients: int, classes: int) -> Floats:
     labels = np.repeat(np.arange(classes), LABELS_TO_SPLIT // classes)
     partition = make_partition(rule, clients=clients, **dict(params))
     by_seed = []

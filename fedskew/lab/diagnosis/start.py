@@ -51,7 +51,7 @@ def stand_in(counts: LabelCounts) -> Config:
 
 
 def start_path(text: str) -> Path:
-    """Return the file to which a configuration is written. Refuse a name that does not end in .yaml."""
+    """Return the file to which a configuration is written. Refuse a name that does not end in .yaml or .yml."""
     path = Path(text)
     if path.suffix.lower() not in (".yaml", ".yml"):
         raise UserError(f"cannot write a configuration to {text!r}; expected a file that ends in .yaml")

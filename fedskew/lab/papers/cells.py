@@ -110,12 +110,13 @@ def select_cells(cells: Sequence[Cell], choice: CellChoice) -> list[Cell]:
         ("condition", choice.conditions, lambda c: {c.condition}),
         ("method", choice.methods, method_names),
     )
+    where = "this table" if len({(cell.paper, cell.table) for cell in cells}) == 1 else "these tables"
     found = list(cells)
     for kind, selected, names in filters:
         known = {name for cell in cells for name in names(cell)}
         for name in selected:
             if name not in known:
-                raise unknown(f"{kind} of this table", name, known)
+                raise unknown(f"{kind} of {where}", name, known)
         found = [cell for cell in found if not selected or names(cell) & set(selected)]
     if not found:
         raise UserError(

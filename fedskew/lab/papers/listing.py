@@ -167,12 +167,17 @@ def list_cells(cells: Sequence[Cell], choice: CellChoice, device: str) -> list[L
     lines = []
     for (setting, method), found in _grouped(cells, lambda c: (" ".join(filter(None, c.setting)), c.method)).items():
         printed = [f"{c.metric} {c.printed.mean:g}" for c in found if c.printed and c.printed.mean is not None]
-        about = ", ".join(printed) or "no published number"
+        about = ", ".join(printed) or _why_no_number(found)
         if why := why_not_runnable(found[0]):
             lines.append(Line(f"{setting} {method}", f"{about}; {why.partition(';')[0]}", 0, 0.0, 0.0))
         else:
             lines.append(_line(f"{setting} {method}", about, _jobs(found, choice), device))
     return lines
+
+
+def _why_no_number(cells: Sequence[Cell]) -> str:
+    illegible = any(c.printed is not None and "illegible" in c.printed.note for c in cells)
+    return "the published number is illegible" if illegible else "no published number"
 
 
 def _grouped(cells: Sequence[Cell], key: Callable[[Cell], tuple[str, str]]) -> dict[tuple[str, str], list[Cell]]:

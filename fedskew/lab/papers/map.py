@@ -104,7 +104,7 @@ _DARK = 0.6
 
 
 def draw_maps(folder: str | Path) -> list[Path]:
-    """Draw one map per dataset in the records."""
+    """Draw one map per dataset of `federation_results`."""
     records = read_folder(folder)
     found = federation_results(records, known_seeds(records))
     pictures = []

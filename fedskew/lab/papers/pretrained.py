@@ -83,7 +83,7 @@ def closed_forms(sweeps: Sequence[Sweep]) -> dict[str, dict[str, float]]:
 
 
 def pretrained_section(sweeps: Sequence[Sweep], finding: Sequence[str]) -> list[str]:
-    """Write the section, with the comment `finding`. It is empty if there are no records."""
+    """Write the section, with the comment `finding`. Return nothing if there are no sweeps."""
     if not sweeps:
         return []
     introduction = (

@@ -112,7 +112,7 @@ def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Ce
         if record is None:
             continue
         baseline = _baseline(cell, seed, records, choice)
-        value = _measure(cell)(MetricInputs(record, rounds, baseline, client))
+        value = _cell_measure(cell)(MetricInputs(record, rounds, baseline, client))
         if value is not None:
             values.append(value)
             used += [record] if baseline is None else [record, baseline]
@@ -120,14 +120,14 @@ def collect_rerun(cell: Cell, seeds: Iterable[int], records: Records, choice: Ce
     return CellRerun(cell, reached, tuple(used), rounds, len(values) - len(reached))
 
 
-def _measure(cell: Cell) -> Measure:
+def _cell_measure(cell: Cell) -> Measure:
     """Return how the metric is computed. In the row `BEFORE_UPDATE`, it is measured before the update."""
     return measure(cell.metric.replace("after", "before") if cell.method == BEFORE_UPDATE else cell.metric)
 
 
 def _baseline(cell: Cell, seed: int, records: Records, choice: CellChoice) -> Record | None:
     """Return FedAvg's run in the same column, if the metric compares with it."""
-    if not _measure(cell).needs_baseline:
+    if not _cell_measure(cell).needs_baseline:
         return None
     return records.longest(make_job(Cell(cell.paper, cell.table, *cell.setting, BASELINE, cell.metric), seed, choice))
 
@@ -143,7 +143,8 @@ def columns(reruns: Sequence[CellRerun]) -> dict[tuple[str, str, str, str], list
 def compare_order(column: Sequence[CellRerun]) -> Order | None:
     """Compare the order of all pairs of methods in the paper and in the rerun, or return None if there are no pairs.
 
-    Only methods with the most common number of rounds count.
+    Only methods with the most common number of rounds count. Methods with a run that is unfinished, or that never
+    reached the target, do not.
     """
     lengths = Counter(one.shortened for one in column if one.mean is not None and not one.stopped)
     most_common = lengths.most_common(1)[0][0] if lengths else None

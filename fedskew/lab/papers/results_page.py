@@ -109,11 +109,11 @@ def _findings(path: Path) -> dict[str, str]:
         return {}
     content = read_yaml(path)
     if not isinstance(content, Mapping):
-        raise UserError(f"{path}: expected a mapping of tables to comments")
+        raise UserError(f"{path}: expected a mapping of tables and sections to comments")
     known = {"summary", "guide", "pretrained", VACANT_LOGITS, *(f"{paper}/{table}" for paper, table in all_tables())}
     for key in content:
         if str(key).partition(" ")[0] not in known:
-            raise UserError(f"{path}: {unknown('table', str(key), known)}")
+            raise UserError(f"{path}: {unknown('table or section', str(key), known)}")
     return {str(key): str(text).strip() for key, text in content.items()}
 
 

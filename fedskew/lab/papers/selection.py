@@ -97,6 +97,9 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
     for key in entry:
         if key not in _KEYS:
             raise UserError(f"{where}: {unknown('key', str(key), _KEYS)}")
+    tables = _as_tuple(entry.get("tables"))
+    if not tables:
+        raise UserError(f"{where}: no tables; expected a mapping such as {{tables: fedlmd/table3}}")
     entry_values = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
     choice = CellChoice(
         datasets=_as_tuple(entry.get("dataset")),
@@ -106,7 +109,7 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
         variant=entry.get("variant"),
         values={**entry_values, **values},
     )
-    return Selection(_as_tuple(entry.get("tables")), choice, integer(1)("seeds", entry.get("seeds", 1)))
+    return Selection(tables, choice, integer(1)("seeds", entry.get("seeds", 1)))
 
 
 def _as_tuple(value: Any) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ def table_section(
     findings: Mapping[str, str],
     shown: set[str],
 ) -> list[str]:
-    """Write the section of a table. It is empty if no cell was rerun.
+    """Write the section of a table. It is empty if no cell was rerun, or if the variant changes no rerun cell.
 
     It is also empty if no column compares methods and other sections have already shown the runs. `shown` has the
     identities of all runs that were shown so far. This section adds its own.

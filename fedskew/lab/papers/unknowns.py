@@ -44,7 +44,7 @@ class SettingComparison:
 
 
 def unknowns_section(sweep: Sweep, heading: str) -> list[str]:
-    """Describe the sweep, and show how near each of its settings comes to the paper."""
+    """Describe the sweep. If it is in `_TABLES`, also show how near each of its settings comes to the paper."""
     lines = sweep_section(sweep, heading)
     if sweep.path.stem not in _TABLES:
         return lines

@@ -30,7 +30,7 @@ class Campaign:
     """Worker processes. If None, as many as suit the machine."""
     time_limit: float | None = None
     """Seconds from the creation of the campaign until its runs stop. A run stops at the end of a round. A worker that
-    needs more than `GRACE` seconds for that is killed. Runs with folders can be resumed."""
+    needs more than `GRACE` seconds (in `pool.py`) for that is killed. Runs with folders can be resumed."""
     command: str = ""
     """The command that started the campaign, for the records."""
     ray: str | None = None
@@ -38,7 +38,7 @@ class Campaign:
     failures: dict[str, str] = field(default_factory=dict)
     """Why runs failed, by label."""
     stopped: list[str] = field(default_factory=list)
-    """The labels of the runs that the time limit stopped."""
+    """The labels of the runs that the time limit stopped, or kept from starting."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Outcomes of this campaign's runs, by the identity of the job."""
 
@@ -47,7 +47,7 @@ class Campaign:
         self._pool: JobPool | None = None
 
     def todo(self, jobs: Iterable[Job]) -> list[Job]:
-        """List the jobs without a sufficient record. Jobs with the same identity become one."""
+        """List the jobs without a sufficient record. `merge_jobs` joins those that one run can serve."""
         return merge_jobs(job for job in jobs if not self.is_done(job))
 
     def is_done(self, job: Job) -> bool:

@@ -46,7 +46,7 @@ def execute(job: Job, settings: SweepSettings, report: Report) -> Outcome:
     watch, prepared, folder = _Watch(settings.deadline, report), None, None
     try:
         watch.check_time()
-        prepared = _prepare(job, settings)
+        prepared = _prepare_job(job, settings)
         folder = _folder(job, prepared, settings)
         result = _run(prepared, folder, watch, settings)
         outcome = Outcome("finished", _record(job, prepared, settings, result.history, result.scores))
@@ -98,7 +98,7 @@ def _free_gpu_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _prepare(job: Job, settings: SweepSettings) -> Prepared:
+def _prepare_job(job: Job, settings: SweepSettings) -> Prepared:
     federation = shared_federation(job.config, job.validation)
     model = None if job.start is None else _train_start_model(job, settings)
     prepared = prepare(job.config, federation, model=model)
@@ -122,7 +122,7 @@ def _train_start_model(job: Job, settings: SweepSettings) -> nn.Module:
     name = f"{start_job.identity} {start_job.config.rounds} {start_job.validation}"
     if name not in _last_start_model:
         _last_start_model.clear()
-        prepared = _prepare(start_job, settings)
+        prepared = _prepare_job(start_job, settings)
         watch = _Watch(settings.deadline, lambda *_: None)
         folder = _folder(start_job, prepared, settings)
         with contextlib.nullcontext() if folder is None else exclusive(folder.parent / f".{folder.name}.lock"):

@@ -101,12 +101,13 @@ def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | No
 
 def _axes(axes: Any) -> dict[str, Sequence[Any]]:
     if not isinstance(axes, Mapping) or not axes:
-        raise UserError("no grid; expected a mapping such as grid: {method: [fedavg, fedvls], partition.beta: [0.1]}")
+        what = f"grid is {axes!r}" if axes else "no grid"
+        raise UserError(f"{what}; expected a mapping such as grid: {{method: [fedavg, fedvls], partition.beta: [0.1]}}")
     found: dict[str, Sequence[Any]] = {}
-    for key, listed in axes.items():
-        found[str(key)] = listed = _cases(str(key), listed) if isinstance(listed, Mapping) else listed
+    for key, given in axes.items():
+        found[str(key)] = listed = _cases(str(key), given) if isinstance(given, Mapping) else given
         if not isinstance(listed, list) or not listed:
-            raise UserError(f"grid.{key} is {listed!r}; expected a list of values, or a mapping of names to settings")
+            raise UserError(f"grid.{key} is {given!r}; expected a list of values, or a mapping of names to settings")
         if key in ("seed", "seeds") or any("seed" in case.values for case in listed if isinstance(case, Case)):
             raise UserError(f"grid.{key} sets the seed; expected seeds outside the grid, such as seeds: 3")
         if key in _RESERVED:
@@ -158,7 +159,7 @@ def refuse_overridden(flags: Mapping[str, Any], base: Config, varied: Mapping[st
 
 
 def _is_lost(flag: str, base: Config, key: str, value: Any) -> bool:
-    """Whether a flag such as `method.mu` has no effect if its section, here `method`, is set to this value."""
+    """Whether a flag such as `method.mu` has no effect if `key`, here `method`, is set to this value."""
     name = flag.removeprefix(f"{key}.")
     before = base.to_mapping()[key]
     after = value if isinstance(value, Mapping) else with_values(base, {key: value}).to_mapping()[key]

@@ -191,7 +191,8 @@ class SweepSettings:
     command: str = ""
     """The command that started the sweep, for the records."""
     lock_timeout: float = 0.0
-    """Seconds to wait until no other process writes to the run folder. Only a job moved from a dead node waits."""
+    """Seconds to wait until no other process writes to the run folder. Only a job that moved from a dead node of a Ray
+    cluster waits."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -107,6 +107,24 @@ def test_many_classes_without_samples_are_counted() -> None:
     table = LabelCounts(("a", "b"), names, np.array([[10, 5, *[0] * 7], [10, 5, *[0] * 7]]))
     text = " ".join(Diagnosis(table, []).sentences())
     assert "No client has samples of c2, c3, c4, c5, c6 and 2 more;" in text
+    assert "on average, a client lacks 0 % of the classes with samples and has few" in text
+
+
+def test_a_method_that_helps_in_one_setting_only_is_not_denied() -> None:
+    settings = [KnownSetting("mnist", "iid", (), n, None, [Score("fedprox", 70 + gain, 70, "rerun", 1)])
+                for n, gain in ((10, 3), (20, -5))]  # fmt: skip
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    text = " ".join(Diagnosis(table, [Neighbour(setting, 0.0) for setting in settings]).sentences())
+    assert "No method beat FedAvg there on average." in text
+
+
+def test_a_printed_setting_that_is_nearer_is_not_ignored() -> None:
+    printed = Neighbour(KnownSetting("mnist", "iid", (), 10, None, [Score("fedprox", 71, 70, "paper/table1")]), 0.05)
+    rerun = Neighbour(KnownSetting("mnist", "iid", (), 20, None, [Score("fedprox", 71, 70, "rerun", 1)]), 0.3)
+    table = LabelCounts(("a", "b"), ("0", "1"), np.eye(2, dtype=np.int64))
+    text = " ".join(Diagnosis(table, [printed, rerun]).sentences())
+    assert "The nearest rerun is mnist, iid, 20 clients (distance 0.30)." in text
+    assert "Papers print 1 gain for near settings, but fedskew reran none." in text
 
 
 def test_the_ends_of_beta_are_words() -> None:

@@ -195,5 +195,5 @@ def test_a_sweep_over_federations_has_a_column_per_method(tmp_path: Path) -> Non
 
 def test_a_finding_about_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "findings.yaml").write_text("fedlmd/table33: it holds\n")
-    with pytest.raises(Exception, match=r"unknown table 'fedlmd/table33'; did you mean 'fedlmd/table3'"):
+    with pytest.raises(Exception, match=r"unknown table or section 'fedlmd/table33'; did you mean 'fedlmd/table3'"):
         results_page(tmp_path)

@@ -155,8 +155,8 @@ def test_a_split_that_takes_long_is_drawn_once(tiny_job, monkeypatch: pytest.Mon
 def test_workers_share_a_machine_without_processes_of_their_own(tiny_job, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.engine.choice.SHORT_RUN", -1.0)
     job = tiny_job()
-    assert execution._prepare(job, SweepSettings(is_alone_on_machine=True)).config.engine == "auto"
-    assert execution._prepare(job, SweepSettings(is_alone_on_machine=False)).config.engine == "stacked"
+    assert execution._prepare_job(job, SweepSettings(is_alone_on_machine=True)).config.engine == "auto"
+    assert execution._prepare_job(job, SweepSettings(is_alone_on_machine=False)).config.engine == "stacked"
     assert run_name(job.config)
 
 
