@@ -86,7 +86,7 @@ class ModelOutputs:
         shown = self.features[:PLOTTED_SAMPLES]
         if min(shown.shape) < 2:
             raise UserError("features are drawn in a plane; expected at least two test samples and two features")
-        # Rounding errors depend on a sample's place in the batch.
+        # Equal features may differ slightly, because rounding errors depend on a sample's place in the batch.
         if np.ptp(shown, axis=0).max() <= 1e-6 * np.abs(shown).max():
             raise UserError("all test samples have the same features, so they cannot be drawn")
         return shown

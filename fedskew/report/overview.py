@@ -16,6 +16,7 @@ from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
 from fedskew.results.naming import shown_config, varied_keys
 from fedskew.results.ranking import METRICS, RankingMetric
+from fedskew.results.significance import NO_SPREAD
 
 
 def overview(comparisons: Sequence[Comparison]) -> Section:
@@ -44,11 +45,17 @@ def overview(comparisons: Sequence[Comparison]) -> Section:
 
 
 def _winners(comparisons: Sequence[Comparison]) -> list[str]:
-    """Say in how many settings each method is the best. Settings with fewer than two methods do not count."""
+    """Say in how many settings each method is the best. Equal methods all count.
+
+    Settings with fewer than two competing methods do not count.
+    """
     wins: dict[str, int] = {}
     for comparison in comparisons:
         if len(methods := comparison.competing) > 1:
-            wins[methods[0].label] = wins.get(methods[0].label, 0) + 1
+            merits = [comparison.ranked_mean(method, comparison.metric.merit) for method in methods]
+            for method, merit in zip(methods, merits, strict=True):
+                if merits[0] - merit < NO_SPREAD:
+                    wins[method.label] = wins.get(method.label, 0) + 1
     if not wins:
         return []
     wins_by_method = ", ".join(f"{label} in {n}" for label, n in sorted(wins.items(), key=lambda item: -item[1]))

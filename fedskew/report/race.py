@@ -56,7 +56,7 @@ def _cells(finalist: Finalist) -> list[str]:
 
 
 def standings_table(title: str, standings: Sequence[Standing], repeats: Repeats = SPLITS) -> Table:
-    """List the best candidates so far, with their lead over the best FedAvg candidate (`mean_lead`)."""
+    """List the best candidates so far, and always the best one of FedAvg, with their lead over it (`mean_lead`)."""
     table = Table(title=title, title_justify="left")
     for heading in ("", "method", "learning rate", repeats.many, "mean %", "over FedAvg"):
         table.add_column(heading, justify="left" if heading == "method" else "right")

@@ -69,7 +69,7 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     for row in (*_balance_rows(result), *_privacy_rows(result)):
         table.add_row(*row)
     if result.diverged:
-        words = "non-finite client updates, discarded; try a lower --lr"
+        words = "client updates discarded: they, or the server's step with them, were not finite; try a lower --lr"
         table.add_row("diverged", Text(str(result.diverged), style="red"), words)
     seconds_per_round = result.seconds / max(1, result.rounds)
     table.add_row(
@@ -94,7 +94,7 @@ def _privacy_rows(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _evaluation_rows(result: Result) -> list[tuple[str, str, str]]:
-    """Balanced accuracy, Cohen's κ and log loss. Metrics that a federation's sites did not report are left out."""
+    """Balanced accuracy, Cohen's κ and log loss. Unknown or infinite values are left out."""
     found = result.evaluation
     log_loss = np.nan if found.log_loss is None else found.log_loss
     rows = [
@@ -139,7 +139,10 @@ def class_bars(class_accuracy: Sequence[float | None], classes: Sequence[str]) -
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Show one row per method, in the given order. Mark the best method. Reference bounds are not marked."""
+    """Show one row per method, in the given order. Mark the best method, or all that are equally good.
+
+    Reference bounds are not marked.
+    """
     methods = comparison.methods
     seeds = len(methods[0].runs)
     table = Table(title=_title(comparison, seeds), title_justify="left")
@@ -172,10 +175,8 @@ def comparison_table(comparison: Comparison) -> Table:
         bounds = ", reference bounds aside" if any(m.is_reference_bound for m in methods) else ""
         notes.append(f"* {comparison.metric.best_word} {comparison.metric.label} after the last round{bounds}")
     if diverged := sum(run.diverged for run in comparison.runs):
-        updates = "client update was discarded because it was" if diverged == 1 else (
-            "client updates were discarded because they were"
-        )  # fmt: skip
-        notes.append(f"{diverged} {updates} not finite; try a lower --lr")
+        discarded = f"{plural(diverged, 'client update')} {'was' if diverged == 1 else 'were'} discarded"
+        notes.append(f"{discarded}: an update, or the server's step with it, was not finite; try a lower --lr")
     table.caption, table.caption_justify = "; ".join(notes) or None, "left"
     return table
 

@@ -39,25 +39,28 @@ def verdict(comparison: Comparison) -> list[str]:
 
 
 def conclusion(comparison: Comparison) -> list[str]:
-    """Say which method is best, by how much, and whether that is significant. Empty if only one method competes."""
+    """Say which method is best, by how much, and whether that is significant. Empty if fewer than two compete."""
     methods, baseline = comparison.competing, comparison.baseline
     if len(methods) < 2:
         return []
     best, second = methods[:2]
     against = {method.label: d for method, d in zip(methods[1:], comparison.differences(), strict=True)}
     lead = against[second.label]
-    are_equal = lead is not None and lead.is_zero
-    sentences = [*_on_fewer_seeds(comparison), _best(best, second if are_equal else None, comparison)]
+    equal = [method for method in methods[1:] if (d := against[method.label]) is not None and d.is_zero]
+    are_equal = second in equal
+    sentences = [*_on_fewer_seeds(comparison), _best(best, equal if are_equal else [], comparison)]
     sentences += [] if are_equal else [_lead(second, lead, comparison)]
     test_is_explained = not are_equal and lead is not None and lead.seeds < MIN_SEEDS
+    named = [baseline, *(equal if are_equal else [])]
     if unproven := [
-        method for method in methods[2:] if method is not baseline and _not_significant(against[method.label])
+        method for method in methods[2:] if method not in named and _not_significant(against[method.label])
     ]:
         also = "Also not" if _not_significant(lead) else "Not"
         sentences.append(
             f"{also} significantly different from {best.label}: {', '.join(method.label for method in unproven)}."
         )
-    if baseline is not None and baseline not in (best, second) and baseline.counted_runs:
+    has_no_sentence = baseline not in (best, second) and not (are_equal and baseline in equal)
+    if baseline is not None and has_no_sentence and baseline.counted_runs:
         sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison, test_is_explained))
     return [*sentences, *_better_on_weak_classes(comparison)]
 
@@ -93,12 +96,14 @@ def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
     ]
 
 
-def _best(best: MethodRuns, equal: MethodRuns | None, comparison: Comparison) -> str:
-    """Name the best method and its score. `equal` is a second method that is exactly as good, or None."""
-    who = f"{best.label} and {equal.label} are equally good here" if equal else f"{best.label} is best here"
+def _best(best: MethodRuns, equal: Sequence[MethodRuns], comparison: Comparison) -> str:
+    """Name the best method and its score. `equal` are other methods that are exactly as good."""
+    *others, last = [method.label for method in (best, *equal)]
+    who = f"{', '.join(others)} and {last} are equally good here" if others else f"{last} is best here"
     by = "" if _ranks_by_sample_accuracy(comparison) else f" by {comparison.metric.label}"
-    if equal and {run.seed for run in best.counted_runs} != {run.seed for run in equal.counted_runs}:
-        return f"{who}{by} on the seeds that both have."  # over its own seeds, each has another mean
+    if len({frozenset(run.seed for run in method.counted_runs) for method in (best, *equal)}) > 1:
+        both = "both have" if len(equal) == 1 else f"each shares with {best.label}"
+        return f"{who}{by} on the seeds that {both}."  # over its own seeds, each has another mean
     score = _score(comparison.score(best).mean, comparison)
     return f"{who}{by}: {score} ({_seeds(best)}){_spread(best, comparison)}."
 
@@ -241,12 +246,14 @@ def _classes(best: MethodRuns, baseline: MethodRuns, names: Sequence[str]) -> li
 
 
 def _weakest(method: MethodRuns, comparison: Comparison, owner: str) -> list[str]:
-    """Name the weakest class and the lost classes. `owner` is the first word, such as `Its`."""
+    """Name the weakest class, or all equally weak ones, and the lost classes. `owner` is a word such as `Its`."""
     mean = method.class_accuracy
     if not np.isfinite(mean).any():
         return []
-    worst = int(np.nanargmin(mean))
-    weakest = f"{owner} weakest class is {comparison.classes[worst]} with {_percent(float(mean[worst]))}"
+    lowest = float(np.nanmin(mean))
+    names = [comparison.classes[c] for c in np.flatnonzero(mean == lowest)]
+    which = f"class is {names[0]}" if len(names) == 1 else f"classes are {_listed(names)}"
+    weakest = f"{owner} weakest {which} with {_percent(lowest)}"
     return [f"{weakest}; {_lost(method, comparison.classes) or 'no class is lost'}."]
 
 
@@ -291,7 +298,8 @@ def _bounds(bounds: Sequence[MethodRuns], comparison: Comparison) -> list[str]:
 def _diverged(ranking: Sequence[MethodRuns]) -> list[str]:
     found = {method.label: sum(run.diverged for run in method.counted_runs) for method in ranking}
     listed = ", ".join(f"{n} of {label}" for label, n in found.items() if n)
-    return [f"Client updates that were not finite and were left out: {listed}."] if listed else []
+    left_out = "Client updates left out because they, or the server's step with them, were not finite"
+    return [f"{left_out}: {listed}."] if listed else []
 
 
 def _mean_cost(method: MethodRuns, key: str) -> float:

@@ -75,7 +75,7 @@ def write_loaded(
 def _folders(runs: Runs | Iterable[Runs]) -> list[str | Path]:
     several = [runs] if isinstance(runs, str | Path | Result) else list(runs)
     if not several:
-        raise UserError("no runs given; expected run folders, or folders of run folders")
+        raise UserError("no runs given; expected run folders, folders of run folders, or results")
     folders: list[str | Path] = []
     for run in several:
         folder = run.folder if isinstance(run, Result) else run

@@ -156,6 +156,14 @@ def test_a_sweep_has_an_overview_and_no_chapters() -> None:
     assert line.y == pytest.approx([100 * (0.1 * k + 0.5) / 2 for k in range(1, 9)])
 
 
+def test_equal_methods_are_all_the_best_of_a_setting() -> None:
+    shares = {("fedavg", 0.1): 0.5, ("fedvls", 0.1): 0.5, ("fedavg", 0.2): 0.3, ("fedvls", 0.2): 0.4}
+    runs = [made_up(method, 0, [share, 0.5], lr=lr) for (method, lr), share in shares.items()]
+    summary = document(LoadedRuns(runs, []), with_features=False).summary
+    assert summary is not None
+    assert "Highest mean accuracy by setting: fedvls in 2, fedavg in 1." in summary.paragraphs
+
+
 def test_a_half_finished_run_is_drawn_as_far_as_it_came(copy: Path) -> None:
     run = copy / "fedvls-0"
     for name in ("summary.json", "model.safetensors"):
@@ -209,7 +217,9 @@ def test_an_unreadable_run_does_not_hide_the_others(copy: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no folder there has a config\.yaml"):
+    (tmp_path / ".runs/hidden").mkdir(parents=True)
+    (tmp_path / ".runs/hidden/config.yaml").touch()
+    with pytest.raises(UserError, match=r"neither it nor a visible folder up to 3 levels below it has a config\.yaml"):
         load_runs([tmp_path])
     with pytest.raises(UserError, match="no run folder"):
         load_runs([tmp_path / "nothing"])

@@ -93,6 +93,14 @@ def test_the_summary_tells_of_updates_left_out(comparison):
     assert "try a lower --lr" in " ".join(text.split())
 
 
+@pytest.mark.parametrize(("clients", "discarded"), [([3], "1 client update was"), ([3, 4], "2 client updates were")])
+def test_the_comparison_tells_of_updates_left_out(clients, discarded):
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    run.history[1] = replace(run.history[1], diverged=clients)
+    text = " ".join(printed(comparison_table(compare_runs([run]))).split())
+    assert f"{discarded} discarded: an update, or the server's step with it, was not finite; try a lower --lr" in text
+
+
 def test_the_summary_has_the_metrics_of_a_classifier(comparison):
     result = comparison.methods[0].runs[0]
     text = printed(run_summary(result))

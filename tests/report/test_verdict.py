@@ -153,6 +153,19 @@ def test_equal_methods_are_called_equal() -> None:
     assert "fedavg's weakest class is class 2" in text, "which of the two is said"
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_all_equal_methods_are_named_and_not_compared(seeds: int) -> None:
+    text = said(*(made_up(m, s, GOOD) for m in ("fedvls", "fedlmd", "fedavg") for s in range(seeds)))
+    assert text.startswith("fedvls, fedlmd and fedavg are equally good here: 80.0 %")
+    assert "significant" not in text
+    assert "over fedavg" not in text
+
+
+def test_all_of_the_weakest_classes_are_named() -> None:
+    text = said(made_up("fedavg", 0, [0.9, 0.3, 0.3]))
+    assert "Its weakest classes are class 1, class 2 with 30.0 %; no class is lost." in text
+
+
 def test_the_best_is_compared_with_each_other_method_and_they_not_with_each_other() -> None:
     runs = [made_up(m, s, [a + s * s / 50] * 2) for m, a in (("fedavg", 0.3), ("fedvls", 0.6)) for s in range(3)]
     runs += [made_up("fedlmd", s, [0.4 + s / 50] * 2) for s in range(3)]
@@ -171,7 +184,7 @@ def test_half_a_run_is_not_compared_in_cost() -> None:
 def test_updates_that_were_left_out_are_told() -> None:
     run = made_up("fedavg", 0, GOOD)
     run.history[1] = replace(run.history[1], diverged=[0, 1])
-    assert "not finite and were left out: 2 of fedavg" in said(run)
+    assert "left out because they, or the server's step with them, were not finite: 2 of fedavg." in said(run)
 
 
 def test_a_lost_class_is_named() -> None:

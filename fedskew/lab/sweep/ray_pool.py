@@ -111,7 +111,7 @@ class _RayJobs:
         self._watcher.on_outcome(attempt.job, outcome)
 
     def _check_nodes(self) -> None:
-        """Show the progress of jobs, and move the jobs of dead nodes."""
+        """Show the progress of jobs, move the jobs of dead nodes, and warn once if no CPU core is left."""
         try:
             reports = self._ray.get(self._board.read.remote(), timeout=_TIMEOUT)
         except Exception:  # the board is too slow; look again later
@@ -167,7 +167,7 @@ class _RayJobs:
         if without_folder:
             nodes_text = f"node{'s' if len(without_folder) > 1 else ''} {', '.join(without_folder)}"
             self._watcher.on_notice(
-                f"{marker.parent} is not shared with {nodes_text}: if a node dies, its runs start over; choose a "
+                f"{marker.parent} was not found on {nodes_text}: if a node dies, its runs may start over; choose a "
                 "shared folder with --out to let them resume"
             )
         return not without_folder

@@ -146,8 +146,8 @@ class Record:
         """Return the mean of a measure such as `macro_f1` over the last `mean_last` rounds of a configuration.
 
         The record may be longer than the configured run. Its later rounds do not count. A measure in `FINAL_SCORES`,
-        such as AUROC, has only the value after the record's last round, which is returned instead of a mean. None if
-        a value is missing.
+        such as AUROC, has only the value after the record's last round. It is returned instead of a mean, or None if
+        the record is longer. Also None if a value is missing.
         """
         rounds = planned_rounds(config)
         if measure in FINAL_SCORES or measure not in self.content:
@@ -245,7 +245,7 @@ def _stages(rows: Sequence[RoundRow]) -> dict[str, dict[str, float]]:
 
 
 def _local(rows: Sequence[RoundRow]) -> dict[str, Any] | None:
-    """The accuracy of the last round's clients before and after local training, if `eval_local` was set."""
+    """What `eval_local` recorded in the last round with it: accuracies before and after local training, and drift."""
     with_local = [row for row in rows if row.local is not None]
     if not with_local:
         return None

@@ -44,7 +44,8 @@ _WITHOUT_EFFECT_ON_SCORE = tuple(
 """Keys that do not change the score of a point."""
 
 Run = Callable[[Sequence[Job]], Mapping[str, Outcome]]
-"""Runs jobs and returns their outcomes by identity. Trials of the same point share an identity, and so an outcome."""
+"""Runs jobs and returns their outcomes by identity. Jobs of the same point and seed share an identity, and so an
+outcome."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,9 @@ def read_search(
     validation = keys.pop("validation", _VALIDATION)
     try:
         if not isinstance(space, Mapping) or not space:
+            found = "no search" if space is None else f"search is {space!r}"
             raise UserError(
-                "no search; expected a mapping such as search: {method.mu: {low: 0.001, high: 1, log: true}}"
+                f"{found}; expected a mapping such as search: {{method.mu: {{low: 0.001, high: 1, log: true}}}}"
             )
         base = with_values(Config.from_mapping(keys), values)
         number = integer(1)("seeds", listed_seeds if seeds is None else seeds)
@@ -146,7 +148,8 @@ def _first_value(key: str, values: Any) -> Any:
                 raise UserError(f"search.{key} has log and low {numbers[0]}; expected low above 0")
             return numbers[0]
     raise UserError(
-        f"search.{key} is {values!r}; expected a list, or a range such as {{low: 0.01, high: 1, log: true}}"
+        f"search.{key} is {values!r}; expected a list of values, or a range with low below high, such as "
+        "{low: 0.01, high: 1, log: true}"
     )
 
 

@@ -129,7 +129,8 @@ def _why_missing(metric: RankingMetric) -> str:
         return "the outputs of a run's model are not finite, or a run is from an earlier version of fedskew"
     return (
         "this metric is computed only for the global model after the last round; a run was trained for more rounds "
-        "than requested, has no global model, or is from an earlier version of fedskew"
+        "than requested, has no global model or no finite probabilities, had too little memory, or is from an earlier "
+        "version of fedskew"
     )
 
 

@@ -24,8 +24,8 @@ SAMPLE_LETTERS = 8
 LINE_HEIGHT = 0.13
 """Height of a line of text in inches."""
 LABEL_SHARE = 0.7
-"""The labels of an axis take at most this share of the plotting area's width. Slanted ones also take at most this share
-of the panel's height."""
+"""Labels of a y axis, and slanted labels, take at most this share of the plotting area's width. Slanted ones also take
+at most this share of the panel's height."""
 
 
 def add_legends(picture: Any, figure: Figure, panels: list[Any]) -> None:
@@ -96,7 +96,7 @@ def label_axis(axes: Any, side: str, names: Sequence[str]) -> None:
 
 
 def _cut(names: Sequence[str], inches: float) -> list[str]:
-    """Cut the middle out of names that are longer than this, so that they leave room for the drawing."""
+    """Cut the middle out of names that are wider than `inches`, so that they leave room for the drawing."""
     letters = max(3, int(LETTERS_PER_INCH * inches))
     end = (letters - 1) // 2
     return [name if len(name) <= letters else f"{name[: letters - 1 - end]}…{name[-end:]}" for name in names]

@@ -108,7 +108,7 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 
 def _height(chart: Chart) -> float:
-    """Height of a panel in inches. Many rows need more, and so do long names, because they are slanted."""
+    """Height of a panel in inches. Many rows need more, and so do long names, which may be slanted."""
     if isinstance(chart, Heat):
         return max(1.9, min(5.0, 1.2 + 0.16 * len(chart.rows)))
     longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0

@@ -106,7 +106,7 @@ def by_setting(comparisons: Sequence[Comparison]) -> Figure:
     ]
     names = [comparison.label for comparison in comparisons]
     chart = Bars("by-setting", "accuracy by setting", "setting", "accuracy %", names, series, (0, 100))
-    return Figure("by-setting", "Methods under several splits", [chart], wide=True)
+    return Figure("by-setting", "Accuracy by setting and method", [chart], wide=True)
 
 
 def by_part(comparisons: Sequence[Comparison]) -> Figure:

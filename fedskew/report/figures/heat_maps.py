@@ -29,6 +29,8 @@ def maps(comparisons: Sequence[Comparison]) -> Figure:
     """Draw the samples by client and class, a panel per setting."""
     panels = []
     for i, comparison in enumerate(comparisons):
+        if any(run.sites for run in comparison.runs):
+            raise UserError(f"{comparison.runs[0].folder} is a federation across machines; no map of it is drawn")
         if comparison.label_counts is None:
             raise UserError(f"{comparison.runs[0].folder} has no label counts, and the data were not found")
         panels.append(partition_map(f"map-{i}", comparison.label, comparison.label_counts, comparison.classes,
@@ -37,16 +39,22 @@ def maps(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def labels_and_predictions(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw the labels of each round's clients, and the predictions after the round, from each method's first run."""
+    """Draw each method's predictions after the rounds, from its first run, beside the labels of the rounds' clients.
+
+    The labels are those of the first method's first run. If it has none, they are left out.
+    """
     panels: list[Heat] = []
+    has_labels = False
     for comparison in comparisons:
         runs = [(m, run) for m in comparison.methods if (run := m.first) is not None and shown_rounds(run)]
         labels = sampled_labels(runs[0][1], comparison) if runs else None
+        has_labels |= labels is not None
         found = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
         panels += [replace(panel, title=add_setting(panel.title, comparison, comparisons)) for panel in found]
     if not panels:
         raise UserError("no round has been evaluated yet; expected runs with an evaluated round")
-    return Figure("predictions", "Labels of the sampled clients and predictions", with_common_scale(panels), 3)
+    caption = "Labels of the sampled clients and predictions" if has_labels else "Predictions"
+    return Figure("predictions", caption, with_common_scale(panels), 3)
 
 
 def local_confusion(comparisons: Sequence[Comparison]) -> Figure:

@@ -20,7 +20,9 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
     """Draw a panel for each numeric key that was varied."""
     panels = curves_over(comparisons)
     if not panels:
-        raise UserError("no two runs of a method differ in one numeric setting alone; expected runs of a sweep")
+        raise UserError(
+            "no two evaluated runs of a method differ in one numeric setting alone; expected runs of a sweep"
+        )
     return Figure("over-keys", "Accuracy over the varied keys", panels, min(2, len(panels)))
 
 
@@ -37,7 +39,10 @@ def curves_over(comparisons: Sequence[Comparison]) -> list[Lines]:
 
 
 def grid(comparisons: Sequence[Comparison]) -> Figure:
-    """Draw a heat map over the first two numeric keys that vary, a panel per method that has both."""
+    """Draw a heat map over the first two numeric keys that vary, a panel per method that has both.
+
+    A cell is the mean over all runs with its two values, whatever their other keys.
+    """
     points = _points(comparisons)
     keys, names = _numeric(points), _short_names(_varied(points))
     if len(keys) < 2:

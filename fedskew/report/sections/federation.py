@@ -35,8 +35,8 @@ def federation(comparison: Comparison) -> Section:
     unit = "label" if comparison.is_multi_label else "sample"
     paragraphs = [
         f"{plural(len(counts), 'client')}, {counts.shape[1]} classes, {plural(int(counts.sum()), unit)}; split of "
-        f"seed {run.seed}. A class is vacant on a client that has no samples of it. Otherwise it is a majority class "
-        f"if it has more than an even share of the client's {unit}s, and a minority class if not.",
+        f"seed {run.config.partition_seed}. A class is vacant on a client that has no samples of it. Otherwise it is a "
+        f"majority class if it has more than an even share of the client's {unit}s, and a minority class if not.",
         f"On average a client lacks {groups['vacant'].mean():.1f} of {counts.shape[1]} classes and has "
         f"{groups['minority'].mean():.1f} minority and {groups['majority'].mean():.1f} majority classes.",
     ]

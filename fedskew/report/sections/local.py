@@ -23,8 +23,11 @@ _AT_SITES = (
 def local(comparison: Comparison) -> Section:
     """Build the section: accuracy before and after local training, and drift diversity."""
     methods = [method for method in comparison.methods if any(_rows(run) for run in method.counted_runs)]
+    reasons = {method.label: not_evaluated(method) for method in comparison.methods if method not in methods}
+    missing = [f"{label}: {reason}" for label, reason in reasons.items()]
     if not methods:
-        return Section("local", "Local training", missing=[not_evaluated(comparison.methods[0])])
+        common = set(reasons.values())
+        return Section("local", "Local training", missing=list(common) if len(common) == 1 else missing)
     paragraphs = [
         "Each client's model is evaluated before and after its local training. Under label skew, local training tends "
         "to forget the classes with no samples (vacant) or few samples (minority) on a client. A good method for label "
@@ -49,18 +52,19 @@ def local(comparison: Comparison) -> Section:
                 [Lines("drift", "drift diversity", "round", "Σ‖m‖² / ‖Σm‖²", drifting)],
             )
         )
-    missing = [f"{method.label}: {_reason(method)}" for method in comparison.methods if method not in methods]
     return Section("local", "Local training", paragraphs, figures, missing=missing)
-
-
-def _reason(method: MethodRuns) -> str:
-    requested = any(run.config.eval_local for run in method.runs)
-    return "--eval-local does not apply to it" if requested and method.counted_runs else not_evaluated(method)
 
 
 def not_evaluated(method: MethodRuns) -> str:
     """Say why there are no results of local models, and what to do."""
-    return _AT_SITES if any(run.sites for run in method.runs) else _NOT_EVALUATED
+    runs = method.counted_runs or method.runs
+    if any(run.sites for run in runs):
+        return _AT_SITES
+    if not any(run.config.eval_local for run in runs):
+        return _NOT_EVALUATED
+    if not any(row.round for run in runs for row in run.evaluated):
+        return "no round has been evaluated yet"
+    return "--eval-local does not apply to this method"
 
 
 def _rows(run: Result) -> list[RoundRow]:

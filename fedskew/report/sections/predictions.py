@@ -71,21 +71,26 @@ def predictions(comparison: Comparison) -> Section:
     labels = next((found for _, run in runs if (found := sampled_labels(run, comparison))), None)
     panels = [*([labels] if labels else []), *(predicted(method, run, comparison) for method, run in runs)]
     figure = Figure("predictions", _caption(labels), with_common_scale(panels), 3)
-    unknown_labels = "labels of the sampled clients: no run has both label counts and a round of the global model"
+    unknown_labels = (
+        "labels of the sampled clients: no run has both label counts and a round in which clients trained the global "
+        "model"
+    )
     missing = [] if labels else [unknown_labels]
-    return Section("predictions", title, [_explanation(labels, runs[0][1])], [figure], missing=missing)
+    return Section("predictions", title, [_explanation(labels, [run for _, run in runs])], [figure], missing=missing)
 
 
 def _caption(labels: Heat | None) -> str:
     return "Labels of the sampled clients and predictions, round by round" if labels else "Predictions, round by round"
 
 
-def _explanation(labels: Heat | None, run: Result) -> str:
+def _explanation(labels: Heat | None, runs: Sequence[Result]) -> str:
+    seeds = {run.seed for run in runs}
+    which = f"seed {runs[0].seed}" if len(seeds) == 1 else "one seed of each method"
     if labels is None:
-        return f"The panels show what the global model predicts after the evaluated rounds (seed {run.seed})."
+        return f"The panels show what the global model predicts after the evaluated rounds ({which})."
     return (
         "The first panel shows the labels of each round's clients, the others what the global model predicts after "
-        f"the round (seed {run.seed}). If the predictions follow the labels of the round, the model forgets the other "
+        f"the round ({which}). If the predictions follow the labels of the round, the model forgets the other "
         "classes."
     )
 

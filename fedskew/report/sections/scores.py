@@ -17,8 +17,9 @@ from fedskew.results import Comparison, MethodRuns
 MAX_ROWS = 200
 """With more rows, the table by class is left out. The heat map still shows the AUROC of each class."""
 MISSING = (
-    "probabilities were not scored: the run is unfinished or from an older version, the method has no global model, "
-    "the sites report totals only, or memory was too small"
+    "probabilities were not scored: the run is unfinished, was stopped after a round without an evaluation, or is from "
+    "an older version; or the method has no global model, a probability is not finite, the sites report totals only, "
+    "or memory was too small"
 )
 COLUMNS = {
     "AUROC": "auroc",

@@ -139,7 +139,7 @@ def test_without_a_shared_folder_the_nodes_and_what_a_restart_means_are_named(cl
         sweep = stack.enter_context(_sweep(tmp_path, cluster.address, cluster.environment, "--out", str(hidden)))
         _, errors = sweep.communicate()
     assert sweep.returncode == 1, errors
-    assert f"{hidden} is not shared with node" in errors
+    assert f"{hidden} was not found on node" in errors
     assert "choose a shared folder with --out" in errors
     assert "the run starts over on a node that works, or resumes if that node has its checkpoint (restart 1" in errors
 

@@ -170,7 +170,9 @@ def _without_auroc(jobs: Sequence[Job]) -> Mapping[str, Outcome]:
     [
         ("search:", "grid:", r"no search; expected a mapping"),
         ("low: 0.001", "low: 0", r"search.method.mu has log and low 0; expected low above 0"),
-        ("{low: 1, high: 3}", "3", r"search.local_epochs is 3; expected a list, or a range"),
+        ("{low: 1, high: 3}", "3", r"search.local_epochs is 3; expected a list of values, or a range"),
+        ("{low: 1, high: 3}", "{low: 3, high: 1}", r"search.local_epochs is .*, or a range with low below high"),
+        (SEARCH[SEARCH.index("search:") :], "search: [lr]", r"search is \['lr'\]; expected a mapping"),
         ("method.mu", "method.nu", r"has no parameter 'nu'; did you mean 'mu'"),
         ("0.25", "1.5", r"validation is 1.5; expected"),
         ("average: [samples, uniform]", "lr: [0.1, x]", r"search.yaml: lr is 'x'; expected"),

@@ -13,7 +13,7 @@ from method_cases import only
 
 from fedskew.cli import main
 from fedskew.errors import UserError
-from fedskew.experiment.config import with_values
+from fedskew.experiment.config import PartitionConfig, with_values
 from fedskew.report.charts.chart import Figure, Heat, Line, Lines
 from fedskew.report.charts.matplotlib_view import save_figure
 from fedskew.report.figures.catalogue import FIGURES, find_figure
@@ -98,8 +98,22 @@ def test_a_key_that_only_varies_together_with_others_gets_no_panel() -> None:
     assert [chart.title for chart in find_figure("fedlmd/7").draw(comparisons([*alone, together])).charts] == [
         "over lr"
     ]
-    with pytest.raises(UserError, match="no two runs of a method differ in one numeric setting alone"):
+    with pytest.raises(UserError, match="no two evaluated runs of a method differ in one numeric setting alone"):
         find_figure("fedlmd/7").draw(comparisons([alone[0], together]))
+
+
+def test_no_map_of_a_federation_across_machines_is_drawn() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    at_sites = replace(run.config, partition=PartitionConfig("sites", params={"names": ["north", "south"]}))
+    with pytest.raises(UserError, match="is a federation across machines; no map of it is drawn"):
+        find_figure("fedvls/7").draw(comparisons([replace(run, config=at_sites)]))
+
+
+def test_labels_that_are_not_drawn_are_not_in_the_caption() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    without = replace(run, history=[replace(row, clients=[]) for row in run.history])
+    captions = [find_figure("fedlmd/2").draw(comparisons([found])).caption for found in (run, without)]
+    assert captions == ["Labels of the sampled clients and predictions", "Predictions"]
 
 
 def test_best_and_worst_are_of_a_method_where_there_is_one() -> None:

@@ -35,3 +35,11 @@ def test_labels_are_not_called_samples_if_a_sample_may_have_several() -> None:
     assert "2 clients, 2 classes, 27 labels;" in section.paragraphs[0]
     assert section.tables[0].columns[:2] == ["client", "labels"]
     assert federation(compare_runs([run])).tables[0].columns[:2] == ["client", "samples"]
+
+
+def test_the_seed_of_the_split_is_named_if_it_is_not_that_of_the_run() -> None:
+    run = made_up("fedavg", 5, [0.5, 0.5])
+    assert "split of seed 5." in federation(compare_runs([run])).paragraphs[0]
+    fixed = replace(run.config.partition, seed=3)
+    run = replace(run, config=replace(run.config, partition=fixed))
+    assert "split of seed 3." in federation(compare_runs([run])).paragraphs[0]

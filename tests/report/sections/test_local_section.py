@@ -22,3 +22,13 @@ def test_a_federation_is_not_advised_to_use_an_option_that_it_refuses() -> None:
     (missing,) = local(compare_runs([replace(run, config=replace(run.config, partition=split))])).missing
     assert "--eval-local" not in missing
     assert "federation.local_tests" in missing
+
+
+def test_an_option_that_is_set_is_not_advised() -> None:
+    runs = [made_up(method, 0, [0.5, 0.5], finished=False, eval_local=True) for method in ("fedavg", "centralised")]
+    does_not_apply = "--eval-local does not apply to this method"
+    missing = local(compare_runs(runs)).missing
+    assert missing == [does_not_apply]
+    begun = replace(runs[0], history=runs[0].history[:1])
+    missing = local(compare_runs([begun, runs[1]])).missing
+    assert missing == ["fedavg: no round has been evaluated yet", f"centralised: {does_not_apply}"]
