@@ -41,7 +41,9 @@ from fedskew.errors import UserError, plural
 SMALLEST_GROUP = 5
 """The default size below which a group of rows is hidden."""
 _FAR = 5.0
-"""A site's column gives a warning if its mean is more than this many standard deviations from the other sites' mean."""
+"""A site's column gives a warning if its mean is more than this many standard deviations from the other sites' mean.
+
+A deviation of 0 counts as 1."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def find_other_units(sites: Mapping[str, Sequence[ColumnSums]]) -> list[str]:
             if not isinstance(column, NumberSums) or not column.count or not rest:
                 continue
             mean, std = _add_moments(column.name, rest)
-            if abs(column.mean - mean) > _FAR * std:
+            if abs(column.mean - mean) > _FAR * (std or 1.0):
                 found.append(
                     f"column {column.name!r} of {site} has mean {column.mean:.4g}, but the other sites have "
                     f"{mean:.4g} ± {std:.4g}: is it in other units?"
@@ -187,23 +189,23 @@ def _fit_column(sums: Sequence[ColumnSums]) -> ColumnEncoding:
         values = sorted({value for one in categories for value in one.categories})
         return ColumnEncoding(name, categories=tuple(values), marks_gaps=any(one.has_gaps for one in categories))
     mean, std = _add_moments(name, numbers)
-    return ColumnEncoding(name, mean, std, marks_gaps=any(one.missing for one in numbers))
+    return ColumnEncoding(name, mean, std or 1.0, marks_gaps=any(one.missing for one in numbers))
 
 
 def _add_moments(name: str, sums: Sequence[NumberSums]) -> tuple[float, float]:
-    """Return the mean and the standard deviation over the values of all sites. A deviation of 0 becomes 1.
+    """Return the mean and the standard deviation over the values of all sites. Without values, both are 0.
 
     Fractions make the arithmetic exact until the end.
     """
     count = sum(one.count for one in sums)
     if not count:
-        return 0.0, 1.0
+        return 0.0, 0.0
     means = [Fraction(one.mean) + Fraction(one.correction) for one in sums]
     mean = sum((one.count * own for one, own in zip(sums, means, strict=True)), Fraction()) / count
     within = sum((Fraction(one.squares) for one in sums), Fraction())
     between = sum((one.count * (own - mean) ** 2 for one, own in zip(sums, means, strict=True)), Fraction())
     try:
-        return float(mean), math.sqrt((within + between) / count) or 1.0
+        return float(mean), math.sqrt((within + between) / count)
     except OverflowError as error:
         raise _too_large(name) from error
 

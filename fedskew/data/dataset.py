@@ -68,7 +68,7 @@ class Dataset:
     """Mean of each channel, for images scaled to [0, 1]."""
     std: tuple[float, ...] = (0.5,)
     vocabulary: int = 0
-    """Number of token ids of a text dataset, including the padding id 0."""
+    """Number of token ids of a text dataset, including 0."""
     words: tuple[str, ...] = ()
     """The words with the ids 2, 3, … of a text dataset; empty if they are unknown."""
     domains: tuple[str, ...] = ()

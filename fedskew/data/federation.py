@@ -183,8 +183,8 @@ class Federation:
         held = self.draw_held_out(fraction, self.seed, "client test")
         if not held.any():
             raise UserError(
-                f"{self.dataset.name}: no client has enough samples of a class to hold one out; "
-                "expected at least two samples per client and class, or a larger client_test"
+                f"{self.dataset.name}: no client holds out a sample; expected more samples per client and class, or a "
+                "larger client_test"
             )
         kept, own = (tuple(part[chosen[part]] for part in self.indices) for chosen in (~held, held))
         return replace(self, indices=kept, held_out=own)
@@ -263,7 +263,7 @@ def federation(
 def load_for(
     partition: Partition, data: object, data_dir: str | os.PathLike[str] | None = None, **options: Any
 ) -> Dataset:
-    """Load a dataset with the options that the partition needs, such as the column that names a sample's site."""
+    """Load a dataset. For a user's own data, add the options that the partition needs, such as the column of sites."""
     if isinstance(data, Dataset) or is_named(data):
         return load(data, data_dir, **options)
     needed = partition.data_options()

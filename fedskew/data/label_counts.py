@@ -57,7 +57,7 @@ class LabelCounts:
     def __post_init__(self) -> None:
         if self.counts.shape[1] < 2:
             found = "one class" if self.counts.shape[1] else "no class"
-            raise UserError(f"counts of {found}; expected at least 2 classes, one column each")
+            raise UserError(f"counts of {found}; expected at least 2 classes")
         for what, names in (("clients", self.clients), ("classes", self.classes)):
             if twice := [name for name in names if names.count(name) > 1]:
                 raise UserError(f"two {what} are called {twice[0]!r}; expected different names")

@@ -156,6 +156,10 @@ def test_a_site_in_other_units_is_named() -> None:
         r"column 'x' of north has mean 7\d\d.*, but the other sites have 6\d.* ± \d.*other units\?", line
     )
     assert find_other_units({"east": years, "west": similar, "tiny": none}) == []
+    constant = sum_columns(numbers(*[60.0] * 50))
+    assert find_other_units({"east": constant, "north": sum_columns(numbers(*[64.0] * 50))}) == []
+    (line, _) = find_other_units({"east": months, "west": constant})
+    assert "the other sites have 60 ± 0:" in line
     assert find_other_units({"east": (CategorySums("x"),), "west": (CategorySums("x", ("a",)),)}) == []
 
 

@@ -61,6 +61,11 @@ def test_restriction_keeps_held_out_and_server_samples_of_its_labels() -> None:
     assert restricted.unused == np.isin(LABELS, (1, 2, 4)).sum()
 
 
+def test_a_share_too_small_to_hold_out_a_sample_is_refused() -> None:
+    with pytest.raises(UserError, match="no client holds out a sample; expected more samples"):
+        federation(TOY, Dirichlet(4, 0.5), seed=1).hold_out(1e-9)
+
+
 @pytest.mark.parametrize("change", [lambda fed: fed.hold_out(0.25), lambda fed: fed.give_server(0.1)])
 def test_a_federation_with_other_samples_than_the_clients_is_not_split_again(
     change: Callable[[Federation], Federation],

@@ -281,6 +281,8 @@ def test_a_tokenised_hugging_face_dataset(tmp_path: Path) -> None:
     ("x", "message"),
     [
         ({"input_ids": [[1, 2], [3]]}, r"x\['input_ids'\]: rows of unequal length; expected equal ones"),
+        ({"input_ids": np.array([[1, 2], [3]], object)}, "rows of unequal length"),
+        ({"input_ids": np.array([1, None], object)}, "values of type object; expected numbers"),
         ({"input_ids": [["a"], ["b"]]}, "values of type <U1; expected numbers"),
         ({"a": [1, 2], "b": [1, 2, 3]}, r"different numbers of samples \(a 2, b 3\)"),
         ({}, "x is an empty mapping"),

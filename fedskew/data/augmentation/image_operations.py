@@ -59,7 +59,7 @@ def _move_pixels(images: Tensor, operations: Tensor, magnitudes: Tensor) -> Tens
 
 
 def _affine(per_column: Tensor, per_row: Tensor, start: Tensor, height: int, width: int) -> Tensor:
-    """Return the integer part of an affine map at each pixel's centre, computed in 16.16 fixed point: [N, H, W]."""
+    """Return an affine map at each pixel's centre, rounded down, computed in 16.16 fixed point: [N, H, W]."""
     column = torch.arange(width, device=start.device)
     row = torch.arange(height, device=start.device).unsqueeze(1)
     centre = start + (per_column + per_row) / 2

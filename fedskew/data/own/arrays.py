@@ -221,4 +221,6 @@ def _read_npz(path: Path) -> dict[str, Array]:
     except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: cannot be read ({error}); expected a .npz file") from error
     except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise UserError(f"{path}: cannot be read ({error}); expected a .npz file") from error
         raise UserError(f"{path}: holds Python objects, which are never unpickled; expected plain arrays") from error

@@ -145,12 +145,13 @@ def _encoding_notes(
     notes = []
     gaps = dict(zip(train.names, _gap_counts(train) + _gap_counts(test), strict=True))
     if found := [f"{column} ({count})" for column, count in gaps.items() if count]:
-        marked = sum(column.marks_gaps for column in encoding.columns)
+        marked = [column.name for column in encoding.columns if column.marks_gaps and gaps[column.name]]
         how = ["the mean replaces missing numbers"] if any(gaps[column] for column in train.number_names) else []
         if any(gaps[column] for column in train.strings):
             how.append("a missing category is 0 in all inputs of its column")
         if marked:
-            how.append(f"and {plural(marked, 'more input')} mark{'s' * (marked == 1)} the gaps")
+            where = "" if len(marked) == len(found) else f" in {_shortened(marked)}"
+            how.append(f"and {plural(len(marked), 'more input')} mark{'s' * (len(marked) == 1)} the gaps{where}")
         notes.append(f"{name}: gaps in {_shortened(found)}; {', '.join(how)}")
     constant = [c for p, c in enumerate(train.number_names) if _is_constant(train.numbers[:, p])]
     constant += [column for column, strings in train.strings.items() if len(np.unique(strings.codes)) == 1]

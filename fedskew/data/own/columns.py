@@ -26,7 +26,7 @@ _SPELLINGS = (("False", "false", "FALSE", "0"), ("True", "true", "TRUE", "1"))
 """How files, people and other versions of fedskew spell false and true. The first spelling is the category's name."""
 MOST_CATEGORIES = 100
 """A column with more distinct texts is refused, unless the option `categorical`, the column's type or an encoding says
-that they are categories."""
+that they are categories. A table's only input column is read as text instead."""
 FEW_ROWS = 20
 """With fewer rows, all values of a column may differ by chance. The column is then not refused as an identifier."""
 
@@ -72,8 +72,9 @@ class Cells:
     def cast(self, gaps: Iterable[str]) -> Numbers | None:
         """Parse the cells with pyarrow, which is fast. NaN is a gap.
 
-        Return None if pyarrow cannot parse all cells. `parse_numbers` may still find that they are numbers. `gaps`
-        lists the texts that mean a gap, in lower case.
+        Return None if pyarrow did not read the file, if the decimal mark is a comma, or if pyarrow cannot parse all
+        cells. `parse_numbers` may still find that they are numbers. `gaps` lists the texts that mean a gap, in lower
+        case.
         """
         return None if isinstance(self.content, list) or self.decimal != "." else _cast(self.content, gaps)
 
@@ -289,26 +290,27 @@ class ColumnReader:
     def _refuse_measurements(self, name: str, column: Strings, remedy: str, is_csv: bool) -> None:
         """Refuse texts that are dates, or numbers with a comma or a unit.
 
-        The message suggests the option `decimal` only for a CSV file, because other files do not have it.
+        The message suggests the option `decimal` only for a CSV file, because other data do not have it.
         """
         if not column.values:
             return
-        example = repr(column.values[0])
         if self._are_mostly(column, _DATE):
+            example = next(text for text in column.values if _DATE.fullmatch(text))
             raise UserError(
-                f"{self.where}: column {name!r} holds dates or times such as {example}; expected numbers or "
+                f"{self.where}: column {name!r} holds dates or times such as {example!r}; expected numbers or "
                 f"categories; turn them into numbers such as days, or {remedy}"
             )
         if all(_DECIMAL_COMMA.fullmatch(text) for text in column.values):
+            example = next(text for text in column.values if "," in text)
             way_out = 'set decimal=","' if is_csv else "turn the texts into numbers"
             raise UserError(
-                f"{self.where}: column {name!r} holds {example}; expected numbers; if the comma is the decimal mark, "
+                f"{self.where}: column {name!r} holds {example!r}; expected numbers; if the comma is the decimal mark, "
                 f"{way_out}"
             )
         if unit := _common_unit(column.values):
             raise UserError(
-                f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {example}; expected "
-                f"numbers; remove the unit, or {remedy}"
+                f"{self.where}: column {name!r} holds numbers with the unit {unit!r}, such as {column.values[0]!r}; "
+                f"expected numbers; remove the unit, or {remedy}"
             )
 
     def _are_mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:

@@ -115,7 +115,8 @@ def _as_array(values: Any, where: str) -> npt.NDArray[Any]:
         array = np.asarray(plain_array(values, where))
     except ValueError as error:
         raise _unequal_rows(where) from error
-    if array.dtype.kind == "O":
+    lengths = {len(row) for row in array.flat if isinstance(row, list | np.ndarray)} if array.dtype.kind == "O" else ()
+    if len(lengths) > 1:
         raise _unequal_rows(where)
     return array
 

@@ -79,7 +79,7 @@ def load_image_folder(
     if not found_names:
         raise UserError(f"{folders[0]}: no sub-folders, so there are no classes; expected {_FORMS}")
     if unlisted := [name for name in found_names if name not in names]:
-        raise UserError(f"{folder}: folder {unlisted[0]!r} is not a listed class; expected {', '.join(names)}")
+        raise UserError(f"{folder}: folder {unlisted[0]!r} is not one of the classes; expected {', '.join(names)}")
     images = [labelled_images(part_folder, names) for part_folder in folders]
     samples = [read_images(found, str(part_folder), size) for found, part_folder in zip(images, folders, strict=True)]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])

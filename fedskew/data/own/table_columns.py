@@ -35,7 +35,7 @@ class Table:
 
 
 def number_as_name(name: Any) -> Any:
-    """Return the whole number 2 as the name `2`, because columns may be numbered. Other values are not changed."""
+    """Return a whole number as a name (2 as `2`), because columns may be numbered. Other values are not changed."""
     return str(name) if isinstance(name, int | np.integer) and not isinstance(name, bool) else name
 
 
@@ -98,7 +98,10 @@ def split_lists(table: Table, training: Table, label_and_site: tuple[str, ...]) 
     for name, column in table.columns.items():
         parts = {name: column} if name in label_and_site else _list_parts(name, column)
         if name not in label_and_site and len(parts) != len(_list_parts(name, training.columns.get(name, column))):
-            raise UserError(f"{table.where}: lists in column {name!r} are not as long as in the training data")
+            raise UserError(
+                f"{table.where}: column {name!r} does not hold as many values per row as in the training data; "
+                "expected equally many"
+            )
         if twice := [part for part in parts if part in columns]:
             raise UserError(f"{table.where}: two columns are called {twice[0]!r}; rename one of them")
         columns |= parts

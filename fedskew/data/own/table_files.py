@@ -23,8 +23,8 @@ TEST_NAMES = ("test", "validation", "valid", "val")
 def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> Table:
     """Read a CSV file with a header. By default, the delimiter is found in the header: a comma, a semicolon or a tab.
 
-    If pyarrow is installed, it reads the file, because it is fast. If pyarrow fails, Python's csv module reads the file
-    and reports the line of any mistake.
+    If pyarrow is installed, it reads the file, because it is fast. If pyarrow is missing or fails, Python's csv
+    module reads the file and reports the line of any mistake.
     """
     _check_marks(delimiter, decimal)
     delimiter = delimiter or find_delimiter(path)
@@ -161,7 +161,9 @@ def import_pyarrow() -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise UserError("reading Parquet and Arrow files needs pyarrow: pip install 'fedskew[data]'") from error
+        raise UserError(
+            "reading Parquet files, Arrow data or Polars DataFrames needs pyarrow: pip install 'fedskew[data]'"
+        ) from error
     return pyarrow
 
 

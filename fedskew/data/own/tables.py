@@ -117,7 +117,7 @@ def load_tables(
     candidates = {n: c for n, c in train.columns.items() if n not in label_and_site}
     class_names = known_classes(classes, train.class_names.get(label))
     if text is None and (tokens := token_columns(candidates)):
-        _refuse_unused_options(where, "tokens", given)
+        _check_given_options(where, "tokens", given)
         notes = _unused_columns(name, where, candidates, tokens, listed_inputs)
         pairs = [({n: _column(table, n) for n in tokens}, _label_values(table, label)) for table in tables]
         site_names, numbers = ((), None) if site is None else number_sites([_sites(table, site) for table in tables])
@@ -137,7 +137,7 @@ def load_tables(
     inputs = _choose_inputs(tables[0], label_and_site, text, readers[0], known)
     if inputs.kind in ("table", "text") and not is_label_given and text is None and known is None:
         _refuse_second_label(where, label, like_labels)
-    _refuse_unused_options(where, inputs.kind, given)
+    _check_given_options(where, inputs.kind, given)
     notes = _unused_columns(name, where, candidates, inputs.names, listed_inputs)
 
     labels = [_labels(table, label, markers) for table in tables]
@@ -177,7 +177,7 @@ def _encoding_file(encoding: object) -> object:
     return None if isinstance(encoding, TableEncoding) else encoding
 
 
-def _refuse_unused_options(where: str, kind: str, given: Mapping[str, object]) -> None:
+def _check_given_options(where: str, kind: str, given: Mapping[str, object]) -> None:
     """Refuse an option that would have no effect on inputs of this kind."""
     inputs, unused = _UNUSED_OPTIONS[kind]
     refuse_unused_options(where, inputs, {option: given[option] for option in unused})
@@ -306,7 +306,10 @@ def _choose_inputs(
     for name in others:
         _require_usable(table, name)
     if not others:
-        raise UserError(f"{table.where}: no column besides the label {label_and_site[0]!r}; expected inputs")
+        listed = " and ".join(
+            f"the {use} {name!r}" for use, name in zip(("label", "site"), label_and_site, strict=False)
+        )
+        raise UserError(f"{table.where}: no column besides {listed}; expected inputs")
     only = next(iter(others))
     if len(others) == 1 and isinstance(others[only], Strings | Cells) and only not in reader.categorical:
         read = reader.read_text_or_numbers(only, others[only])
@@ -322,9 +325,8 @@ def _check_columns(others: Mapping[str, Column], encoding: TableEncoding) -> Non
     found = [f"columns {shorten(strange)} are not among {shorten(encoding.names)}"] if strange else []
     found += [f"columns {shorten(lacking)} are missing"] if lacking else []
     if found:
-        raise ColumnMismatch(
-            f"{'; '.join(found)}; expected the columns of the encoding; leave others out with drop, or rename them"
-        )
+        remedy = "; leave others out with drop, or rename them" if strange else ""
+        raise ColumnMismatch(f"{'; '.join(found)}; expected the columns of the encoding{remedy}")
 
 
 def _require_usable(table: Table, name: str) -> None:
@@ -420,10 +422,10 @@ def _read_inputs(
     categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
     if encoding is not None:
         categories = {column.name: column.categories or () for column in encoding.columns}
-    return [_spell_as_known(raw, categories) for raw in (first, *rest)]
+    return [_spell_booleans_as_known(raw, categories) for raw in (first, *rest)]
 
 
-def _spell_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
+def _spell_booleans_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
     """Spell boolean categories as the encoding or the training table does. `categories` has the values by column."""
     strings = {name: spell_as_known(column, categories[name]) for name, column in raw.strings.items()}
     return replace(raw, strings=strings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,13 @@ def with_value(array: np.ndarray, index: Any, value: float) -> np.ndarray:
 
 
 TABLE = np.random.default_rng(3).normal(size=(20, 3))
+
+
+def test_a_damaged_array_is_not_taken_for_python_objects(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as file:
+        file.writestr("x.npy", b"\x93NUMPY\x01\x00")
+    with pytest.raises(UserError, match=r"own.npz: cannot be read \(.*\); expected a .npz file"):
+        load(tmp_path / "own.npz")
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,9 @@ FILES = [
         csv(x=[f"2024-01-{i + 1:02d}" for i in range(N)]),
         "column 'x' holds dates or times such as '2024-01-01'",
     ),
+    Case("dates and a word", csv(x=cells("soon", "2024-01-02", "2024-03-04")), "dates or times such as '2024-01-02'"),
+    Case("decimal commas and a whole number", csv(x=quoted("12", "1,5")), "column 'x' holds '1,5'"),
+    Case("only label and site", csv().replace("age", "site"), "besides the label 'y' and the site", {"site": "site"}),
     Case("dates with dots", csv(x=cells("31.12.2024", "1.1.25")), "column 'x' holds dates or times"),
     Case("dates with slashes", csv(x=cells("12/31/2024", "")), "column 'x' holds dates or times"),
     Case("times", csv(x=cells("12:30", "23:59:59")), "column 'x' holds dates or times"),
@@ -436,8 +439,40 @@ def test_options_apply_to_a_column_of_lists() -> None:
     assert fs.load(table, columns=["x"]).columns == ("x[0]", "x[1]")
     assert fs.load(table, categorical="x").columns[:2] == ("x[0]=0", "x[0]=1")
     longer = pa.table({"x": [[i % 2, i, 1] for i in range(N)], "y": LABELS})
-    with pytest.raises(fs.UserError, match=r"lists in column .* are not as long as in the training data"):
+    with pytest.raises(fs.UserError, match="column 'x' does not hold as many values per row as in the training"):
         fs.load(table, test=longer, columns=["x"])
+
+
+def test_the_note_about_gaps_names_the_columns_whose_gaps_are_marked(tmp_path: Path) -> None:
+    gaps = [None if i % 4 == 0 else i % 7 for i in range(N)]
+    table = pa.table({"a": gaps, "b": [i % 3 for i in range(N)], "y": LABELS})
+    encoding = fs.load(table).encoding
+    assert encoding is not None
+    encoding.save(tmp_path / "encoding.json")
+    both, other = (pa.table({"a": a, "b": gaps, "y": LABELS}) for a in (gaps, [i % 3 for i in range(N)]))
+    (note,) = fs.load(both, encoding=tmp_path / "encoding.json").notes
+    assert note.endswith("the mean replaces missing numbers, and 1 more input marks the gaps in a")
+    (note,) = fs.load(other, encoding=tmp_path / "encoding.json").notes
+    assert note.endswith("the mean replaces missing numbers")
+
+
+def test_numbers_in_place_of_lists_are_not_called_lists() -> None:
+    lists, plain = (
+        pa.table({"x": x, "y": LABELS}) for x in ([[i % 2, i] for i in range(N)], [i % 2 for i in range(N)])
+    )
+    with pytest.raises(fs.UserError, match="column 'x' does not hold as many values per row as in the training"):
+        fs.load(lists, test=plain, columns=["x"])
+
+
+def test_only_strange_columns_are_advised_to_be_dropped(tmp_path: Path) -> None:
+    table = pa.table({"age": [i % 7 for i in range(N)], "x": [i % 3 for i in range(N)], "y": LABELS})
+    encoding = fs.load(table).encoding
+    assert encoding is not None
+    encoding.save(tmp_path / "encoding.json")
+    with pytest.raises(fs.UserError, match=r"^columns 'x' are missing; expected the columns of the encoding$"):
+        fs.load(table.drop_columns(["x"]), encoding=tmp_path / "encoding.json")
+    with pytest.raises(fs.UserError, match="leave others out with drop, or rename them"):
+        fs.load(table.rename_columns(["age", "z", "y"]), encoding=tmp_path / "encoding.json")
 
 
 @pytest.mark.parametrize("places", [[[1.0, None]] * N, [[i % 3, i] for i in range(N)]], ids=["empty", "identifier"])

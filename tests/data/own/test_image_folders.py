@@ -144,8 +144,11 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     pq.write_table(pa.table({"a": [1.0], "y": [0]}), tmp_path / "own.parquet")
     monkeypatch.setitem(sys.modules, "PIL", None)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    for path, package in ((tmp_path / "pets", "Pillow"), (tmp_path / "own.parquet", "pyarrow")):
-        with pytest.raises(UserError, match=rf"needs {package}: pip install 'fedskew\[data\]'"):
+    for path, needs in (
+        (tmp_path / "pets", "needs Pillow"),
+        (tmp_path / "own.parquet", "Polars DataFrames needs pyarrow"),
+    ):
+        with pytest.raises(UserError, match=rf"{needs}: pip install 'fedskew\[data\]'"):
             load(path)
 
 
