@@ -66,7 +66,7 @@ def _site_accuracy(run: Result, site: str) -> str:
     """Report the test of a site's model on that site's held-out samples, if the run has one."""
     score = run.site_scores.get(site)
     if score is None:
-        return f"The run has no tests of this model. Outputs: {', '.join(map(escape, run.classes))}."
+        return f"This card has no test results of the model. Outputs: {', '.join(map(escape, run.classes))}."
     rows = [("accuracy", percent(score.accuracy)), ("AUROC", "–" if score.auroc is None else f"{score.auroc:.3f}")]
     return (
         f"On {score.samples:,} held-out samples of {escape(name_site(site))}, after the last round:\n\n"

@@ -130,7 +130,7 @@ def _reported_sums(run: Result) -> str:
 
 
 def _reported_tests(run: Result) -> str:
-    """Say which test results the sites reported. Empty for a simulation."""
+    """Say which test results the sites reported. Empty if they reported none, as in a simulation."""
     if not _site_results(run):
         return ""
     results = (

@@ -88,7 +88,7 @@ def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:
 
 
 def _hub_dataset(run: Result) -> str | None:
-    """Return the name of the training data on the Hub. None if they are not there."""
+    """Return the name of the training data on the Hub. None if fedskew knows no name, as for the data of sites."""
     if run.sites:
         return None
     name = run.config.data

@@ -32,7 +32,7 @@ def _python_use(run: Result, with_words: bool) -> str:
             f"The model's code is not part of fedskew: `{run.config.model}`. With that code:\n\n```python\n"
             "from safetensors.torch import load_file\n\n"
             'model.load_state_dict(load_file("model.safetensors"))\n```\n\n'
-            "The model expects normalised inputs, as described below."
+            "The next section says how the inputs must be prepared."
         )
     name = INPUT_NAMES[run.inputs["kind"]]
     prepared = f'{name} = words()(["a text", "another"])' if with_words else f"# {name}: {_array_type(run)}"

@@ -4,7 +4,7 @@ README.md            the model card
 model.json           the same information as JSON: inputs, classes, metrics, configuration
 model.safetensors    the weights, named as in the model's state_dict
 model.py             the model's code, for built-in models
-words.txt            for text models: the vocabulary
+words.txt            for text models: the vocabulary, if the data can be read here
 model.onnx           if requested
 """
 

@@ -36,7 +36,7 @@ def write_onnx(run: Result, path: Path) -> float:
     """Check and write the file. Return the largest difference of a logit, relative to max(1, largest logit)."""
     if run.inputs.get("fields"):
         named = " and ".join(name for name, _, _ in run.inputs["fields"])
-        raise UserError(f"{run.folder}: the model takes {named}; the ONNX format needs a model with a single input")
+        raise UserError(f"{run.folder}: the model takes {named}; the ONNX export needs a model with a single input")
     model = RawInputs(run.model, run.inputs).eval()
     content = _export(model, run)
     difference = _largest_difference(content, model, run)
@@ -103,7 +103,7 @@ def random_samples(inputs: dict[str, Any], size: int) -> torch.Tensor:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings about its own deprecations and about torchvision, which is not needed."""
+    """Silence the exporter's warnings, such as those about torchvision, which is not needed."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -22,8 +22,8 @@ from fedskew.models import own_module, parameter_count
 WEIGHTS = "weights.safetensors"
 CARD = "weights.json"
 CENTRAL = ("partition", "method", "rounds", "local_epochs", "clients_per_round")
-"""The keys that `central_training` sets. `fedskew pretrain` refuses them with `--set`. In the file of `-c`, they have
-no effect."""
+"""The keys that `central_training` always sets. `fedskew pretrain` refuses them with `--set`. In the file of `-c`, they
+have no effect."""
 _TOTAL_DECAY = 0.01
 """All epochs together multiply the learning rate by this factor, if `lr_decay` is not set."""
 

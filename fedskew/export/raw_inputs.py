@@ -13,7 +13,8 @@ class RawInputs(nn.Module):
     """Scales and normalises images and rows of a table, then applies the model. Word indices need neither.
 
     It takes images as bytes (uint8, n × channels × height × width), unscaled rows of a table (float64, n × inputs),
-    or word indices (int64, n × length). It returns logits (n × classes).
+    or word indices (int64, n × length). If `inputs` has no scaling, it leaves rows as they are. It returns logits
+    (n × classes).
     """
 
     mean: Tensor

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _GAPS = ("", "na", "n/a", "#n/a", "nan", "<na>", "null", "none", "?")
-"""Texts that are gaps in a column of numbers, in lower case. Among categories, only an empty text is a gap."""
+"""Texts that are gaps in a column of numbers, in lower case. Among categories, only an empty text and <NA> are gaps."""
 
 
 class Rows:

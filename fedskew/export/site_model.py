@@ -38,6 +38,8 @@ def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None
     with torch.no_grad():
         for name, tensor in own.items():
             tensors[name].copy_(tensor)
+    if run.sites and method.personal is not None and method.personal.has_global_model:
+        run = replace(run, site_scores={})  # the sites' histograms are those of the global model
     return replace(run, model_or_loader=module)
 
 

@@ -117,7 +117,7 @@ def _side_by_side() -> _Source:
 
 
 class _Source:
-    """A module's source, split into title, imports and body. Imports of fedskew are dropped."""
+    """A module's source, split into title, imports and body. Imports from fedskew and `__future__` are dropped."""
 
     def __init__(self, text: str) -> None:
         tree = ast.parse(text)

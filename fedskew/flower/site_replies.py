@@ -29,7 +29,7 @@ class Failure:
     event: str = "failed"
     """The event in the audit log: `refused`, `failed` (also if a reply cannot be read), `late` or `absent`."""
     timed_out: bool = False
-    """Whether the site did not reply within the round's time-out. A site can be late before that."""
+    """Whether the site did not reply within the request's time-out. A site can be late before that."""
 
 
 @dataclass(frozen=True)

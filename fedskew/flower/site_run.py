@@ -206,10 +206,10 @@ def hash_contract(contract: Contract) -> str:
 
 
 def hash_data_form(contract: Contract) -> str:
-    """Hash the names of the classes, columns and inputs, in any order.
+    """Hash the kind of data, the task, and the names of the classes, columns and inputs, in any order.
 
-    A server can write the rest of a contract in many ways that fit the same data: their order, the categories, means
-    and deviations of columns, the size of a vocabulary.
+    A server can write the rest of a contract in many ways that fit the same data: the order of these names, the
+    categories, means and deviations of columns, the size of a vocabulary.
     """
     names = contract.classes, contract.column_names, [name for name, *_ in contract.fields]
     form = [contract.kind, contract.task, *map(sorted, names)]

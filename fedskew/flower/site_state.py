@@ -110,7 +110,7 @@ class SiteState:
             self._path(model, number).unlink(missing_ok=True)
 
     def newest(self, model: str) -> Tensors | None:
-        """Read the state after the last round in which the site took part. None if it took part in no round."""
+        """Read the last state of this model. None if the site has none."""
         rounds = self._rounds(model)
         return self.read(model, max(rounds)) if rounds else None
 
@@ -126,5 +126,8 @@ def read_final_state(folder: Path, run: str | Path) -> Tensors:
     """Read the site's last state of a finished run. `run` is the run's folder, as the server's operator shared it."""
     kept = SiteState(folder, config_hash(RunFolder(run).config)).newest("global")
     if kept is None:
-        raise UserError(f"{folder} has no state of the run in {run}; expected a run in which this site took part")
+        raise UserError(
+            f"{folder} has no state of the run in {run}; expected a run in which this site took part, with a method "
+            "that keeps tensors at the sites"
+        )
     return kept

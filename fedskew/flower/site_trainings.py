@@ -4,9 +4,9 @@ A server learns more each time that a site trains the same round from another mo
 different requests per round. It needs to answer more than one, because a restarted server may ask for a round again,
 perhaps with another model.
 
-As long as the site's data and state stay the same, a repeated request gives the same update, so it does not count
-again. But if the site adds noise, every request counts, because the noise is new each time. The site's state folder has
-the counts, so they survive a restart of the worker.
+A request that is repeated while the site has the same state does not count again. Unless the site's data have changed,
+its update is the same. But if the site adds noise, every request counts, because the noise is new each time. The site's
+state folder has the counts, so they survive a restart of the worker.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Sites:
         knows_samples: bool = True,
         start: bytes = b"",
     ) -> None:
-        """`audit` receives an entry for each request and each reply.
+        """`audit` receives entries about the requests, the replies, and the reasons why replies are missing.
 
         If `knows_samples` is False, sites do not report their numbers of samples. Each site then counts as one sample
         when it is admitted. `start` has tensors that are sent with every greeting.
@@ -64,7 +64,7 @@ class Sites:
         self._reply_times = reply_times or ReplyTimes()
         self._calls = SuperLinkCalls(grid, log)
         self._late: dict[str, _LateRequest] = {}
-        """The requests whose replies the server no longer waits for, by their message's id."""
+        """The requests whose sites were late before the time-out, by their message's id."""
         self._admission = Admission(
             self.names, terms, self._calls, log, audit, most_samples, knows_samples=knows_samples, start=start
         )
@@ -80,14 +80,14 @@ class Sites:
         return dict(self._admission.admitted)
 
     def wait_for(self, number: int) -> None:
-        """Wait until this many sites are connected."""
+        """Wait until this many sites are connected and admitted."""
         waiting: tuple[str, ...] | None = None
         self.refresh()
         while len(self.online) < number:
             missing = tuple(name for client, name in enumerate(self.names) if client not in self.online)
             if missing != waiting:
                 waiting = missing
-                self.log(f"{len(self.online)} of {number} required sites are connected; absent: {', '.join(missing)}")
+                self.log(f"{len(self.online)} of {number} required sites are admitted; missing: {', '.join(missing)}")
             time.sleep(_POLL_SECONDS)
             self.refresh()
 

@@ -18,7 +18,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPu
 from fedskew.flower.wire import Facts, one_line, to_records
 
 _SPARE_SECONDS = 5.0
-"""Flower deletes a message this many seconds after the server has stopped waiting for the reply."""
+"""Flower deletes a message this many seconds after the time-out of its reply."""
 _BATCH_SIZE = 4
 """Messages per call. Flower limits the time of a call, which would not suffice for many large messages."""
 _RETRY_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0)

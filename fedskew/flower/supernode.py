@@ -33,7 +33,7 @@ _WARNING_DAYS = 30
 _CONNECTED, _RECONNECTED = "SuperNode ID: ", "Connection successful after "
 """Flower's messages when a connection begins, and when it comes back."""
 _RETRIES = "Connection attempt failed, retrying"
-"""Flower's message when the connection is lost."""
+"""Flower's message when it cannot connect, also after it has lost a connection."""
 _REFUSED = "Failed to activate SuperNode"
 """Flower's message when the server does not accept the site's key."""
 _GAVE_UP = ("SSL/TLS handshake error detected", "Giving up reconnection")
@@ -85,6 +85,8 @@ def require_trusted_server(superlink: str, keys: NodeKeys) -> datetime:
             f"that has not expired and is signed by {signer}"
         ) from error
     except (ssl.SSLError, ConnectionResetError) as error:
+        if (getattr(error, "reason", None) or "").startswith(("TLSV1", "SSLV3")):  # the server's alert, so it uses TLS
+            raise UserError(f"{superlink} ends the TLS handshake ({error}); ask the server's operator") from error
         raise UserError(f"{superlink} does not use TLS; expected a SuperLink or proxy with a certificate") from error
     except OSError as error:
         raise UserError(f"{superlink} cannot be reached ({error.strerror or error}); expected a SuperLink") from error
@@ -140,7 +142,7 @@ class Connection:
         if _CONNECTED in line or _RECONNECTED in line:
             self.problem = None
         elif _RETRIES in line:
-            self.problem = "the connection to the server is lost; Flower tries again"
+            self.problem = "there is no connection to the server; Flower tries again"
         elif _REFUSED in line:
             self.problem = "the server refuses the site's key"
         elif any(words in line for words in _GAVE_UP):

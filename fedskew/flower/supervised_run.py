@@ -70,8 +70,8 @@ class FlowerRun:
     def stop_left_over(self, folder: Path, log: Callable[[str], None]) -> None:
         """Stop the run of this folder if an earlier command ended and left it at the SuperLink.
 
-        Otherwise, that run would keep the folder locked. Call this within `only_command`, which ensures that the run
-        does not belong to a command that is still running.
+        If that run went on, it would keep the folder locked. Call this within `only_command`, which ensures that the
+        run does not belong to a command that is still running.
         """
         run = _unfinished_run(self._log)
         if run is not None and self._stop_run(run):

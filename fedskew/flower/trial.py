@@ -95,7 +95,7 @@ def _require_same_run(folder: Path, app: Path, split: Path) -> None:
 
 
 def site_names(federation: Federation) -> list[str]:
-    """Return the clients' names. If there are none, or one cannot be a site's name, return site-1, site-2 and so on."""
+    """Return the clients' names. If there are none, or one cannot be a site's name, number the sites, as in site-1."""
     if federation.client_names and all(map(is_site_name, federation.client_names)):
         return list(federation.client_names)
     number = federation.clients

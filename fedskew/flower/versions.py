@@ -1,7 +1,7 @@
 """The software versions of the server and of a site, which are compared before anything is trained.
 
 Both must have the same minor version of fedskew, such as 0.3, because a minor version may change what messages mean. A
-difference in fedskew's patch version, or in the minor version of torch or Flower, is only reported.
+difference in fedskew's patch version, or in the major or minor version of torch or Flower, is only reported.
 """
 
 from __future__ import annotations

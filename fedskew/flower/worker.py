@@ -78,8 +78,8 @@ def serve(site: Path, listener: socket.socket) -> None:
 class _AppFinder:
     """Finds the package of the app that the site received last.
 
-    Otherwise, the package could be imported from an earlier app, or from the site's own copy in the current folder or
-    in PYTHONPATH. These may be old versions.
+    Without this finder, the package could be imported from an earlier app, or from the site's own copy in the current
+    folder or in PYTHONPATH. These may be old versions.
     """
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class _RequestHandler:
     """Answers every request, perhaps with a refusal. It reads site.yaml and the data again if they have changed.
 
     Each answer is in the site's audit log before it leaves. If site.yaml cannot be read, there is no audit log, and
-    every answer is a refusal or a failure.
+    every answer is a refusal or a failure. If the log cannot be written, the answer is a refusal, which is not in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +177,7 @@ class _RequestHandler:
         return {"refused": reported}, b""
 
     def _log(self, problem: str) -> None:
-        """Log a problem, but not again if the server repeats its request."""
+        """Log a problem, unless it was also the last one. So a request that is repeated does not fill the log."""
         if problem != self._last_problem:
             self._last_problem = problem
             print(f"fedskew: {problem}", file=sys.stderr, flush=True)

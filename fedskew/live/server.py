@@ -36,7 +36,7 @@ class LiveServer:
         self.ended = threading.Event()
         """Set when the runs have ended. A browser then fetches the state once more, and stops."""
         self._browser_waits = threading.Event()
-        """Set while a browser that shows the page has not fetched the last state."""
+        """Set while the browser that fetched a state has not fetched the last one, even if it has closed the page."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 

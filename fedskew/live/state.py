@@ -98,6 +98,8 @@ def _status(loaded: LoadedRuns, ended: bool) -> str:
     """Say in one line what is finished, and in which round the other runs are, or were interrupted."""
     runs, races = loaded.runs, loaded.races
     if not runs and not races:
+        if loaded.unreadable:
+            return "no run can be read"
         return "ended before the first round" if ended else "waiting"
     unfinished = [_position(run) for run in runs if not run.finished]
     unfinished += [f"race: {plural(len(race.rungs), 'rung')} done" for race in races if not race.finished]

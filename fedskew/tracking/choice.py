@@ -11,7 +11,10 @@ TRACKERS: dict[str, Callable[[FolderOf], Tracker]] = {"tensorboard": TensorBoard
 
 
 def make_trackers(names: str, folder_of: FolderOf) -> list[Tracker]:
-    """Make the trackers in a list such as `tensorboard,mlflow`. Raise a UserError if a package is missing."""
+    """Make the trackers in a list such as `tensorboard,mlflow`.
+
+    Raise a UserError if a name is unknown or a package is missing.
+    """
     requested = [name.strip().lower() for name in names.split(",") if name.strip()]
     for name in requested:
         if name not in TRACKERS:

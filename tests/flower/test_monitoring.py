@@ -125,8 +125,8 @@ def test_the_connection_is_known_from_what_flower_prints() -> None:
     assert connection.problem == "the site has not connected to the server yet"
     for line, problem in (
         ("INFO :      SuperNode ID: 123", None),
-        ("WARNING :   Connection attempt failed, retrying in 1.00 seconds", "the connection to the server is lost"),
-        ("INFO :      Received successfully", "the connection to the server is lost"),
+        ("WARNING :   Connection attempt failed, retrying in 1.00 seconds", "there is no connection to the server"),
+        ("INFO :      Received successfully", "there is no connection to the server"),
         ("INFO :      Connection successful after 3.00 seconds and 2 tries.", None),
         ("ERROR :     SSL/TLS handshake error detected.", "gave up"),
     ):

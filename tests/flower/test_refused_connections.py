@@ -66,7 +66,7 @@ def test_strangers_are_refused_and_a_site_that_lost_its_server_ends(
         expire_certificate(local.keys)
         assert local.superlink is not None
         local.superlink.kill()
-        lost = (503, "the connection to the server is lost; Flower tries again\n")
+        lost = (503, "there is no connection to the server; Flower tries again\n")
         until(lambda: health(port) == lost, "the site's notice that its server is gone", local)
         local.superlink = Process("superlink", local.superlink_command(), tmp_path / "expired.log", local.environment)
         assert site.wait(PATIENCE) == 2

@@ -55,6 +55,23 @@ def test_plain_text_is_refused_in_words(keys: NodeKeys, plain_server: int) -> No
         require_trusted_server(f"localhost:{plain_server}", keys)
 
 
+def test_a_server_that_ends_the_handshake_uses_tls(keys: NodeKeys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(bytes([21, 3, 3, 0, 2, 2, 40]))  # a fatal alert: handshake failure
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        port = listener.getsockname()[1]
+        with pytest.raises(UserError, match=f"localhost:{port} ends the TLS handshake .*handshake failure"):
+            require_trusted_server(f"localhost:{port}", keys)
+        thread.join()
+
+
 def test_a_server_that_is_not_there_is_named(keys: NodeKeys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

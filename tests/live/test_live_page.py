@@ -85,6 +85,13 @@ def test_nothing_new_is_said_in_a_few_bytes(tmp_path: Path) -> None:
     assert live.current(0) == told
 
 
+def test_a_run_that_cannot_be_read_has_begun(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("rounds: [", encoding="utf-8")
+    live = LiveState([tmp_path / "run"])
+    assert live.current(0)["status"] == live.current(0, ended=True)["status"] == "no run can be read"
+
+
 def test_runs_in_progress_are_ranked_by_accuracy_until_they_have_auroc(tmp_path: Path) -> None:
     run(tmp_path / "run")
     live = LiveState([tmp_path / "run"], "auroc")
@@ -121,7 +128,7 @@ def test_a_taken_port_is_refused_if_it_was_asked_for(served: LiveServer, capsys:
     ("asked", "told"),
     [
         ("runs/digts-fedavg", "no run folder 'runs/digts-fedavg'; did you mean 'runs/digits-fedavg'?"),
-        ("runs/digits-fedavg", "no run in 'runs/digits-fedavg': no folder there has a config.yaml"),
+        ("runs/digits-fedavg", "no run in 'runs/digits-fedavg': neither it nor a visible folder"),
         ("elsewhere/x", "no run folder 'elsewhere/x'; expected"),
     ],
 )
@@ -184,7 +191,7 @@ def test_an_interrupt_while_the_page_starts_is_one_line(tmp_path: Path) -> None:
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)  # as a terminal does
     told = run.communicate()[1]
-    assert told == "stopped before the first round; repeat the command to resume\n"
+    assert told == "stopped before completing a round; repeat the command to resume\n"
     assert run.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(starting.read_text()), 0)
