@@ -54,7 +54,7 @@ class Measurement:
     seconds: tuple[float, ...]
     """Mean seconds per call, one value per repetition."""
     memory: int | None
-    """Peak memory in bytes, minus the memory in use before."""
+    """Peak memory in bytes, minus the memory in use before. None if the system does not report it."""
     asked: str = ""
     """The requested engine, such as `auto`."""
 
