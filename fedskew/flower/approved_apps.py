@@ -69,7 +69,7 @@ def add_approval(folder: Path, approval: Approval) -> Path:
 
 
 def file_hashes(archive: bytes) -> dict[str, str]:
-    """SHA-256 of each file in one of Flower's app archives (FAB)."""
+    """SHA-256 of each file in one of Flower's app archives (FAB). Flower's list of the files is left out."""
     with zipfile.ZipFile(io.BytesIO(archive)) as files:
         names = [name for name in files.namelist() if not name.startswith(_FILE_LIST)]
         if len(set(names)) < len(names):

@@ -30,7 +30,7 @@ be written, the site sends a refusal instead of the reply.
 
 `ChainedLog` adds a number, the time, and the hashes to each entry.
 
-The server logs the digests of the replies that it receives, so the two logs can be compared.
+The server logs the digests of the replies that it receives, so its log can be compared with those of the sites.
 """
 
 from __future__ import annotations

@@ -68,6 +68,8 @@ def copy_database(source: Path, target: Path) -> None:
         with closing(sqlite3.connect(source)) as live, closing(sqlite3.connect(target)) as copy:
             live.backup(copy)
             (found,) = copy.execute("PRAGMA integrity_check").fetchone()
+    except sqlite3.OperationalError as error:  # for example, the disk is full
+        raise UserError(f"cannot copy {source} to {target}: {error}") from error
     except sqlite3.Error as error:
         raise UserError(f"cannot copy {source}: {error}; expected the SuperLink's --database") from error
     target.chmod(0o600)

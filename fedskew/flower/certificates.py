@@ -98,7 +98,9 @@ def load_authority(certificate: bytes, key: Path) -> tuple[x509.Certificate, Key
     """Load an authority. Raise ValueError if a file is damaged, or if the key is unsupported or does not match."""
     authority = x509.load_pem_x509_certificate(certificate)
     private = _load_key(key)
-    if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != authority.public_key():
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key is not an elliptic curve key")
+    if private.public_key() != authority.public_key():
         raise ValueError("the key does not belong to the certificate")
     return authority, private
 

@@ -129,10 +129,14 @@ class ChainedLog:
         head = read_head(self.path)
         recent = known[-_LINES_PER_APPEND - 1 :]
         is_new = head is None and len(known) <= _LINES_PER_APPEND
-        if not is_new and (head is None or head["hash"] not in [entry["hash"] for entry in recent]):
+        if is_new:
+            return
+        if head is None:
+            raise LogDamaged(f"{self._head_path} is missing; restore it, or move {self.path} away to begin a new log")
+        if head["hash"] not in [entry["hash"] for entry in recent]:
             raise LogDamaged(
                 f"{self.path} does not end where {self._head_path.name} says; `fedskew federate audit verify "
-                f"{self.path}` names the line. Move both files away to begin a new log"
+                f"{self.path}` says what was changed. Move both files away to begin a new log"
             )
 
     def _write_head(self, last: Entry) -> None:
@@ -204,7 +208,7 @@ def read_chain(path: Path) -> Chain:
         repairs, torn = repairs + len(torn), []
         entries.append(entry)
     repairs += len(torn)
-    return Chain(tuple(entries), repairs, _missing_end(path, entries, repairs))
+    return Chain(tuple(entries), repairs, _head_problem(path, entries, repairs))
 
 
 class NewEntries:
@@ -245,11 +249,12 @@ def _break_in_chain(line: int, entry: Entry, before: Sequence[Entry], torn: Sequ
     if entry["number"] < expected:
         return f"line {line} is in the wrong place: entry {entry['number']} follows entry {expected - 1}"
     if entry["previous"] != (_FIRST if last is None else last["hash"]):
-        return f"line {line} does not follow line {line - 1}: its 'previous' is the hash of another entry"
+        start = "the start of the log" if last is None else f"entry {last['number']}"
+        return f"line {line} does not follow {start}: its 'previous' is another hash"
     return None
 
 
-def _missing_end(path: Path, entries: Sequence[Entry], repairs: int) -> str | None:
+def _head_problem(path: Path, entries: Sequence[Entry], repairs: int) -> str | None:
     """Say how the end of a log and its head disagree. None if they agree."""
     head = read_head(path)
     if head is None:

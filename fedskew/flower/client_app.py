@@ -27,7 +27,7 @@ app = ClientApp()
 
 app_hash: str | None = None
 """Hash of the app that this process runs, for the audit log. `node.py` sets it. None if Flower's own SuperNode started
-the process."""
+the process, or if the app's archive is damaged."""
 _START_SECONDS = 120.0
 """Seconds in which a worker must start."""
 _FIRST_WAIT, _LONGEST_WAIT = 0.01, 0.2
@@ -58,7 +58,7 @@ def _request(site: Path, facts: Facts, payload: bytes) -> tuple[Facts, bytes]:
         with contextlib.suppress(OSError, EOFError), _connect_to_worker(site) as connection:
             send_frame(connection, facts, payload)
             return receive_frame(connection)
-    problem = "the site's worker ended twice while it worked, perhaps because memory ran out"
+    problem = "the site's worker ended twice before it replied, perhaps because memory ran out"
     with contextlib.suppress(UserError):
         site_log(site).append(describe_request(facts) | {"event": "failed", "reason": problem, "app": app_hash})
     raise RuntimeError(problem)
@@ -79,7 +79,7 @@ def _connect_to_worker(site: Path) -> socket.socket:
             return connection
         time.sleep(wait)
         wait = min(2 * wait, _LONGEST_WAIT)
-    raise RuntimeError("the site's worker did not start; the reason is in the SuperNode's log")
+    raise RuntimeError("the site's worker did not start; the SuperNode's log may say why")
 
 
 def _start_worker(site: Path, superexec: int) -> subprocess.Popen[bytes] | None:

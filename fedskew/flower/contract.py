@@ -69,7 +69,7 @@ class Contract:
     task: str = "single-label"
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
     column_sums: bool = False
-    """Whether this is a draft, without categories, means and standard deviations."""
+    """Whether this is a draft: it lists no categories, and every mean is 0 and every standard deviation 1."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):

@@ -86,10 +86,10 @@ def make_credentials(
     """Make the missing files for these sites and for a server with these host names.
 
     Existing files stay, so a site can be added to a running federation. The server's certificate and its key are
-    exceptions: they are replaced if the certificate lacks a host name or expires within a month. The new certificate is
-    valid for `days`, and keeps the old host names. Only a new certificate needs the authority's key. Without that key,
-    a certificate in its last month stays. If one file of a site's key pair is missing, both are made anew.
-    A site's ca.pem is always replaced by a copy of the authority's.
+    exceptions: they are replaced if one of them is missing, or if the certificate lacks a host name or expires within a
+    month. The new certificate is valid for `days`. It keeps the old host names, unless the old key was missing. Only a
+    new certificate needs the authority's key. Without that key, a certificate in its last month stays. If one file of a
+    site's key pair is missing, both are made anew. A site's ca.pem is always replaced by a copy of the authority's.
     """
     _check_sites(sites)
     if not 1 <= days <= _MOST_DAYS:
@@ -180,7 +180,7 @@ def _certified_hosts(credentials: Credentials) -> tuple[str, ...]:
 def _authority(credentials: Credentials) -> tuple[Certificate, certificates.Key]:
     """Load the authority in the folder, or make a new one."""
     if credentials.authority_key.exists():
-        with _report_damage(credentials.authority_key):
+        with _report_damage(credentials.authority, credentials.authority_key):
             return certificates.load_authority(_read(credentials.authority), credentials.authority_key)
     if credentials.authority.exists():
         raise UserError(
@@ -206,13 +206,12 @@ def _make_node(credentials: Credentials, site: str) -> None:
 
 
 @contextmanager
-def _report_damage(path: Path) -> Iterator[None]:
+def _report_damage(*paths: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UserError(
-            f"{path} is damaged or does not match the other files ({error}); restore it, or choose another folder"
-        ) from error
+        names = " or ".join(map(str, paths))
+        raise UserError(f"{names} cannot be used ({error}); restore it, or choose another folder") from error
 
 
 def _read(path: Path) -> bytes:

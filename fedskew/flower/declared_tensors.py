@@ -1,4 +1,4 @@
-"""A site's check that a method sends only tensors that it declares."""
+"""A site's check that every part of a method that sends tensors declares that it does."""
 
 from __future__ import annotations
 

@@ -197,4 +197,7 @@ def refuse_unfit(method: Method, config: Config) -> None:
     if config.save_predictions:
         raise UserError("save_predictions is for simulations; a federation's predictions stay at its sites")
     if config.eval_local:
-        raise UserError("eval_local tests each client's model, which is possible in simulations only")
+        raise UserError(
+            "eval_local is for simulations; expected federation.local_tests = true, with which the sites test before "
+            "and after their training"
+        )

@@ -2,7 +2,7 @@
 
     python -m fedskew.flower.guardian MARK      # waits until its standard input is closed
 
-All processes of a trial have a mark in their environment. Their descendants inherit it, even those that Flower
+The processes that a trial starts have a mark in their environment. Their descendants inherit it, even those that Flower
 detaches. The guardian's standard input is a pipe from the trial's main process. When that process ends, the guardian
 kills all processes that have the mark.
 """

@@ -83,7 +83,7 @@ class LocalComparison:
 
     @property
     def caveat(self) -> str | None:
-        """Say why the comparison favours one of the models. None if it is fair."""
+        """Say that pretrained weights favour the federation's model. None if both models started alike."""
         if self.is_local_pretrained or not self.is_federation_pretrained:
             return None
         return (
@@ -208,9 +208,9 @@ def write_page(comparison: LocalComparison) -> str:
             f"Both models were tested on the same {comparison.finished.samples} held-out samples of this site, which "
             "neither has seen, unless this site's data have changed since the federation's training. "
             f"The local model was trained on this site's {comparison.train_samples} training samples "
-            f"only, from {start}, with the federation's architecture and settings{head}, for "
-            f"{plural(comparison.epochs, 'epoch')}. The interval of the difference is for paired results on these "
-            "samples, and is unreliable for fewer than about 30 of them.",
+            f"only, by the method `centralised`, without noise, from {start}, with the federation's architecture and "
+            f"other settings{head}, for {plural(comparison.epochs, 'epoch')}. The interval of the difference is for "
+            "paired results on these samples, and is unreliable for fewer than about 30 of them.",
             "",
             f"Model: `{comparison.model}`, SHA-256 `{comparison.sha256}`. Nothing left the site for this page.",
             "",

@@ -123,8 +123,8 @@ class FederatedRounds:
                 result = self._training.result(plan, found.updates)
                 return TrainedRound(plan, result, found.failures, requested.absent, self._local_tests(requested, found))
             number = plan.work.key.round + 1
-            arrived = f"{found.finite_count} of {enough} required updates arrived"
-            self._sites.log(f"warning: round {number}: {arrived} in attempt {attempt}")
+            usable = f"{found.finite_count} of {enough} required updates can be used"
+            self._sites.log(f"warning: round {number}, attempt {attempt}: {usable}")
             requested = None
         raise UserError(
             f"round {number} had too few good updates in {plural(self._settings.attempts, 'attempt')}, so the run does "
@@ -203,7 +203,7 @@ class FederatedRounds:
     def _privacy_spent(self) -> dict[str, Any]:
         """Compute and log the ε of a site that took part in every round, or of one of its samples.
 
-        Rounds that were repeated after a crash count again.
+        Rounds that were repeated, for example after a crash, count again.
         """
         settings = self._settings
         spent = run_epsilon(settings, self._config, self._record.releases)

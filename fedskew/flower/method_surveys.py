@@ -35,7 +35,7 @@ def ask_survey(sites: Sites, plan: RoundPlan, seconds: float) -> Survey:
     usual = Counter(map(forms, answers.values())).most_common(1)[0][0]
     for client in [client for client, found in answers.items() if forms(found) != usual]:
         sites.log(
-            f"warning: the answers of {sites.names[client]} are discarded: they differ in form from those of most sites"
+            f"warning: the answers of {sites.names[client]} are discarded: their form differs from that of other sites"
         )
         del answers[client]
     first = next(iter(answers.values()))

@@ -1,7 +1,7 @@
 """Health and Prometheus metrics of a long-running command, on 127.0.0.1 only.
 
     /healthz    200 and `ok`, or 503 and the reason
-    /metrics    Prometheus' text format
+    /metrics    Prometheus' text format, or 503 and the reason if the files cannot be read
 
 The numbers come from the files of the run or of the site, so a restarted command shows the same ones. Only the state of
 a site's connection is not in a file.

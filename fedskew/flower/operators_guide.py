@@ -10,7 +10,8 @@ between rounds, stay at the sites. What leaves a site:
 `pyproject.toml` holds every setting: model and training under `[tool.flwr.app.config]`, the method and its parameters
 under `[…config.method]`, sites, time-outs and metrics under `[…config.federation]`, and the contract that every site's
 data must meet under `[…config.contract]`.
-To change one value for one run: `flwr run . --run-config "rounds=20"`. Sites that approved this app refuse that run.
+To change one value for one run: `flwr run . --run-config "rounds=20"`. Sites that approved this app refuse that run,
+unless the value concerns only the server, such as a time-out.
 
 ## Once: make the keys
 

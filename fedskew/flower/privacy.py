@@ -94,11 +94,11 @@ def refuse_unbounded(kind: str, method: Method, average: str, buffers: Mapping[s
         raise UserError(
             f"method {method.name!r} does more than average the updates; central privacy needs a mean, such as fedavg's"
         )
-    statistics = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
-    if statistics:
+    averaged = [name for name, buffer in buffers.items() if buffer.is_floating_point()]
+    if averaged:
         raise UserError(
-            f"the model has running statistics ({statistics[0]}), which are averaged without a bound on one site's "
-            "share; choose a model without them"
+            f"the model's buffer {averaged[0]!r} is averaged without a bound on one site's share; expected a model "
+            "without buffers of decimal numbers, such as running statistics"
         )
 
 

@@ -1,4 +1,4 @@
-"""Flower's programs as child processes, each with a log."""
+"""The programs of a federation as child processes, each with a log."""
 
 from __future__ import annotations
 
@@ -139,7 +139,8 @@ _FRAME = "─━│┃╭╮╰╯┌┐└┘┏┓┗┛"
 def last_message(output: str) -> str:
     """Return the last message in a program's output, without times and colours.
 
-    This is the last line or, if that line is the lower edge of a frame, the text inside the frame.
+    This is the last line or, if that line is the lower edge of a frame, the text inside the frame. If there is no
+    output, the result says so.
     """
     lines = [_TIME.sub("", line).strip() for line in _COLOUR.sub("", output).splitlines()]
     lines = [line for line in lines if line]
@@ -185,4 +186,7 @@ def await_tls(process: Process, port: int, authority: Path, seconds: float) -> N
             with context.wrap_socket(plain, server_hostname="localhost"):
                 return
         time.sleep(_POLL_SECONDS)
-    raise UserError(f"{process.name} does not answer on port {port} after {seconds:g} s; its log is {process.log}")
+    raise UserError(
+        f"{process.name} does not answer on port {port} with a certificate of {authority} after {seconds:g} s; its log "
+        f"is {process.log}"
+    )

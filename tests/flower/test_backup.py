@@ -161,6 +161,9 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         copy_database(tmp_path / "text.db", tmp_path / "copy.db")
     with pytest.raises(UserError, match=r"missing\.db does not exist; expected the SuperLink's --database"):
         copy_database(tmp_path / "missing.db", tmp_path / "copy.db")
+    database(tmp_path / "superlink.db").close()
+    with pytest.raises(UserError, match=r"cannot copy .*superlink\.db to .*none/copy\.db: unable to open .* file$"):
+        copy_database(tmp_path / "superlink.db", tmp_path / "none" / "copy.db")
 
 
 def test_a_mistake_leaves_no_part_of_a_backup(tmp_path: Path) -> None:

@@ -153,11 +153,12 @@ def test_an_update_that_is_not_finite_is_recorded_as_diverged(
 
 
 def test_an_update_that_is_not_finite_does_not_count_towards_the_minimum(
-    data: Path, split: Federation, tmp_path: Path
+    data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = case(tmp_path, split, data, settings(), spoiling(not_a_number), minimum=3, attempts=2)
     with pytest.raises(UserError, match="round 2 had too few good updates"):
         run_federation(here.grid, here.context)
+    assert "round 2, attempt 1: 2 of 3 required updates can be used" in caplog.text
 
 
 def huge_change(facts: Facts, tensors: Tensors) -> None:
@@ -405,7 +406,10 @@ def test_tests_and_surveys_that_cannot_be_are_left_out(
 
     here = case(tmp_path, split, data, settings("pkd"), lie, evaluation="sites", site_metrics="class", test_data=None)
     result = run_federation(here.grid, here.context)
-    assert "the test results of site-1 are discarded: its confusion matrix is not of 10 classes" in caplog.text
+    assert (
+        "the test results of site-1 are discarded: its confusion matrix does not have counts of 10 classes"
+        in caplog.text
+    )
     assert "the label counts of site-1 are discarded" in caplog.text
     assert_finite(result)
 
@@ -426,7 +430,7 @@ def test_sites_that_tested_no_sample_report_no_tests(data: Path, split: Federati
 
     config = settings("fedavg")
     here = case(tmp_path, split, data, config, report_nothing, evaluation="sites", site_metrics="class", test_data=None)
-    with pytest.raises(UserError, match="no site reported its tests"):
+    with pytest.raises(UserError, match="no site reported usable test results; expected sites that have test samples"):
         run_federation(here.grid, here.context)
 
 

@@ -55,7 +55,7 @@ def test_a_line_that_was_rewritten_with_its_hash_is_found_by_the_next_one(tmp_pa
 
     path = make_log(tmp_path)
     rewrite(path, forge)
-    assert "line 4 does not follow line 3" in str(read_chain(path).problem)
+    assert "line 4 does not follow entry 3" in str(read_chain(path).problem)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,23 @@ def test_nothing_is_added_to_a_log_whose_end_was_changed(change: Callable[[list[
     with pytest.raises(LogDamaged):
         ChainedLog(path).append({"event": "reply"})
     assert before.count(b"\n") >= 4
+
+
+def test_nothing_is_added_to_a_log_without_its_head(tmp_path: Path) -> None:
+    path = make_log(tmp_path)
+    head_path(path).unlink()
+    with pytest.raises(LogDamaged, match=r"audit\.head is missing; restore it, or move .*audit\.jsonl away"):
+        ChainedLog(path).append({"event": "reply"})
+
+
+def test_a_first_line_that_continues_another_log_is_named(tmp_path: Path) -> None:
+    def forge(lines: list[str]) -> None:
+        entry = json.loads(lines[0]) | {"previous": "1" * 64}
+        lines[0] = _line(entry | {"hash": _hash(entry)}).decode().rstrip("\n")
+
+    path = make_log(tmp_path)
+    rewrite(path, forge)
+    assert "line 1 does not follow the start of the log" in str(read_chain(path).problem)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 20, -2, -1, None])

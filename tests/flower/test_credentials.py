@@ -15,8 +15,14 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import PrivateFormat, load_ssh_private_key, load_ssh_public_key
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
 from encrypted_keys import encrypt
 from expired_certificates import write_certificate
 
@@ -185,12 +191,23 @@ def test_half_an_authority_is_not_replaced(made: Credentials) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no key at all"])
 def test_a_damaged_authority_is_named(made: Credentials, content: bytes) -> None:
+    key = made.authority_key.read_bytes()
     made.authority_key.write_bytes(content)
-    with pytest.raises(UserError, match=r"ca\.key is damaged or does not match"):
+    with pytest.raises(UserError, match=r"ca\.pem or .*ca\.key cannot be used"):
         make_credentials(made.folder, SITES, NEW_HOST)
+    made.authority_key.write_bytes(key)
     made.authority.write_bytes(content)
-    with pytest.raises(UserError, match=r"ca\.pem is damaged or does not match"):
+    with pytest.raises(UserError, match=r"ca\.pem or .*ca\.key cannot be used"):
+        make_credentials(made.folder, SITES, NEW_HOST)
+    with pytest.raises(UserError, match=r"ca\.pem cannot be used"):
         make_credentials(made.folder, SITES)
+
+
+def test_an_authority_s_key_of_another_kind_is_named(made: Credentials) -> None:
+    key = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    made.authority_key.write_bytes(key)
+    with pytest.raises(UserError, match="the key is not an elliptic curve key"):
+        make_credentials(made.folder, SITES, NEW_HOST)
 
 
 def test_another_authority_s_key_is_refused(made: Credentials, tmp_path: Path) -> None:
@@ -223,7 +240,7 @@ def test_an_authority_s_key_with_a_passphrase_is_named_if_it_must_sign(made: Cre
 
 def test_a_key_on_an_unsupported_curve_is_named(made: Credentials) -> None:
     made.authority_key.write_text(RARE_CURVE)
-    with pytest.raises(UserError, match=r"ca\.key is damaged or does not match .* \(Curve .* is not supported\)"):
+    with pytest.raises(UserError, match=r"ca\.key cannot be used \(Curve .* is not supported\)"):
         make_credentials(made.folder, SITES, NEW_HOST)
 
 

@@ -119,7 +119,7 @@ def test_the_local_model_starts_from_the_pretrained_weights_if_the_site_has_them
     found = json.loads(alike.out)
     assert found["local"]["accuracy"] == found["finished"]["accuracy"]
     assert "favours" not in alike.err + page.read_text()
-    assert "only, from the pretrained weights that the federation's model started from, with" in page.read_text()
+    assert "without noise, from the pretrained weights that the federation's model started from, with" in page.read_text()
     assert main(compare) == 0
     unequal = capsys.readouterr()
     assert json.loads(unequal.out)["local"]["accuracy"] < found["local"]["accuracy"]
@@ -157,7 +157,9 @@ def test_the_local_model_has_one_head_where_the_method_trains_two(
     assert main(["federate", "compare", model, app, str(site), "-o", page, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["finished"]["samples"] == found["local"]["samples"] == 60
-    line = "with the federation's architecture and settings, but with one linear head in place of two, for 1 epoch."
+    line = (
+        "with the federation's architecture and other settings, but with one linear head in place of two, for 1 epoch."
+    )
     assert line in Path(page).read_text()
 
 

@@ -145,6 +145,19 @@ def test_a_survey_whose_answers_are_all_discarded_ends_the_run(
         run_federation(here.grid, here.context)
 
 
+def test_an_answer_of_another_form_is_discarded_even_if_only_two_sites_answer(
+    surveying: str, data: Path, split: Federation, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    here = case(tmp_path, split, data, settings(surveying), site={"packages": ("surveying",)})
+    sent = {"site-2": to_bytes({"norm": torch.zeros(2)}), "site-3": b""}
+    here.grid.meddle = lambda site, asked, facts, payload: (
+        facts,
+        sent.get(site, payload) if asked["kind"] == "survey" else payload,
+    )
+    run_federation(here.grid, here.context)
+    assert "their form differs from that of other sites" in caplog.text
+
+
 def ask(here: Case, split: Federation, **changed: Any) -> tuple[Any, bytes]:
     """Ask the first site the survey of a stage, as a server could."""
     _, site = next(iter(here.grid._sites.values()))

@@ -146,7 +146,7 @@ def test_sites_test_their_own_model_beside_the_global_one(
 
 def test_privacy_covers_a_model_whose_statistics_stay(data: Path, split: Federation, tmp_path: Path) -> None:
     private = {**TESTED_BY_SITES, "privacy": "central", "noise": 0.1, "clip": 1.0, "share_loss": False}
-    for method, message in (("fedavg", "has running statistics"), ("fedbn", "")):
+    for method, message in (("fedavg", "is averaged without a bound"), ("fedbn", "")):
         config = settings(method, model="resnet8", average="uniform", rounds=1)
         here = case(tmp_path / method, split, data, config, **private)
         if message:
@@ -176,10 +176,12 @@ def test_what_runs_on_one_machine_is_refused_with_the_reason(
         case(tmp_path, split, data, settings(method))
 
 
-@pytest.mark.parametrize("setting", ["server_data", "client_test"])
-def test_settings_of_simulations_are_refused(setting: str, data: Path, split: Federation, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("setting", "value"), [("server_data", 0.2), ("client_test", 0.2), ("eval_local", True)])
+def test_settings_of_simulations_are_refused(
+    setting: str, value: float, data: Path, split: Federation, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=f"{setting} is for simulations"):
-        case(tmp_path, split, data, settings("fedavg", **{setting: 0.2}))
+        case(tmp_path, split, data, settings("fedavg", **{setting: value}))
 
 
 @pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2}, {"eval_every": 2}, {"method": "fedconcat"}])
