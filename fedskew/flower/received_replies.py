@@ -94,7 +94,7 @@ class ReceivedReplies:
 
 
 def request_digest(facts: Facts, payload: bytes) -> str:
-    """A hash that identifies a request for training, whatever tests it also asks for.
+    """A hash that identifies a request for training, apart from its entry `tests`.
 
     A round may first be requested with the tests of the round before it. When it is repeated, these tests are done.
     """

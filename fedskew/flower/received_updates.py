@@ -14,7 +14,7 @@ from fedskew.engine import RoundResult, RoundWork
 from fedskew.flower.model_message import model_tensors, read_model
 from fedskew.flower.site_replies import Failure, Reply
 from fedskew.flower.tensors import forms, from_bytes, require_like
-from fedskew.flower.wire import Garbled, is_count
+from fedskew.flower.wire import MAX_SAMPLES, Garbled, is_count
 from fedskew.methods.parts import Tensors, unpack
 
 VERSION = "version"
@@ -40,7 +40,7 @@ class SizeCheck:
     """The reason why an update is discarded, by client."""
     medians: dict[str, float]
     """The round's median norms of the model's `change` and of the method's other tensors (`uplink`). A round with fewer
-    than two updates keeps the medians of the previous round."""
+    than two finite updates keeps the medians of the previous round."""
 
 
 def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
@@ -55,7 +55,7 @@ def check_update(answer: Reply | Failure, work: RoundWork) -> Update:
         raise Garbled(f"it was trained after round {facts.get('round')!r} of the model; expected round {model_round}")
     visits = facts.get("visits")
     if not is_count(visits):
-        raise Garbled(f"it reports {visits!r} sample visits; expected a whole number")
+        raise Garbled(f"it reports {visits!r} sample visits; expected a whole number from 0 to {MAX_SAMPLES}")
     expected = {name: t.cpu() for name, t in model_tensors("trained", work.exchanged).items()}
     sent_buffers = {name: t for name, t in expected.items() if name.startswith("trained:buffers/")}
     tensors = sent_buffers | from_bytes(answer.payload)  # a site leaves out the buffers that training did not change
@@ -99,7 +99,10 @@ def _are_finite(tensors: Tensors, sent_buffers: Tensors) -> bool:
 
 
 def find_different_extras(updates: Mapping[int, Update]) -> list[int]:
-    """Find the clients whose tensors besides the model have another form than those of most clients."""
+    """Find the clients whose tensors besides the model do not have the most common form.
+
+    If several forms are equally common, the first of them counts as the most common one.
+    """
     found = {
         client: forms({n: t for n, t in update.tensors.items() if not n.startswith("trained:")})
         for client, update in updates.items()
@@ -138,7 +141,7 @@ def check_sizes(updates: Mapping[int, Update], work: RoundWork, limit: float, us
 
 
 def _norms(tensors: Tensors, work: RoundWork) -> dict[str, float]:
-    """Compute the norms of the model's change and of the tensors that a site sends in addition to the model."""
+    """Compute the norms of the change of the model's parameters and of the method's other tensors (`uplink`)."""
     sent = {f"trained:params/{name}": t.cpu().double() for name, t in work.exchanged.params.items()}
     change = [tensors[name].double() - t for name, t in sent.items()]
     extras = [t.double() for name, t in tensors.items() if name.startswith("uplink/") and t.is_floating_point()]

@@ -114,7 +114,10 @@ def _count_gradients(method: Method, epochs: Any) -> int:
 
 
 def planned_release(settings: FederationSettings, config: Config) -> Release:
-    """Describe one update of a run that has not begun. Refuse a method that example-level privacy does not cover."""
+    """Describe one update of a run by the run's settings. The name of the run and the round are left blank.
+
+    With example-level privacy, refuse a method that it does not cover.
+    """
     if settings.privacy == "example":
         method = make_method(config.method, config.method_params)
         require_private_gradients(method)

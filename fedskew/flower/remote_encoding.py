@@ -59,12 +59,12 @@ def fit_at_sites(sites: Sites, draft: Contract, settings: FederationSettings) ->
             received[name] = read_sums(answer, draft.encoding, settings.most_samples)
         except Garbled as problem:
             problems[name] = str(problem)
-            sites.log(f"the encoding is fitted without {name}: {problem}")
+            sites.log(f"no usable column sums from {name}: {problem}")
     if len(received) < settings.required_sites:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise UserError(
-            f"{len(received)} of {settings.required_sites} required sites sent column sums ({reasons}); expected more, "
-            "or an encoding from a file (init --encoding without --column-sums)"
+            f"{len(received)} of {settings.required_sites} required sites sent usable column sums ({reasons}); "
+            "expected more, or an encoding from a file (init --encoding without --column-sums)"
         )
     for warning in find_other_units(received):
         sites.log(f"warning: {warning}")

@@ -105,7 +105,7 @@ class SiteEvaluation:
             test_request = {**(self.test_request(tested, None, list(frozen)) or {}), "scores": True}
             replies = self._ask(model, test_request, frozen, kept)
         except UserError as error:
-            self._sites.log(f"the run has no AUROC: {error}")
+            self._sites.log(f"the run has no scores such as AUROC: {error}")
             return {}
         found = {}
         for client, reply in replies.items():
@@ -197,7 +197,8 @@ def _read_counts(reported: object) -> tuple[int, int] | None:
 def _require_tests(results: Mapping[int, object]) -> None:
     if not results:
         raise NoTests(
-            "no site reported its tests; expected sites whose `metrics` in site.yaml allow federation.site_metrics"
+            "no site reported usable test results; expected sites that have test samples, and whose `metrics` in "
+            "site.yaml allow federation.site_metrics"
         )
 
 
@@ -230,5 +231,5 @@ def _matrix(reply: Reply, classes: int, task: Task) -> Confusion:
     except (TypeError, ValueError, OverflowError) as error:
         raise Garbled("it has no confusion matrix") from error
     if matrix.shape != task.counts_shape(classes) or not all(map(is_count, matrix.ravel().tolist())):
-        raise Garbled(f"its confusion matrix is not of {classes} classes")
+        raise Garbled(f"its confusion matrix does not have counts of {classes} classes")
     return matrix

@@ -61,7 +61,10 @@ class RemoteFederation(Federation):
 
     @property
     def sizes(self) -> IntArray:
-        """Samples per site, 0 until the site has connected. After `restrict`, only samples with those labels count."""
+        """Samples per site, 0 while the number is unknown. After `restrict`, only samples with its `labels` count.
+
+        With secure aggregation, the number is 1, and later an even share of the last round's total.
+        """
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
         self._count_at_new_sites(self._labels)
@@ -89,7 +92,7 @@ class RemoteFederation(Federation):
         return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels), self._column_sums_from)
 
     def _count_at_new_sites(self, labels: tuple[int, ...]) -> None:
-        """Ask connected sites for their numbers of samples with these labels. Sites that have replied are not asked."""
+        """Ask connected sites for their numbers of samples with these labels. None is asked again after its reply."""
         facts = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
         for client, reply in usable_replies(self._sites.request("census", facts, b"", _CENSUS_SECONDS)):
             samples = reply.facts.get("samples")

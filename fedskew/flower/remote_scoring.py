@@ -75,7 +75,7 @@ def read_finished_model(file: str, contract: Contract, config: Config) -> Finish
 def score_at_sites(
     sites: Sites, model: FinishedModel, contract: Contract, config: Config, settings: FederationSettings
 ) -> dict[str, Any]:
-    """Return the results of all sites together, and the results of each site that agrees to be listed."""
+    """Return the results of all sites together, and those of each site that may be listed (see above)."""
     sites.wait_for(settings.begin_with or settings.required_sites)
     sites.wait_for_greetings(settings.grace_seconds)
     payload = to_bytes(model_tensors("sent", model.state))

@@ -40,9 +40,11 @@ def survey_sites(sites: Sites, contract: Contract, settings: FederationSettings)
             described[name] = read_description(answer, contract)
         except Garbled as problem:
             declined[name] = str(problem)
-            sites.log(f"the survey has no answer from {name}: {problem}")
+            sites.log(f"the survey has no usable answer from {name}: {problem}")
     if not described:
-        raise UserError(f"no site answered the survey: {'; '.join(f'{n}: {r}' for n, r in declined.items())}")
+        raise UserError(
+            f"no site gave a usable answer to the survey: {'; '.join(f'{n}: {r}' for n, r in declined.items())}"
+        )
     absent = [name for client, name in enumerate(sites.names) if client not in answers]
     return {"classes": list(contract.classes), "sites": described, "declined": declined, "absent": absent}
 

@@ -31,7 +31,7 @@ Answers = Mapping[int, Reply | Failure]
 
 @dataclass(frozen=True)
 class SiteUpdates:
-    """The updates of a round that have the expected form, and the reasons why the others are missing or discarded."""
+    """The updates of a round that passed the checks of form and size, and why the others are missing or discarded."""
 
     updates: dict[int, Update]
     failures: dict[int, str]
@@ -134,7 +134,7 @@ class SiteTraining:
         return answer
 
     def check(self, plan: RoundPlan, answers: Answers) -> SiteUpdates:
-        """Check the updates. Each missing or discarded one is logged with the reason."""
+        """Check the updates. If no update of a site is used, the log says why."""
         updates: dict[int, Update] = {}
         failures: dict[int, str] = {}
         for client, answer in answers.items():
@@ -144,7 +144,7 @@ class SiteTraining:
                 failures[client] = str(problem)
         for client in find_different_extras(updates):
             del updates[client]
-            failures[client] = "its tensors besides the model differ in form from those of most updates"
+            failures[client] = "its tensors besides the model differ in form from those of other updates"
         found = check_sizes(updates, plan.work, self._settings.largest_update, self._usual_norms)
         for client, reason in found.discarded.items():
             del updates[client]

@@ -55,7 +55,8 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
 def require_approved(facts: Facts, site: SiteConfig) -> None:
     """Refuse a request whose settings differ from those of every app that the site has approved.
 
-    A server can send other settings than those in its app, so it is not enough to approve the app.
+    A server can send other settings than those in its app, so it is not enough to approve the app. A
+    site without a list of approvals refuses none.
     """
     try:
         approvals = read_approvals(site.folder)
@@ -68,7 +69,10 @@ def require_approved(facts: Facts, site: SiteConfig) -> None:
     differences = [_differences(approval.settings, facts) for approval in approvals]
     if all(differences):
         nearest = min(differences, key=len)
-        raise UserError(f"the server's request differs from every app that this site approved: {', '.join(nearest)}")
+        compared = "" if len(approvals) == 1 else f" (compared with the nearest of {len(approvals)} apps)"
+        raise UserError(
+            f"the server's request differs from every app that this site approved: {', '.join(nearest)}{compared}"
+        )
 
 
 def _differences(approved: dict[str, Any], facts: Facts) -> list[str]:
@@ -194,7 +198,10 @@ def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]],
 
 
 def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> Stage:
-    """Return the first stage that ends with a survey of label counts, or of predictions. Refuse if none does."""
+    """Return the first stage that ends with a survey of label counts, or with `asks_predictions`, of predictions.
+
+    Refuse if there is none.
+    """
     kind = "predictions" if asks_predictions else "labels"
     stage = next((stage for stage, _ in planned if stage.survey == kind), None)
     if stage is None:
@@ -231,7 +238,10 @@ def require_agreed_survey(policy: Policy) -> SurveyRules:
 
 
 def require_agreed_evaluation(method: Method, policy: Policy) -> EvaluationRules:
-    """Return the site's rules for tests of finished models (`fedskew federate evaluate`). Refuse if it allows none."""
+    """Return the site's rules for tests of finished models (`fedskew federate evaluate`).
+
+    Refuse if the site allows none, or if the method has no global model.
+    """
     if policy.evaluate is None:
         raise UserError(
             "the server requests a test of a finished model, which this site does not allow; expected policy.evaluate "
@@ -326,7 +336,7 @@ def require_covered_survey(stage: str, policy: Policy) -> None:
 
 
 def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
-    """Refuse to report the accuracy before and after local training unless the site's policy allows it."""
+    """Refuse to report the accuracy before and after local training unless the site's metrics and policy allow it."""
     require_agreed_tests({"detail": "total", "labels": None}, method, site)
     if not site.policy.allows(LOCAL_TESTS):
         raise UserError(

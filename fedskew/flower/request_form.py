@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fedskew.errors import UserError
-from fedskew.flower.wire import Facts, is_count, one_line
+from fedskew.flower.wire import MAX_SAMPLES, Facts, is_count, one_line
 
 Check = tuple[Callable[[object], bool], str]
 """Whether a value has the right form, and that form in words."""
@@ -43,7 +43,7 @@ def _or_none(check: Check) -> Check:
     return lambda value: value is None or is_right(value), f"{expected} or None"
 
 
-_COUNT: Check = (is_count, "a whole number")
+_COUNT: Check = (is_count, f"a whole number from 0 to {MAX_SAMPLES}")
 _TEXT: Check = (_is_text, "text")
 _FLAG: Check = (_is_yes_or_no, "true or false")
 _MAPPING: Check = (_is_mapping, "named values")
@@ -65,7 +65,7 @@ _TRAINING: Mapping[str, Check] = {
 }
 """What a request for training must have."""
 _OPTIONAL: Mapping[str, Check] = {"central_noise": _PAIR, "local_tests": _FLAG, "tests": _or_none(_MAPPING)}
-"""What a request for training can have in addition."""
+"""What a request for training can have in addition, besides `secure`, which `secure/site.py` checks."""
 _TESTS: Mapping[str, Check] = {
     "detail": _TEXT,
     "labels": _or_none((_is_list_of_counts, "a list of labels")),

@@ -43,7 +43,7 @@ class RunRecord:
         """The encoding that was fitted to the sites' sums. None if there is none yet."""
 
     def check(self) -> None:
-        """Read the folder's record, if it has one. Refuse a run with other settings."""
+        """Read the folder's record, if it has one. Refuse a run with other settings, and rounds without a record."""
         kept = self._read()
         if kept is None:
             if self._has_rounds():

@@ -45,7 +45,7 @@ class SiteStatus:
     last_seen: str | None = None
     """The time of the last reply, refusal or failure."""
     waiting_since: str | None = None
-    """The time of the request to which the site has not replied. None if there is none."""
+    """The time of the request whose reply the server still waits for. None if there is none."""
     round: int | None = None
     """The last round for which the site sent an update."""
     updates: int = 0
@@ -80,7 +80,7 @@ class RunStatus:
     sites: list[SiteStatus] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     damage: str | None = None
-    """The first sign that the audit log was changed. Later lines are not used."""
+    """The first sign that the audit log was changed. If a line breaks the chain, no line from there on is used."""
     privacy: dict[str, Any] | None = None
     """Kind, ε and δ of the differential privacy so far. None without noise, and before the first round."""
 

@@ -111,7 +111,7 @@ def _end_with_superlink() -> None:
 
 
 def _write_status(context: Context, status: dict[str, str]) -> None:
-    """Record how the attempt ended, if the run has a folder.
+    """Record how the attempt ended: in the audit log, and in `status.json` if a training run has begun.
 
     A failure to write the status is ignored, so that it does not hide the error that ended the run.
     """
@@ -242,7 +242,7 @@ def _make_server(
 
 
 def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
-    """Make a dataset in the contract's form, with the server's test data if it has any."""
+    """Make a dataset in the contract's form, with the server's test data if the server tests the model."""
     blank = contract.blank()
     if settings.evaluation != "server" or settings.test_data is None:
         return blank

@@ -78,7 +78,8 @@ class FederationSettings:
     minimum: int | None = _option(
         None,
         optional(integer(1)),
-        "sites that must be connected, and updates that must arrive, for a round; default: half of all sites",
+        "sites that must be connected, and updates that must arrive, for a round; default: half of all sites, rounded "
+        "up",
     )
     begin_with: int | None = _option(
         None, optional(integer(1)), "sites that must be connected before a new run begins; default: as for a round"

@@ -211,7 +211,7 @@ class Site:
         return counts
 
     def _column_sums(self, run: SiteRun, facts: Facts, _: bytes) -> Answer:
-        """Report sums of the columns, once per contract. A row that is added later does not change them."""
+        """Report sums of the columns, once for the same classes and columns. Later rows do not change them."""
         contract = Contract.from_json(facts["terms"]["contract"])
         require_agreed_sums(contract, self.config)
 
@@ -429,7 +429,10 @@ def sum_site_columns(federation: Federation, policy: Policy) -> tuple[ColumnSums
 
 
 def read_raw_table(site: SiteConfig, contract: Contract) -> RawTable | None:
-    """Read the site's training rows as a table that is not encoded yet. None if the site's data are not a table."""
+    """Read the site's training rows as a table that is not encoded yet.
+
+    None if the contract has no encoding of tables, or if the site's data are not a table.
+    """
     if contract.table_encoding is None:
         return None
     raw = site.federation(contract.draft())

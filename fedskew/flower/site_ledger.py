@@ -59,16 +59,13 @@ class SiteLedger:
     def _require_budget(self, account: Account, budget: float, release: Release) -> None:
         limit = f"{account.budget_name} is ε = {budget:g} at δ = {self._policy.delta:g} (policy.{account.key})"
         if math.isinf(release.mu_squared(account)):
-            raise BudgetExceeded(
-                f"{limit}, but {_why_infinite(release)}; expected {account.expected}"
-                + (", or policy.example_epsilon in place of policy.epsilon" if release.privacy == "example" else "")
-            )
+            raise BudgetExceeded(f"{limit}, but {_why_infinite(account, release)}")
         before = self._entries(_UPDATE)
         infinite = [entry for entry in before if math.isinf(_from_entry(entry).mu_squared(account))]
         if infinite:
             raise BudgetExceeded(
                 f"{limit}, but {plural(len(infinite), 'earlier update')} had no noise"
-                f"{' that protects the whole site' if any(e['noise'] for e in infinite) else ''}, the last in run "
+                f"{' that keeps this ε finite' if any(e['noise'] for e in infinite) else ''}, the last in run "
                 f"{infinite[-1]['run']}, so no budget can hold for these data"
             )
         after = self._epsilon(account, before, release)
@@ -105,7 +102,12 @@ class SiteLedger:
     def _describe_plan(self, account: Account, budget: float, release: Release, rounds: int) -> str:
         name = "privacy budget" if account.is_whole_site else "privacy budget of one sample"
         if math.isinf(release.mu_squared(account)):
-            lacks = "the app adds no noise" if release.noise is None else "the app's noise is on single samples"
+            if release.noise is None:
+                lacks = "the app adds no noise"
+            elif _protects_samples_only(account, release):
+                lacks = "the app's noise is on single samples"
+            else:
+                lacks = "the app's noise is too small"
             return f"{name}: ε = {budget:g}, but {lacks}, so this site will refuse to train"
         before = self._entries(_UPDATE)
         done = max((entry["round"] for entry in before if entry["run"] == release.run), default=0)
@@ -188,8 +190,17 @@ def _from_entry(entry: Entry) -> Release:
     return Release(entry["run"], entry["round"], entry["privacy"], entry["noise"], entry.get("releases", 1))
 
 
-def _why_infinite(release: Release) -> str:
-    """Say why an update spends an infinite ε."""
+def _protects_samples_only(account: Account, release: Release) -> bool:
+    return account.is_whole_site and release.privacy == "example"
+
+
+def _why_infinite(account: Account, release: Release) -> str:
+    """Say why an update spends an infinite ε in an account, and what is expected instead."""
     if release.noise is None:
-        return "the update would have no noise"
-    return "noise on the gradients of single samples gives the whole site no finite ε"
+        return f"the update would have no noise; expected {account.expected}"
+    if _protects_samples_only(account, release):
+        return (
+            "noise on the gradients of single samples gives the whole site no finite ε; expected "
+            f"{account.expected}, or policy.example_epsilon in place of policy.epsilon"
+        )
+    return f"the noise multiplier {release.noise:g} is too small for a finite ε; expected a larger one"

@@ -44,7 +44,7 @@ class SiteMonitor:
         yield Metric("fedskew_requests_total", "counter", "Requests of the server by outcome.", requests, "outcome")
         yield Metric("fedskew_sent_bytes_total", "counter", "Bytes of this site's replies.", self._sent)
         if self._last_message is not None:
-            help = "Time of the last request."
+            help = "Time of the last answer to a request."
             yield Metric("fedskew_last_message_timestamp_seconds", "gauge", help, self._last_message)
         yield from self._privacy("epsilon", "", "all updates of this site have spent", "The site's budget.")
         yield from self._privacy(

@@ -274,6 +274,22 @@ def test_a_server_cannot_use_other_settings_than_the_approved_app(
     assert result.site_rounds == {"site-0": 1, "site-1": 1 if difference is None else 0, "site-2": 1}
 
 
+def test_a_refusal_names_the_differences_from_the_nearest_of_several_apps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    split, data = _split(tmp_path)
+    made = case(tmp_path, split, data, _config(), minimum=2)
+    settings, contract, config = read_settings(dict(made.context.run_config))
+    (tmp_path / "site-1").mkdir()
+    for app, changed in (("far", {"lr": 0.3, "rounds": 5}), ("near", {"lr": 0.3})):
+        approved = approved_settings(settings, contract, resolve_config(config, contract, settings.sites))
+        approved["config"] |= changed
+        add_approval(tmp_path / "site-1", Approval(app, app, "Ada", "today", {}, json.loads(json.dumps(approved))))
+    with caplog.at_level("INFO", logger="flwr"):
+        run_federation(made.grid, made.context)
+    assert "every app that this site approved: lr (compared with the nearest of 2 apps)" in caplog.text
+
+
 def test_an_approval_from_before_the_contract_had_tasks_still_counts(tmp_path: Path) -> None:
     """The contract's newer keys have their defaults."""
     split, data = _split(tmp_path)

@@ -235,7 +235,7 @@ def test_a_site_that_connects_later_trains_with_the_encoding_of_the_others(folde
 
 def test_too_few_sums_end_the_run_with_the_reasons(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        fs.UserError, match=r"1 of 2 required sites sent column sums \(.*north: .*policy.reveals.*west: "
+        fs.UserError, match=r"1 of 2 required sites sent usable column sums \(.*north: .*policy.reveals.*west: "
     ):
         run_at(tmp_path / "run", folder, {"north": Policy(reveals=()), "west": Policy(reveals=("label counts",))})
     assert not (tmp_path / "run" / "config.yaml").exists()
@@ -266,7 +266,7 @@ def test_impossible_sums_are_discarded(
 
     with caplog.at_level("INFO", logger="flwr"):
         result, _ = run_at(tmp_path / "run", folder, meddle=meddle)
-    assert f"the encoding is fitted without west: {reason}" in caplog.text
+    assert f"no usable column sums from west: {reason}" in caplog.text
     assert (result.federation or {})["column_sums"] == ["east", "north"]
 
 

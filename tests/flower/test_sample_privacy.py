@@ -137,7 +137,7 @@ def test_the_two_accounts_are_kept_apart(tmp_path: Path) -> None:
     mu = math.sqrt((2 / 10) ** 2 + 2 * (2 / NOISE) ** 2)
     assert spent["epsilon"] is None
     assert spent["example_epsilon"] == pytest.approx(epsilon(1, 1 / mu, 1e-5))
-    with pytest.raises(BudgetExceeded, match="1 earlier update had no noise that protects the whole site, "):
+    with pytest.raises(BudgetExceeded, match="1 earlier update had no noise that keeps this ε finite, "):
         SiteLedger(tmp_path, site_level).charge(local)
     SiteLedger(tmp_path, sample_level).charge(local)
     with pytest.raises(BudgetExceeded, match=r"have no noise; expected federation.privacy = 'example'"):

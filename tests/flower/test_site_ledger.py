@@ -129,6 +129,16 @@ def test_updates_without_noise_do_not_fit_any_budget(tmp_path: Path) -> None:
         SiteLedger(tmp_path, Policy(epsilon=100.0)).charge(local())
 
 
+@pytest.mark.parametrize(
+    ("kind", "key"), [("local", "epsilon"), ("local", "example_epsilon"), ("example", "example_epsilon")]
+)
+def test_noise_that_is_too_small_for_a_finite_epsilon_is_named(kind: str, key: str, tmp_path: Path) -> None:
+    ledger, tiny = SiteLedger(tmp_path, Policy(**{key: 100.0})), Release("a", 1, kind, 1e-200)
+    with pytest.raises(BudgetExceeded, match="the noise multiplier 1e-200 is too small for a finite ε"):
+        ledger.charge(tiny)
+    assert "the app's noise is too small" in str(ledger.describe_plan(tiny, 3))
+
+
 @pytest.mark.parametrize("noise", [[1.0, 0.0], [1.0, -1.0], [0, 1.0], [1.0, math.inf], [math.nan, 1.0], [1.0], 3, "ab"])
 def test_noise_that_is_none_is_refused(noise: Any) -> None:
     with pytest.raises(UserError, match="expected two positive numbers"):

@@ -66,14 +66,12 @@ class Coordinator:
         for name in masked:
             seed = self._recover(name, seed_shares)
             if hashlib.sha256(seed).digest() != self._keys[name].commitment:
-                raise Garbled(f"the revealed shares do not give the seed of {name}: a site has revealed a wrong share")
+                raise Garbled(f"the revealed shares do not give the seed of {name}: a site has sent a wrong share")
             total = total - expand_seed(seed, length)
         for missing in self._sealed.keys() - masked.keys():
             key = AgreementKey(self._recover(missing, key_shares))
             if key.public != self._keys[missing].masking:
-                raise Garbled(
-                    f"the revealed shares do not give the key of {missing}: a site has revealed a wrong share"
-                )
+                raise Garbled(f"the revealed shares do not give the key of {missing}: a site has sent a wrong share")
             for name in masked:
                 purpose = mask_purpose(self.session, missing, name)
                 total = add_pairwise_mask(total, key.agree(self._keys[name].masking, purpose), missing, name)
@@ -92,4 +90,4 @@ def require_enough(step: str, present: Iterable[object], needed: int) -> None:
     """Raise `Garbled` if too few sites are left."""
     found = len(list(present))
     if found < needed:
-        raise Garbled(f"secure aggregation needs {needed} sites in step {step!r}, but {found} replied")
+        raise Garbled(f"secure aggregation needs {needed} sites in step {step!r}, but {found} completed it")

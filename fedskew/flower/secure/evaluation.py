@@ -25,7 +25,7 @@ _ALL_SITES = -1
 
 
 class SecureEvaluation(SiteEvaluation):
-    """Evaluates models by the sum of the sites' test results."""
+    """Evaluates models by the sum of the sites' test results, or on the server's test data."""
 
     def __init__(self, sites: Sites, settings: FederationSettings, classes: int, task: Task) -> None:
         super().__init__(sites, settings, classes, task)

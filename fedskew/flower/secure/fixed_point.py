@@ -111,7 +111,7 @@ class FixedPoint:
         weight = int(numbers[len(counts)])
         found = {name: int(number) for name, number in zip(counts, numbers, strict=False)}
         if not 1 <= weight <= self.sites * self.largest_weight or not all(map(is_count, found.values())):
-            raise Garbled("the sum of the updates has impossible counts; a site has sent a wrong vector")
+            raise Garbled("the sum has impossible counts; a site has sent a wrong vector")
         means: dict[str, npt.NDArray[np.float64]] = {}
         start = len(counts) + 1
         for bits, tensors in ((self.fraction_bits, values), (0, whole)):

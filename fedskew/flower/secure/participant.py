@@ -120,7 +120,8 @@ class Participant:
             self._held_shares[peer] = opened[:SECRET_BYTES], opened[SECRET_BYTES:]
         if len(self._held_shares) < self._needed:
             raise Garbled(
-                f"shares of {plural(len(self._held_shares), 'site')} arrived; expected at least {self._needed}"
+                f"this site has the shares of {plural(len(self._held_shares), 'site')}, itself included; expected at "
+                f"least {self._needed}"
             )
 
     def mask(self, vector: Vector, request: str) -> Vector:
@@ -143,7 +144,7 @@ class Participant:
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
         of the session's sites have signed the sum's list. So two sums over nearly the same sites have signers in
         common, and these refuse the second one (`ReleasedSums`). If sites also signed lists that they are not on, a
-        server could find other signers for it. The difference between two sums could be a single vector.
+        server could find other signers for the second sum. The difference between two sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:

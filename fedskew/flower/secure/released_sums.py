@@ -78,11 +78,11 @@ def _refuse_comparison(entry: Mapping[str, Any], earlier: Sequence[Mapping[str, 
         if known["request"] == entry["request"] and known["contributors"] != contributors:
             raise UserError(
                 f"this site has already helped to unmask the sum over {', '.join(known['contributors'])} for the same "
-                f"request, not over {', '.join(contributors)}; the two sums would reveal individual updates. Expected "
+                f"request, not over {', '.join(contributors)}; the two sums could reveal one site's part. Expected "
                 "the same sites, or a run with another seed"
             )
     if len(earlier) >= _MOST_SUMS:
         raise UserError(
-            f"this site has already helped to unmask {len(earlier)} different sums for {purpose}; more sums would "
-            "reveal individual updates. Expected one of the requests of these sums, or a run with another seed"
+            f"this site has already helped to unmask {len(earlier)} different sums for {purpose}; more sums could "
+            "reveal one site's part. Expected one of the requests of these sums, or a run with another seed"
         )

@@ -20,7 +20,7 @@ def require_sums_suffice(settings: FederationSettings, contract: Contract, confi
         if entry.individual_updates_reason:
             raise UserError(
                 f"{entry.name} {entry.individual_updates_reason}, so it cannot use secure aggregation; expected a "
-                "method whose server needs only the mean (`fedskew methods --combinations` lists them)"
+                "method whose server needs only the mean (`fedskew methods --combinations` lists such methods)"
             )
     _refuse_stages(config)
     if contract.column_sums:

@@ -160,7 +160,7 @@ class SecureSite:
         return self._sessions[name]
 
     def identity(self, terms: SecureTerms) -> NodeIdentity:
-        """Load the site's node key. Refuse terms whose roster has another public key for this site."""
+        """Load the site's node key. Refuse terms whose roster does not have its public key for this site."""
         if self._config.keys is None:
             raise UserError("secure aggregation needs this site's node key; expected keys: FOLDER in its site.yaml")
         key = NodeKeys(self._config.folder / self._config.keys).private
@@ -170,7 +170,7 @@ class SecureSite:
         except UserError as error:  # the text names the site's file
             raise StateUnusable(str(error)) from error
         if terms.roster.get(self._config.name) != identity.public:
-            raise UserError(f"the app has another public key for {self._config.name!r} than this site's node key")
+            raise UserError(f"the app does not have the public key of this site's node key for {self._config.name!r}")
         return identity
 
     def _require_approved_roster(self) -> None:

@@ -130,7 +130,7 @@ class _Session:
         for client, (layout, _) in list(found.items()):
             if json.dumps(layout) != most_common:
                 del found[client]
-                self._fail(client, "its update differs in form from those of most sites")
+                self._fail(client, "its masked vector differs in form from those of other sites")
         require_enough("input", found, needed)
         self.contributors = sorted(found)
         return json.loads(most_common), {self._sites.names[client]: found[client][1] for client in self.contributors}
@@ -158,8 +158,8 @@ class _Session:
     def _ask(self, kind: str, facts: Mapping[int, Facts], is_contributor: bool = False) -> dict[int, Reply]:
         """Ask the sites to take one step. Return the replies.
 
-        With `is_contributor`, the sites' updates have already arrived. A site that fails now is still a contributor, so
-        its failure is only logged.
+        With `is_contributor`, the sites' masked vectors have already arrived. A site that fails now is still a
+        contributor, so its failure is only logged.
         """
         seconds = min(_STEP_SECONDS, self._settings.round_timeout)
         session = {"session": self._coordinator.session}
@@ -203,7 +203,7 @@ def _read_input(reply: Reply) -> tuple[Layout, Vector]:
     length, tensors = layout_length(layout), from_bytes(reply.payload)
     masked = tensors.get("masked")
     if len(tensors) != 1 or masked is None or list(masked.shape) != [length] or masked.element_size() != 8:
-        raise Garbled("its masked update does not have the form of its layout")
+        raise Garbled("its masked vector does not have the form of its layout")
     vector: Vector = masked.numpy().view(np.uint64)
     assert isinstance(layout, list)
     return layout, vector

@@ -281,7 +281,7 @@ def test_a_site_needs_enough_other_sites_before_it_sends_anything() -> None:
         pair.shares(keys)
     session = Session()
     session.shares(session.keys())
-    with pytest.raises(Garbled, match="shares of 1 site arrived; expected at least 4"):
+    with pytest.raises(Garbled, match="this site has the shares of 1 site, itself included; expected at least 4"):
         session.sites["a"].receive_shares({})
 
 

@@ -184,7 +184,7 @@ def test_below_the_threshold_the_run_ends_with_the_reason(
     with caplog.at_level("INFO", "flwr"), pytest.raises(UserError, match="too few good updates in 2 attempts"):
         run_federation(here.grid, here.context)
     name = step.removeprefix("secure_").replace("train", "input")
-    assert f"round 1: secure aggregation needs 3 sites in step '{name}', but 2 replied" in caplog.text
+    assert f"round 1: secure aggregation needs 3 sites in step '{name}', but 2 completed it" in caplog.text
 
 
 def test_a_round_that_failed_once_is_repeated(data: Path, split: Federation, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_sites_that_report_no_tests_do_not_make_the_sum_that_of_one_site(
             site.config = replace(site.config, metrics="none")
     history = run_federation(cases[0].grid, cases[0].context).history
     assert [row.evaluation.samples for row in history if row.evaluation] == [3 * len(split.dataset.test)] * 2
-    with pytest.raises(UserError, match=r"up in 1 attempt: .* needs 3 sites in step 'input', but 2 replied"):
+    with pytest.raises(UserError, match=r"up in 1 attempt: .* needs 3 sites in step 'input', but 2 completed it"):
         run_federation(cases[1].grid, cases[1].context)
     assert not any(message.kind in ("secure_confirm", "secure_unmask") for message in cases[1].grid.sent)
 
@@ -294,7 +294,7 @@ def test_terms_that_do_not_protect_a_site_are_refused(here: Case) -> None:
             ask(here, "hello", values)
     with pytest.raises(UserError, match="leave 0 bits after the binary point; expected at least 16"):
         ask(here, "hello", {"largest_change": 1e12})
-    with pytest.raises(UserError, match="another public key for 'site-0' than this site's node key"):
+    with pytest.raises(UserError, match="does not have the public key of this site's node key for 'site-0'"):
         ask(here, "hello", {"roster": {**keys, "site-0": node_key_pair("other")[1].decode()}})
 
 
