@@ -66,7 +66,10 @@ def conclusion(comparison: Comparison) -> list[str]:
 
 
 def unfinished(comparison: Comparison) -> list[str]:
-    """Say which methods have unfinished runs, and after which round these are shown. Empty if all are finished."""
+    """Say which methods have unfinished runs, and after which round they are shown. Empty if all are finished.
+
+    At least one run must have been evaluated.
+    """
     found = [method for method in comparison.methods if len(method.finished_runs) < len(method.runs)]
     if not found:
         return []
