@@ -121,7 +121,7 @@ class Costs:
 
     @property
     def mean_round(self) -> float:
-        """The expected cost of a round in a later rung: the mean over all methods, since any of them may get there."""
+        """The expected cost of a round after the first rung: the mean over all methods, since any may get that far."""
         return fmean(self.per_round.values())
 
     def race_cost(self, plan: Plan, methods: Sequence[str], lr: float, rounds: int) -> float:

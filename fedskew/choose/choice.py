@@ -48,7 +48,7 @@ _FEDERATED = (
 _WITH_EXAMPLE_NOISE = (
     "privacy=example", "attempts=1", "share_loss=false", "site_metrics=none", "evaluation=server",
 )  # fmt: skip
-"""Settings that `fedskew federate init` requires if sites add noise, besides test data for the server."""
+"""Settings that `fedskew federate init` requires if `example_noise` is set, besides test data for the server."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,10 @@ class Choice:
 
     @property
     def answer(self) -> tuple[str, ...]:
-        """The answer in sentences: the best method, its lead, what it costs and reveals, and the alternatives."""
+        """The answer in sentences: the chosen method and the alternatives.
+
+        Unless FedAvg is chosen, also the lead over FedAvg, and what the method costs and reveals.
+        """
         return self.race.answer
 
     @property
@@ -136,7 +139,7 @@ def choose(
 ) -> Choice:
     """Race methods on a federation and choose one. `settings` are configuration keys such as `rounds`, listed below.
 
-    data: a federation, or data as for `load`, which `partition` then splits.
+    data: a federation, or data as for `load`, which `partition` then splits. The default is the data of `config`.
     methods: names of methods. By default, a list of 14 is raced. FedAvg always takes part.
     budget: a time such as `5m`, or a total number of rounds over all runs, such as `2000r`.
     partition: the rule that splits `data`. The default is the partition of `config`.

@@ -36,7 +36,7 @@ class FinalResult(NamedTuple):
     earlier_scores: Sequence[float]
     """Its scores on the splits of the last rung."""
     trials: Sequence[TrialResult]
-    """Its trials on the fresh splits, for its costs."""
+    """Its trials on the fresh splits, for its costs and its discarded updates."""
 
 
 _SAME_COST = 0.02
@@ -133,7 +133,8 @@ def _warning(tried: int, repeats: Repeats) -> list[str]:
 def _diverged(chosen: FinalResult) -> list[str]:
     discarded = sum(trial.diverged for trial in chosen.trials)
     updates = f"{plural(discarded, 'client update')} of {chosen.standing.method} {'was' if discarded == 1 else 'were'}"
-    return [f"In the final, {updates} not finite and left out; try a lower --lr."] if discarded else []
+    why = "discarded because of values that were not finite"  # in the updates, or in the server's step with them
+    return [f"In the final, {updates} {why}; try a lower --lr."] if discarded else []
 
 
 def _no_better(final: Sequence[Finalist], baseline: Finalist, metric: str, tried: int, repeats: Repeats) -> str:

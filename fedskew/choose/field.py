@@ -40,8 +40,8 @@ RESULTS.md.
 """
 
 LR_FACTORS = (1.0, 1 / 3, 3.0)
-"""Every method, including FedAvg, is tried with the configured learning rate times each of these. The products are
-rounded to two significant digits."""
+"""Every method, including FedAvg, is tried with the configured learning rate times each of these. The products with
+1/3 and 3 are rounded to two significant digits."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def field_methods(names: Iterable[str] | None) -> tuple[str, ...]:
     names = _names(names)
     chosen = [BASELINE, *(DEFAULT_FIELD if names is None else map(canonical_name, names))]
     if set(chosen) == {BASELINE}:
-        raise UserError(f"methods has only {BASELINE}, which always takes part; expected at least one other method")
+        raise UserError(f"methods has no method besides {BASELINE}, which always takes part; expected at least one")
     for name in chosen:
         _check_method(make_method(name))
     return tuple(dict.fromkeys(chosen))

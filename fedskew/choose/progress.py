@@ -27,7 +27,7 @@ _MAX_LISTED = 3
 
 
 class RaceProgress(RaceWatcher):
-    """Tracks the trials of a rung, their rounds and their scores."""
+    """Tracks the trials of a rung, or of the final: their rounds and their scores."""
 
     def __init__(self, config: Config, rank_by: str) -> None:
         self._config, self._rank_by = config, rank_by

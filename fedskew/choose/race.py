@@ -106,7 +106,7 @@ class Race:
         return Costs(per_round, median(starts))
 
     def _fit_final(self, plan: Plan, costs: Costs) -> Plan:
-        """Return the plan with a final that still fits into the budget.
+        """Return the plan with a final that fits into what is left of the budget, or with the smallest final.
 
         The first estimates may have been too low. FedAvg's candidates may also have made a rung larger than planned.
         """
@@ -157,7 +157,7 @@ class Race:
         self.trials.run(heading, [Trial(c, seed, until) for seed in self._seeds(splits) for c in field])
         if {candidate.method for candidate in self._without_failed(field)} == {BASELINE}:
             reasons = "; ".join(f"{method}: {reason}" for method, reason in self.trials.failures.items())
-            raise UserError(f"no method but FedAvg can run here: {reasons}")
+            raise UserError(f"no method but FedAvg is left in the race; failed: {reasons}")
 
     def _rank(
         self, field: Sequence[Candidate], splits: Sequence[int], rounds: int

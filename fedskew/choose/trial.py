@@ -89,7 +89,7 @@ class TrialResult:
     bytes: float
     """Traffic per round, in bytes."""
     diverged: int
-    """Number of updates in all rounds that were discarded because they were not finite."""
+    """Number of discarded updates in all rounds. They, or the server's step with them, were not finite."""
 
     def score(self, rank_by: str, rounds: int, last: int) -> float:
         """Return the mean over the last `last` rounds up to round `rounds`, because single rounds fluctuate."""

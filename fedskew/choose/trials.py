@@ -32,7 +32,7 @@ class RaceWatcher:
         """Called before these trials begin."""
 
     def on_known_trial(self, trial: Trial, measured: TrialResult) -> None:
-        """Called after `on_trials`, for each trial of the rung that is not run because it already has a result."""
+        """Called after `on_trials`, for each trial that is not run because it already has a result."""
 
     def on_round(self, trial: Trial, round: int) -> None:
         """Called when a trial has finished a round."""

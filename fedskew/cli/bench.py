@@ -56,7 +56,7 @@ def _command(
         option("--budget", "SECONDS", "after this time, start only peers and scale; the most important measurements "
                "come first (default: 600, or 420 on a GPU)"),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute, with smaller defaults")] = False,
     out: Annotated[str | None, option("--out", "FILE", "also write the results to this file, as JSON")] = None,
     render: Annotated[
         str | None, option("--render", "FILE", "print a JSON file written by --out as Markdown, without measuring")

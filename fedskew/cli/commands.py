@@ -113,7 +113,11 @@ FLAGS: dict[str, Flag] = {
         Flag("data", "NAME|PATH", DATA),
         Flag("data_dir", "FOLDER", DATA),
         Flag("partition", "RULE", DATA),
-        _skew("partition.beta", "X", help="for dirichlet: smaller values give stronger skew (default: 0.1)"),
+        _skew(
+            "partition.beta",
+            "X",
+            help="for dirichlet (default: 0.1) and domain-dirichlet (default: 0.5): smaller values give stronger skew",
+        ),
         _skew("partition.shards", "N", help="for shards: single-class shards per client (default: 2)"),
         _skew(
             "partition.labels_per_client",

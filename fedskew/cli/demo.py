@@ -56,9 +56,9 @@ def _command(
         _introduce(console, runs)
     comparison = run_all(runs, folder, as_json or quiet)
     print_comparison(comparison, as_json)
-    _draw(comparison, folder / FIGURE)
+    figure = _draw(comparison, folder / FIGURE)
     if not as_json:
-        _conclude(console, comparison, folder, settings, flags | ({} if seeds is None else {"seeds": seeds}))
+        _conclude(console, comparison, figure, settings, flags | ({} if seeds is None else {"seeds": seeds}))
 
 
 def _write_settings(folder: Path) -> Path:
@@ -100,8 +100,8 @@ def _introduce(console: Console, runs: list[Prepared]) -> None:
     console.print()
 
 
-def _draw(comparison: Comparison, figure: Path) -> None:
-    """Draw the comparison. Without matplotlib the demo still prints its tables."""
+def _draw(comparison: Comparison, figure: Path) -> Path | None:
+    """Draw the comparison and return the path of the figure. None if that fails, for example without matplotlib."""
     from fedskew.cli.terminal import notice
     from fedskew.report.comparison_figure import save_comparison
 
@@ -109,11 +109,15 @@ def _draw(comparison: Comparison, figure: Path) -> None:
         save_comparison(comparison, figure)
     except UserError as error:
         notice(f"no figure: {error}")
+        return None
+    return figure
 
 
-def _conclude(console: Console, comparison: Comparison, folder: Path, settings: Path, flags: Mapping[str, str]) -> None:
-    if (folder / FIGURE).is_file():
-        console.print(f"figure: {folder / FIGURE}", markup=False, soft_wrap=True)
+def _conclude(
+    console: Console, comparison: Comparison, figure: Path | None, settings: Path, flags: Mapping[str, str]
+) -> None:
+    if figure is not None:
+        console.print(f"figure: {figure}", markup=False, soft_wrap=True)
     changed = "".join(f", --{name} {value}" for name, value in flags.items())
     console.print(f"settings: {settings}{changed}", markup=False, soft_wrap=True)
     console.print(f"\n{_lesson(comparison)}\n", markup=False)

@@ -125,7 +125,7 @@ def _next_command(settings: Settings, counts: str | None, save: str | None, diag
 
 
 def _label_counts(settings: Settings, counts: str | None) -> tuple[LabelCounts, Config | None]:
-    """Return the label counts and the configuration. It is None if COUNTS are given without data."""
+    """Return the label counts and the configuration, which is None if COUNTS are given without data."""
     from fedskew.data.label_counts import federation_counts, read_counts
     from fedskew.experiment.preparation import build_federation
 

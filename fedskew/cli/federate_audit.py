@@ -40,7 +40,10 @@ def _verify(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check that no entry of a log was changed, removed or moved. If one was, name it and end with status 2."""
+    """Check that no entry of a log was changed, removed or moved.
+
+    If there is a sign of such a change, name it and end with status 2.
+    """
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.flower.audit import find_log
     from fedskew.flower.chained_log import read_chain

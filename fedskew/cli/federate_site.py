@@ -1,4 +1,4 @@
-"""`fedskew federate site` and `approve`: the commands that a site runs."""
+"""`fedskew federate site` and `approve`: two commands that a site runs."""
 
 from __future__ import annotations
 

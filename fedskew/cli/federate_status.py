@@ -31,7 +31,7 @@ def status(
         return
     _show(found, now)
     if found.damage is not None:
-        notice(f"warning: the audit log was changed, so later entries are not used: {found.damage}")
+        notice(f"warning: the audit log is damaged, so the status may be incomplete: {found.damage}")
 
 
 def _show(found: RunStatus, now: datetime) -> None:

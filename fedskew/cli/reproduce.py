@@ -191,7 +191,10 @@ def _results(
     ] = RESULTS,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="Markdown file to write")] = "RESULTS.md",
 ) -> None:
-    """Write a page that shows paper and rerun side by side, table by table, from the records of all reruns."""
+    """Write a page that shows paper and rerun side by side, table by table, from the records of all reruns.
+
+    The pictures of the page are written to the folder of the records.
+    """
     from fedskew.cli.terminal import stdout
     from fedskew.experiment.storage.files import reporting_os_errors
     from fedskew.lab.papers.map import draw_maps

@@ -34,7 +34,7 @@ from fedskew.results.ranking import DEFAULT_METRIC
 FolderOf = Callable[[Prepared], Path]
 """Returns the folder of a run."""
 SECONDS_BETWEEN_LINES = 5.0
-_NOT_BEGUN = "before the first round"
+_NO_ROUND = "before completing a round"
 SMOOTHING = 0.8
 """The weight of earlier rounds in the running mean of seconds per round."""
 
@@ -236,7 +236,7 @@ def _reached(progress: RunProgress, runs: int) -> str:
         return place if runs == 1 else f"{finished} and {status.label} {place}"
     if runs > 1:
         return finished
-    return "after the last round" if progress.finished else _NOT_BEGUN
+    return "after the last round" if progress.finished else _NO_ROUND
 
 
 def _stopped(where: str) -> typer.Exit:
@@ -314,7 +314,7 @@ def _live_report(folders: Sequence[Path], rank_by: str) -> Iterator[None]:
         try:
             url = stack.enter_context(live_page(folders, rank_by))
         except KeyboardInterrupt as interrupt:
-            raise _stopped(_NOT_BEGUN) from interrupt
+            raise _stopped(_NO_ROUND) from interrupt
         notice(f"live report: {url}")
         yield
 

@@ -216,6 +216,7 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     last = min(final[0].config.mean_last, final[0].config.rounds)
     mean = f"mean {label} of the last {plural(last, 'round')}"
     console.print(f"{label} after the last round" if search.metric.measure is None else mean, soft_wrap=True)
-    console.print(f"  on the validation data, by which it was chosen: {_cell([found.score], search.metric)}{unit}")
+    validated = _cell([found.score], search.metric)
+    console.print(f"  on the validation data, by which the trial was chosen: {validated}{unit}")
     if scores:
         console.print(f"  on the test set, trained on all training data: {_cell(scores, search.metric)}{unit}")

@@ -202,7 +202,7 @@ class Comparison:
 
     @property
     def best(self) -> MethodRuns | None:
-        """The first of `competing`. None if there is no competing method, or if there is only one method."""
+        """The first of `competing`. None if there is no competing method, or if only one method was evaluated."""
         return self.competing[0] if self.competing and len(self.ranking) > 1 else None
 
     @property

@@ -85,7 +85,10 @@ def find_runs(paths: Iterable[str | Path]) -> list[Path]:
             )
         runs = [path] if _is_run(path) else _runs_in(path, MAX_DEPTH)
         if not runs:
-            raise UserError(f"no run in {str(path)!r}: no folder there has a config.yaml")
+            raise UserError(
+                f"no run in {str(path)!r}: neither it nor a visible folder up to {MAX_DEPTH} levels below it has a "
+                "config.yaml"
+            )
         found |= dict.fromkeys(runs)
     return list(found)
 

@@ -110,7 +110,7 @@ class RaceRecord:
     plan: Mapping[str, int] | None = None
     """How thorough the race is: the fields of `choose.budget.Plan`."""
     final_plan: Mapping[str, int] | None = None
-    """The plan, with a final that fits the budget that was left. None before the end of the last rung."""
+    """The plan, with its final reduced to what was left of the budget. None before the end of the last rung."""
     rungs: tuple[Rung, ...] = ()
     final: tuple[Finalist, ...] = ()
     """The finalists, sorted by `overall`, the best first."""

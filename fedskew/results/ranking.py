@@ -22,9 +22,9 @@ class RankingMetric:
     """The name that users write."""
     label: str
     measure: str | None = None
-    """The attribute of `Evaluation` with the value. Every evaluated round has one."""
+    """The attribute of `Evaluation` with the value. Every evaluated round has an `Evaluation`."""
     score: str | None = None
-    """The attribute of `Scores` with the value. Only the final model has one."""
+    """The attribute of `Scores` with the value. Only the final model has `Scores`."""
     lower_is_better: bool = False
     percent: bool = True
     """Whether values are shown in percent."""
@@ -115,7 +115,7 @@ def find_metric(name: str) -> RankingMetric:
 
 
 def require_metric(runs: Iterable[Result], name: str) -> RankingMetric:
-    """Find the metric with this name. Refuse runs without a value, except reference bounds."""
+    """Find the metric with this name. Refuse evaluated runs without a value, except reference bounds."""
     metric = find_metric(name)
     for run in runs:
         if run.last is not None and not is_reference_bound(run.method) and math.isnan(metric.value(run)):
@@ -130,7 +130,7 @@ def _reason(run: Result, metric: RankingMetric) -> str:
     if metric.score is not None and not run.finished:
         return f"{metric.label} is computed when a run is finished; finish it, or rank by accuracy or macro-f1"
     if run.sites:
-        return "its sites did not report it; rank by accuracy or macro-f1 instead"
+        return "its federation did not record it; rank by accuracy or macro-f1 instead"
     if metric.score is not None and run.stopped_early and not run.history[-1].is_evaluated:
         return (
             f"it was stopped after a round without an evaluation, and {metric.label} is computed after an evaluated "

@@ -1,9 +1,10 @@
-"""Significance of the difference between the best method and each other method, paired over seeds.
+"""Significance of the differences between methods, paired over seeds.
 
-With the same seed, both methods get the same split and, with few exceptions, the same clients and batches. So their
+With the same seed, all methods get the same split and, with few exceptions, the same clients and batches. So their
 results can be subtracted seed by seed, and different seeds give independent differences. The differences are tested
 with Student's t test. It assumes that they are roughly normal, which cannot be checked with a few seeds. With fewer
-than three seeds, nothing is tested. The comparisons with the best method are corrected together by Holm's method.
+than three seeds, nothing is tested. The comparisons with the best method, or in a race with FedAvg, are corrected
+together by Holm's method.
 """
 
 from __future__ import annotations

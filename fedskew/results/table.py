@@ -2,7 +2,7 @@
 
 In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent. If several
 federated methods are compared, the best value of each metric is bold. Reference bounds never are. CSV has means and
-deviations in separate columns.
+deviations in separate columns. Of the training time, all formats have only the mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 DIGITS = 2
 PRINTED = ("accuracy", "macro-f1", "worst-class", "balanced-accuracy", "auroc")
-"""The metrics of a table in LaTeX or Markdown, which must fit a page. A CSV file has all metrics."""
+"""The metrics of a table in LaTeX or Markdown, besides the ranking metric. Such a table must fit a page. A CSV file has
+all metrics."""
 
 
 def check_format(format: str) -> None:

@@ -160,7 +160,8 @@ def test_updates_of_the_chosen_method_that_were_not_finite_are_mentioned() -> No
     fedavg, fedvls = finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72])
     diverged = fedvls._replace(trials=[replace(trial, diverged=2) for trial in fedvls.trials])
     assert chosen(fedavg, diverged)[1].endswith(
-        "In the final, 6 client updates of fedvls were not finite and left out; try a lower --lr."
+        "In the final, 6 client updates of fedvls were discarded because of values that were not finite; "
+        "try a lower --lr."
     )
     assert "finite" not in chosen(fedavg, fedvls)[1]
 

@@ -29,9 +29,10 @@ def test_every_method_has_as_many_learning_rates_as_fedavg(settings: int) -> Non
     assert len(make_field(["fedprox"], 0.05, settings)) == len(LR_FACTORS) + [0, 2, 6][settings]
 
 
-def test_a_field_of_fedavg_alone_is_refused() -> None:
-    with pytest.raises(UserError, match="methods has only fedavg"):
-        field_methods(["fedavg"])
+@pytest.mark.parametrize("names", [["fedavg"], []])
+def test_a_field_of_fedavg_alone_is_refused(names: list[str]) -> None:
+    with pytest.raises(UserError, match="methods has no method besides fedavg"):
+        field_methods(names)
 
 
 def test_fedavg_always_takes_part() -> None:

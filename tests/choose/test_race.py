@@ -324,6 +324,12 @@ def test_a_method_that_cannot_run_here_is_left_out_with_its_reason(tmp_path: Pat
     assert choice.method in ("fedavg", "fedprox")
 
 
+def test_a_race_in_which_all_other_methods_fail_ends_with_their_reasons(tmp_path: Path, own_net: str) -> None:
+    config = with_values(Config(), {**TINY, "rounds": 2, "model": own_net})
+    with pytest.raises(UserError, match="no method but FedAvg is left in the race; failed: moon: "):
+        choose(config=config, methods=["moon"], budget=SMALLEST, out=tmp_path / "r", workers=1, watcher=Counting())
+
+
 def test_a_race_that_continues_still_knows_which_methods_were_left_out(tmp_path: Path, own_net: str) -> None:
     config, out = with_values(Config(), {**TINY, "rounds": 1, "model": own_net}), tmp_path / "r"
 

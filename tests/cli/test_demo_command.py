@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from fedskew.cli.demo import next_commands
+from fedskew.errors import UserError
 
 DEMO = ("demo", "--seeds", "1", "--rounds", "1")
 
@@ -28,6 +29,17 @@ def test_the_demo_shows_keeps_and_reuses(cli):
     third = cli(*DEMO, "--fresh", "--quiet")
     assert third.err == ""
     assert Path("runs/demo/mine.txt").is_file()
+
+
+def test_an_earlier_figure_is_not_shown_if_drawing_fails(cli, monkeypatch):
+    def fails(comparison, target):
+        raise UserError("no matplotlib")
+
+    cli(*DEMO)
+    monkeypatch.setattr("fedskew.report.comparison_figure.save_comparison", fails)
+    again = cli(*DEMO)
+    assert "no figure: no matplotlib" in again.err
+    assert "figure:" not in again.out
 
 
 def test_what_to_try_next_works_even_with_a_space_in_the_path(cli):

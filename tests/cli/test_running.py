@@ -107,7 +107,7 @@ def run_until_interrupt(federation, runs, finished, round_):
         (3, 1, None, "with 1 of 3 runs finished"),
         (3, 1, 0, "with 1 of 3 runs finished"),
         (3, 2, 2, "with 2 of 3 runs finished and fedavg seed 0 after round 2"),
-        (1, 0, 0, "before the first round"),
+        (1, 0, 0, "before completing a round"),
         (1, 0, 2, "after round 2"),
         (1, 1, None, "after the last round"),
     ],

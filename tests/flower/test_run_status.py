@@ -63,6 +63,11 @@ def test_a_finished_run_names_its_sites_and_who_refused(tmp_path: Path, capsys: 
     assert "refuses" in shown
     assert main(["federate", "status", str(tmp_path / "run"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sites"][1]["state"] == "refuses"
+    (tmp_path / "run/audit.head").unlink()
+    assert main(["federate", "status", str(tmp_path / "run")]) == 0
+    shown_without = capsys.readouterr()
+    assert "audit log is damaged, so the status may be incomplete: audit.head is missing" in shown_without.err
+    assert shown_without.out == shown, "no entry is left out"
 
 
 def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:

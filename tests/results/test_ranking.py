@@ -164,7 +164,7 @@ def test_a_run_that_diverged_is_not_called_old(loss: float | None) -> None:
 
 def test_a_federation_of_sites_has_no_auroc() -> None:
     run = made_up("fedvls", 0, [0.5, 0.5], partition={"rule": "sites", "names": ["north", "south"]})
-    with pytest.raises(UserError, match="its sites did not report it"):
+    with pytest.raises(UserError, match="its federation did not record it"):
         compare_runs([run], rank_by="auroc")
 
 
