@@ -1,9 +1,10 @@
 """The race: successive halving over rounds, then a final on fresh splits.
 
 A race has up to three rungs. In the first rung, all candidates train for about a ninth of the rounds, on the same
-splits. The two best candidates of each method go on to the second rung, which ends after about a third of the rounds.
-The best of these go on to the third rung, which ends after the last round. The best methods and tuned FedAvg then meet
-in a final, on splits that no rung has used. In the second and third rung, runs continue from their checkpoints.
+splits. Two candidates of each method (see `keep_best`) go on to the second rung, which ends after about a third of the
+rounds. The best of these go on to the third rung, which ends after the last round. The best methods and tuned FedAvg
+then meet in a final, on splits that no rung has used. In the second and third rung, runs continue from their
+checkpoints.
 
 Each split belongs to a seed. If the federation's split is fixed, all seeds have the same split. Their trials then
 differ in validation samples, initial model, the clients sampled in each round, and batches. In that case, read "split"
