@@ -64,8 +64,9 @@ class SiteAnswers:
                 return known
             answers = _read(path)
             if len(answers) >= most:
-                requests = "another request" if most == 1 else f"{most} other requests"
-                raise AlreadyAnswered(f"this site has answered {requests} for {question}, which is its limit")
+                requests = "another request" if len(answers) == 1 else f"{len(answers)} other requests"
+                limit = "which is its limit" if len(answers) == most else f"and its limit is {most}"
+                raise AlreadyAnswered(f"this site has answered {requests} for {question}, {limit}")
             facts, payload = compute()
             entry = {"request": asked, "facts": facts, "tensors": base64.b64encode(payload).decode()}
             with _raising_state_unusable(self._folder):

@@ -444,6 +444,16 @@ def _other_contract(known: dict[str, Any]) -> dict[str, Any]:
     return known | {"contract": contract}
 
 
+def test_a_refusal_counts_the_answers_from_before_the_limit_was_lowered(tmp_path: Path) -> None:
+    answers = SiteAnswers(tmp_path)
+    for number in range(3):
+        answers.answer_once("tests", {"model": number}, lambda: ({}, b""), most=3)
+    with pytest.raises(AlreadyAnswered, match="has answered 3 other requests for tests, which is its limit"):
+        answers.answer_once("tests", {"model": 3}, lambda: ({}, b""), most=3)
+    with pytest.raises(AlreadyAnswered, match="has answered 3 other requests for tests, and its limit is 1"):
+        answers.answer_once("tests", {"model": 3}, lambda: ({}, b""), most=1)
+
+
 def test_a_damaged_record_stops_the_answers_without_a_word_about_the_files(tmp_path: Path) -> None:
     answers = SiteAnswers(tmp_path)
     assert answers.answer_once("sums", {}, lambda: ({"a": [1.5]}, b"xyz")) == ({"a": [1.5]}, b"xyz")
