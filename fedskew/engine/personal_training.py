@@ -138,7 +138,10 @@ def phase_work(
 
 
 def _phase_state(state: Tensors, carried: Tensors, has_second_model: bool) -> Tensors:
-    """Return a client's state at the start of a phase, without its second model."""
+    """Return a client's state at the start of a phase, without its second model.
+
+    `RoundWork.start` takes every tensor with the prefix `PERSONAL` from the state, also a shared one in `carried`.
+    """
     return without_personal(state) if has_second_model else {**state, **pack(PERSONAL, carried)}
 
 

@@ -288,7 +288,7 @@ def _seeded(device: torch.device, seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_generators(cuda_devices: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Restore the global generators of torch, numpy and Python after a `with` block."""
+    """Restore the global generators of Python, numpy and torch (CPU and `cuda_devices`) after a `with` block."""
     python, numpy_ = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=cuda_devices):

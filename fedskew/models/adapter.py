@@ -127,10 +127,9 @@ def _find_logits(returned: Any, expected: tuple[int, int], name: str) -> Output:
         return "logits"
     fitting = [key for key, value in named.items() if getattr(value, "shape", None) == expected]
     if len(fitting) != 1:
-        example = next(iter(fitting), next(iter(named), 0))
+        choice = f"; choose the logits with fedskew.ModelAdapter(model, output={fitting[0]!r})" if fitting else ""
         raise UserError(
-            f"model {name!r} returns {_listed(named)} for a batch of 2; expected one output of shape {expected}; "
-            f"choose the logits with fedskew.ModelAdapter(model, output={example!r})"
+            f"model {name!r} returns {_listed(named)} for a batch of 2; expected one output of shape {expected}{choice}"
         )
     return fitting[0]
 

@@ -93,8 +93,8 @@ def _with_head(model: nn.Module, name: str, head: str) -> nn.Module:
         return model
     if not has_features(model) or not isinstance(model.head, nn.Linear):
         raise UserError(
-            f"head is {head!r}, but model {name!r} has no linear layer 'head' to replace; expected auto, or a "
-            "fedskew.Classifier(encoder, head) with a linear head"
+            f"head is {head!r}, but the logits of model {name!r} are not head(encoder(x)) with a linear head; "
+            "expected auto, or a fedskew.Classifier(encoder, head) with a linear head"
         )
     return replace_head(model, head)
 

@@ -77,7 +77,10 @@ def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[
                 "train is 'lora', but the encoder has no linear layer and no ungrouped 2D convolution; "
                 "expected 'all' or 'head'"
             )
-        raise UserError(f"lora_targets {', '.join(targets)} match no layer; expected patterns such as {layers[0]!r}")
+        raise UserError(
+            f"lora_targets {', '.join(targets)} match no linear layer and no ungrouped 2D convolution of the encoder; "
+            f"expected patterns such as {layers[0]!r}"
+        )
     adapted.encoder.requires_grad_(False)
     for layer in adapted.encoder.modules():
         if isinstance(layer, _NORMS):
@@ -91,7 +94,7 @@ def with_adapters(model: Classifier, rank: int, alpha: float, targets: Sequence[
 
 
 def merged(model: nn.Module) -> nn.Module:
-    """Return a copy of the model in which every adapter is added to its layer."""
+    """Return a copy of the model in which every adapter is added to its layer. All of its encoder can be trained."""
     plain = copy.deepcopy(model)
     for name, layer in list(plain.named_modules()):
         if isinstance(layer, LowRank):

@@ -20,7 +20,7 @@ _FEATURES = 1280
 
 
 def mobilenetv2(data: DataShape) -> Classifier:
-    """Make MobileNetV2 with global average pooling, stride 1 in the stem and ReLU instead of ReLU6."""
+    """Make MobileNetV2 with ReLU instead of ReLU6, and stride 1 in the stem and the first block of 24 channels."""
     before = 32
     layers = [*_conv_norm(data.shape[0], before, kernel=3), nn.ReLU()]
     for expansion, after, repeats, first_stride in _BLOCKS:

@@ -28,6 +28,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints of training programs hold the state dict."""
 _LONGEST_LIST = 12
 """The maximum number of names in a message."""
+_NOT_FINITE = "NaN or infinite values in the file"
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,18 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
         )
     started = copy.deepcopy(model)
     targets = own_module(started).state_dict()
-    tensors = _matching_names(_tensors(file, content), targets)
+    tensors = _tensors(file, content)
+    if not tensors:
+        raise UserError(f"init {file} has no named tensors; expected a state dict, as model.state_dict() returns")
+    tensors = _matching_names(tensors, targets)
     reasons = {name: _why_not_taken(name, target, tensors) for name, target in targets.items()}
     taken = tuple(name for name, reason in reasons.items() if reason is None)
     if not taken:
+        if _NOT_FINITE in reasons.values():
+            raise UserError(
+                f"every tensor of init {file} that fits {type(own_module(model)).__name__} has NaN or infinite values; "
+                "expected finite values"
+            )
         raise _nothing_fits(file, own_module(model), tensors, targets)
     with torch.no_grad():
         for name in taken:
@@ -109,7 +118,7 @@ def _read(file: str) -> bytes:
 
 
 def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
-    """Parse the file's content. Raise `UserError` if it is damaged or holds no named tensors."""
+    """Parse the file's content and return its named tensors. Raise `UserError` if it is damaged."""
     if Path(file).suffix == ".safetensors":
         try:
             return parse_safetensors(content)
@@ -129,10 +138,7 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
     for key in _WRAPPERS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    named = {name: t for name, t in loaded.items() if isinstance(t, Tensor)} if isinstance(loaded, Mapping) else {}
-    if not named:
-        raise UserError(f"init {file} has no named tensors; expected a state dict, as model.state_dict() returns")
-    return named
+    return {name: t for name, t in loaded.items() if isinstance(t, Tensor)} if isinstance(loaded, Mapping) else {}
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -151,7 +157,7 @@ def _why_not_taken(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> 
     if tensor.shape != target.shape:
         return f"shape {tuple(tensor.shape)} in the file, {tuple(target.shape)} in the model"
     if not bool(torch.isfinite(tensor).all()):
-        return "NaN or infinite values in the file"
+        return _NOT_FINITE
     return None
 
 
@@ -159,9 +165,8 @@ def _nothing_fits(
     file: str, model: nn.Module, tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor]
 ) -> UserError:
     name = next(iter(targets))
-    similar = nearest(name, tensors) or next(iter(tensors), "nothing")
+    similar = nearest(name, tensors) or next(iter(tensors))
     return UserError(
         f"no tensor of init {file} fits {type(model).__name__} by name and shape; the model has, for example, "
-        f"{name!r} {tuple(targets[name].shape)}, and the file {similar!r}"
-        + (f" {tuple(tensors[similar].shape)}" if similar in tensors else "")
+        f"{name!r} {tuple(targets[name].shape)}, and the file {similar!r} {tuple(tensors[similar].shape)}"
     )

@@ -229,3 +229,25 @@ def test_a_head_that_does_not_fit_is_refused(fed: fs.Federation) -> None:
         fs.run(fed, "fedavg", head="eft", **SETTINGS)
     with pytest.raises(UserError, match="method 'fedncm' needs a model that ends in a linear layer 'head'"):
         fs.run(fed, "fedncm", head="cosine", **SETTINGS)
+
+
+TEMPERED = """
+import torch
+from fedskew import Classifier
+
+class Tempered(Classifier):
+    def forward(self, x):
+        return self.head(self.encoder(x)) / 2
+
+def build(inputs):
+    return Tempered(torch.nn.Flatten(), torch.nn.Linear(64, inputs.classes))
+"""
+
+
+def test_the_head_of_a_classifier_with_its_own_forward_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tempered.py").write_text(TEMPERED)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"the logits of model 'tempered:build' are not head\(encoder\(x\)\) with a"):
+        make_model("tempered:build", DIGITS, head="cosine")

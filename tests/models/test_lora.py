@@ -135,8 +135,10 @@ def test_a_run_saves_the_merged_model_and_sends_only_what_it_trains(fed: fs.Fede
 
 
 def test_what_has_no_adapters_is_refused(fed: fs.Federation) -> None:
-    with pytest.raises(UserError, match=r"lora_targets enc match no layer; expected patterns such as 'encoder.1'"):
-        fs.run(fed, "fedavg", "dnn", train="lora", lora_targets=["enc"], **SETTINGS)
+    no_target = r"match no linear layer and no ungrouped 2D convolution of the encoder; expected .* such as 'encoder.1'"
+    for target in ("enc", "encoder.2", "head"):  # no layer, a ReLU, and a linear layer outside the encoder
+        with pytest.raises(UserError, match=f"lora_targets {target} {no_target}"):
+            fs.run(fed, "fedavg", "dnn", train="lora", lora_targets=[target], **SETTINGS)
     with pytest.raises(UserError, match="train is 'lora', but Sequential has no separate encoder"):
         fs.run(fed, "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), train="lora", **SETTINGS)
     with pytest.raises(UserError, match="lora_rank is 0; expected a whole number of at least 1"):

@@ -75,6 +75,9 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
     (tmp_path / "empty.pt").touch()
     (tmp_path / "damaged.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0not a header...")
     save_file({"other": torch.zeros(3)}, tmp_path / "other.safetensors")
+    save_file({}, tmp_path / "none.safetensors")
+    nans = {name: torch.full_like(t, torch.nan) for name, t in model.state_dict().items()}
+    save_file(nans, tmp_path / "nan.safetensors")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").touch()
     expected = {
@@ -83,6 +86,8 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
         "run": "did you mean '.*model.safetensors'",
         "module.pt": "holds objects other than tensors, which are not loaded; expected a state dict",
         "list.pt": "has no named tensors",
+        "none.safetensors": "has no named tensors",
+        "nan.safetensors": "every tensor of init .* that fits Classifier has NaN or infinite values; expected finite",
         "empty.pt": "it is damaged, or holds",
         "damaged.safetensors": "is not a safetensors file",
         "other.safetensors": r"no tensor .* fits Classifier .* 'encoder.1.weight' \(200, 64\), and the file 'other'",

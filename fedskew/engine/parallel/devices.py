@@ -1,7 +1,7 @@
 """Train on several devices of one machine. Each trains a share of the round's clients with its own engine.
 
-Every client's result is the same as on one device, up to rounding. The exception is a model that draws from a global
-generator of Python, numpy or torch on the CPU, because the devices' threads share these generators.
+Every client's result is the same as on one device, up to rounding. The exception is a model or method that draws from a
+global generator of Python, numpy or torch on the CPU, because the devices' threads share these generators.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DevicesEngine(Engine):
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._trained_kinds: set[tuple[int, str]] = set()
-        """Each device's number, with the parts of each method that it has trained."""
+        """Each device's number, with the parts of each method with which it has trained."""
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))
@@ -74,7 +74,10 @@ class DevicesEngine(Engine):
 
 
 def _move_work(device: torch.device, work: RoundWork) -> RoundWork:
-    """Copy the work's models and downlink to the device. The engines copy the clients' states from the host."""
+    """Copy the model, the downlink and the companions that the objective uses to the device.
+
+    The engines copy the clients' states and start models from the host.
+    """
     return replace(
         work,
         sent=_move_model(work.sent, device),

@@ -34,6 +34,11 @@ class SpawnedWorker:
         except OSError:
             raise
         except Exception as error:  # its type depends on Python's version and on the object
+            if getattr(multiprocessing.current_process(), "_inheriting", False):  # a new process that runs the script
+                raise UserError(
+                    "a worker process of the pool engine runs this script again; "
+                    'expected the code that trains inside `if __name__ == "__main__":`'
+                ) from None
             raise UserError(
                 f"the pool engine cannot send the model or the method to a worker process ({error}); "
                 "define it in a module, or choose --engine plain or stacked"

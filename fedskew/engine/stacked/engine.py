@@ -130,7 +130,7 @@ class Slots:
         return step
 
     def _fill_common(self, work: RoundWork) -> None:
-        """Copy what the server sends to all clients into the programs' memory."""
+        """Copy what all clients have in common, such as the server's model, into the programs' memory."""
         for kind, flats in self._layouts.common_memory(work).items():
             for name, flat in flats.items():
                 self._memory[kind][name].copy_(flat)
@@ -291,8 +291,9 @@ class StackedEngine(Engine):
                 return do(self._slots_for(work, ability, max_slots), make_schedule(steps, number), width)
             if number == 1:
                 raise UserError(
-                    f"one client's step does not fit in the memory of {self._data.y.device}; "
-                    "expected a smaller model or batch_size"
+                    f"the round does not fit in the memory of {self._data.y.device}, "
+                    "although clients train one at a time; "
+                    "expected a smaller model or batch_size, or fewer clients per round"
                 )
             self._limit_clients(work, number // 2)
 
@@ -317,7 +318,8 @@ class StackedEngine(Engine):
     def _width(self, work: RoundWork, plans: Sequence[BatchPlan], ability: _Ability) -> int:
         """Return the number of rows of a batch, with padding.
 
-        On a GPU, padding makes it a power of two or the batch size, because each number needs its own CUDA graph.
+        On a GPU, if the work ignores padding, the number is a power of two or the batch size, because each number needs
+        its own CUDA graph.
         """
         width = plans[0].width
         if self._data.y.device.type == "cpu" or not ability.paddable:

@@ -239,7 +239,7 @@ class _Descent:
 
 
 class _AllClients(torch.autograd.Function):
-    """Leaves `vmap` to call a function once, on the stacked tensors of all clients."""
+    """Calls a function once from within `vmap`, with the stacked tensors of all clients."""
 
     @staticmethod
     def forward(function: Callable[..., tuple[Tensor, ...]], *tensors: Tensor) -> tuple[Tensor, ...]:  # noqa: ARG004

@@ -42,7 +42,10 @@ class SlotChange:
 
 @dataclass(frozen=True)
 class SlotSchedule:
-    """The steps of a round in order. At each time, counted from 0, all busy slots take one step."""
+    """The steps of a round in order. At each time, counted from 0, all busy slots take one step.
+
+    Clients are numbered by their positions in the round's assignments.
+    """
 
     client: npt.NDArray[np.int64]
     """[times, slots]: the client that trains, or −1 in an idle slot."""
@@ -159,7 +162,7 @@ class SlotRound:
                 _packed(schedule),
                 np.array([plan.steps for plan in plans], dtype=np.int64),
                 np.array([max(plan.visits, 1) for plan in plans], dtype=np.int64),
-                np.argsort(schedule.arrivals[0].clients),  # the slot of each client, if no clients share a slot
+                np.argsort(schedule.arrivals[0].clients),  # the slot of each client, if each has its own
             ],
             device,
         )
@@ -246,7 +249,10 @@ class SlotRound:
                 views[name][rows] = personal[name]
 
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
-        """Copy the states of these clients to the device, through pinned memory so that the host does not wait."""
+        """Return the states of these clients on the device.
+
+        A CUDA GPU receives states in host memory through pinned memory, so that the host does not wait.
+        """
         layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
         if all(t.device == self._device for t in states[0].values()):
             return layout.flat({name: torch.stack([s[name] for s in states]) for name in states[0]})
@@ -314,7 +320,7 @@ class SlotRound:
         """Return the clients' states.
 
         States that training may have changed are among the results. Unchanged states are still in the slots, if every
-        client had a slot of its own. If clients shared slots, the states are copied to the device again.
+        client had a slot of its own. If not, they are copied to the device again.
         """
         state = self._layouts.state
         if "state" in self._results:

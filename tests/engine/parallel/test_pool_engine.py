@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -278,3 +279,11 @@ def test_what_cannot_be_sent_to_a_spawned_worker_is_refused_in_one_line() -> Non
     with pytest.raises(UserError, match="cannot send the model or the method to a worker process") as caught:
         advance(this, this.start())
     assert "\n" not in str(caught.value)
+
+
+def test_a_worker_that_runs_a_script_without_a_guard_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)  # as in such a worker
+    this = server(image_federation(), "fedavg", linear())
+    spawned(this)
+    with pytest.raises(UserError, match="runs this script again; expected the code that trains inside `if __name__"):
+        advance(this, this.start())
