@@ -343,7 +343,7 @@ class StackedEngine(Engine):
                 "this model or method depends on rows of padding, "
                 "so clients run one after another in rounds with short batches"
             )
-        if ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
+        elif ability.stackable and ability.fitting < min(ability.max_clients, len(plans)):
             self._notice(f"the round's clients do not all fit in memory; they train up to {ability.fitting} at a time")
         return ability
 

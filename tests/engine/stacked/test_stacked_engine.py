@@ -25,6 +25,7 @@ from toy_runs import (
     text_federation,
 )
 
+import fedskew.engine.stacked.engine
 from fedskew.engine import Network
 from fedskew.experiment.round.state import RunState
 from fedskew.losses import cross_entropy
@@ -144,6 +145,13 @@ class Counter(nn.Module):
         if self.training:
             self.seen += len(x)
         return x
+
+
+def test_clients_that_run_one_after_another_are_not_said_to_train_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fedskew.engine.stacked.engine, "spare_bytes", lambda device: 1)
+    told = notices(CountsAllRows(), linear())
+    assert len(told) == 1
+    assert "rows of padding" in told[0]
 
 
 def test_a_model_that_mixes_rows_sees_no_padding() -> None:
