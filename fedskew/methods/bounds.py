@@ -1,7 +1,7 @@
 """Two reference bounds for federated methods: training on all data in one place, and each client training alone.
 
-    centralised  One model is trained by SGD on the samples of all clients. Each round uses as many samples and
-                 epochs as the round's clients would
+    centralised  One model is trained on the samples of all clients. Each round uses as many samples and epochs as
+                 the round's clients would
     local-only   Every client trains its own model in the rounds that draw it, and nothing is averaged. The reported
                  accuracy is the mean of all clients' accuracies on the common test set. The other metrics, such as
                  macro F1, follow from the sum of the clients' confusion matrices

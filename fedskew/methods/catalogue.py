@@ -78,7 +78,7 @@ class Entry:
 
     @property
     def sends(self) -> str:
-        """Everything that leaves the client."""
+        """What clients send with this method, besides losses and test results."""
         if not self.sends_updates:
             return ", ".join(part.sends for part in self.parts if part.sends) or "nothing"
         model = next((part.shares for part in self.parts if issubclass(part, Personal)), "model")
@@ -152,7 +152,8 @@ def register(
         check_named_part(part)
     for n in (name, *aliases):
         valid = n == n.strip().lower() != "" and not {"+", ":"} & set(n)
-        expect(valid, "a method's name", n, "lower-case text without + and :, which have a special meaning")
+        expected = "lower-case text without spaces at its ends and without + and :, which have a special meaning"
+        expect(valid, "a method's name", n, expected)
     taken = [n for n in (name, *aliases) if n in METHODS or n in _ALIASES]
     if taken:
         raise UserError(f"method name {taken[0]!r} is already used; choose another")

@@ -5,8 +5,9 @@
     balanced   w_c = n/(C'·n_c), from the client's own label counts n_c, which stay on the client. n is their sum, and
                C' is the number of classes that the client has. This is scikit-learn's "balanced"
     counts     the same, from the label counts of the whole federation. Clients send their counts, and the server adds
-               up those of all earlier rounds' participants. In the first round, all weights are 1. Later, a class that
-               no participant had so far gets the largest weight
+               up those of each earlier round's participants. A client counts once for each round in which it took
+               part. In the first round, all weights are 1. Later, a class that no participant had so far gets the
+               largest weight
     given      one weight per class, the same for all clients
 
 With several labels per sample, w_c is the weight of a label's positives, negatives/positives (torch's `pos_weight`). A
@@ -155,7 +156,7 @@ def sent_by_clients(entries: Sequence[Entry]) -> str:
 
 
 def revealed_labels(entries: Sequence[Entry]) -> str:
-    """Return what the server learns about a client's labels under the methods and settings with these entries."""
+    """Return what the server learns about a client's labels and features under these methods and settings."""
     learned = [item for entry in entries if entry.reveals != "nothing" for item in entry.reveals.split(", ")]
     return ", ".join(dict.fromkeys(learned)) or "nothing"
 

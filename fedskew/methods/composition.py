@@ -204,8 +204,8 @@ def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
     if staged and "personal" in chosen:
         personal = chosen["personal"][0].name
         raise UserError(
-            f"{staged[0]!r} trains in stages, so it cannot be combined with {personal!r}, which keeps parts of one "
-            f"model on the clients; drop one of them from {name!r}"
+            f"{staged[0]!r} trains in stages, so it cannot be combined with {personal!r}, whose personal tensors "
+            f"belong to a single model; drop one of them from {name!r}"
         )
 
 
@@ -253,7 +253,8 @@ def _set_parameters(name: str, chosen: dict[str, tuple[Entry, Part]], params: di
             raise unknown_parameter(f"method {name!r}", key, known)
         if len(slots) > 1:
             owners = [chosen[slot][0].name for slot in slots]
-            raise UserError(f"parameter {key!r} belongs to {' and '.join(owners)}; write {owners[0]}.{bare}")
+            owner = owners[0] if len(set(owners)) > 1 else slots[0]  # one method can have both parts
+            raise UserError(f"parameter {key!r} belongs to {' and '.join(owners)}; write {owner}.{bare}")
         entry, part = chosen[slots[0]]
         chosen[slots[0]] = (entry, replace(part, **{bare: _coerce(part, bare, value)}))
 
@@ -297,6 +298,6 @@ def _convert(kind: Any, value: Any, what: str) -> Any:
     expected = (
         "a list"
         if origin is tuple
-        else {bool: "true or false", int: "a whole number", float: "a number"}.get(kind, "text")
+        else {bool: "true or false", int: "a whole number", float: "a finite number"}.get(kind, "text")
     )
     raise UserError(f"{what} is {value!r}; expected {expected}")

@@ -34,7 +34,10 @@ def unprotected_use(part: type[Part]) -> str:
     if issubclass(part, Personal) and BATCH_NORM in part().keeps():
         return "needs a model with BatchNorm"
     if not is_sample_by_sample(part):
-        return "has a loss that depends on label counts, or on several samples at once"
+        return (
+            "has a loss that depends on label counts, or on several samples at once (or that does not declare "
+            "sample_by_sample)"
+        )
     return ""
 
 

@@ -7,7 +7,7 @@ Arivazhagan et al., "Federated learning with personalization layers", arXiv:1912
 
 B are the base layers and P the personalisation layers, by default the head. w_B are the layers that the client
 receives, v is its model during training, and a_k is its weight in the average. A client that never took part has the
-initial head. There is no global model: the server's head is never trained, so every client's model is tested instead.
+initial layers P. There is no global model: the server's P are never trained, so every client's model is tested instead.
 
 Sent to the server: the model without its personalisation layers, and the client's number of samples.
 Extra compute: none.

@@ -30,7 +30,7 @@ def wrong_number(part: object, hook: str, returned: object) -> UserError:
         return UserError(f"{what} returned {_describe(returned)}; expected a tensor with one number, such as a mean")
     if returned.dim():
         shape = "×".join(map(str, returned.shape))
-        return UserError(f"{what} returned {shape} numbers; expected one, such as their mean")
+        return UserError(f"{what} returned a tensor of shape {shape}; expected one number, such as a mean")
     return UserError(f"{what} returned a number without a gradient; expected one that is computed from `out.logits`")
 
 
@@ -61,6 +61,10 @@ def wrong_aggregate(part: object, returned: object, sent: Mapping[str, Tensor]) 
         return UserError(
             f"{_call(part, 'aggregate')} returned {found}; expected two: the next parameters and the state"
         )
+    for value, noun in zip(returned, ("the next parameters", "the next state"), strict=True):
+        if not isinstance(value, Mapping):
+            call, found = _call(part, "aggregate"), _describe(value)
+            return UserError(f"{call} returned {found} as {noun}; expected a dict of tensors by name")
     return wrong_tensors(part, "aggregate", returned[0], sent)
 
 
@@ -68,7 +72,7 @@ def wrong_weights(part: object, returned: object, weights: Tensor) -> UserError:
     """Make the error for a weighting that does not return one number per participant."""
     found = _describe(returned)
     numbers = plural(len(weights), "number")
-    return UserError(f"{_call(part, 'weigh')} returned {found}; expected {numbers}, one per participant")
+    return UserError(f"{_call(part, 'weigh')} returned {found}; expected a tensor of {numbers}, one per participant")
 
 
 def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:

@@ -5,9 +5,9 @@ Menon et al., "Long-tail learning via logit adjustment", ICLR 2021.
     L = CE(z_c + τ·log π_c, y)
 
 z_c is the logit of class c, and π_c is the class's share of all samples. The server estimates it from the label counts
-of the participants of all earlier rounds. With all clients in every round, the estimate is exact from the second round
-on. In the first round π is uniform, which changes nothing. A class that no participant had so far counts as one sample,
-so that π has no zero.
+of each earlier round's participants, so a client counts once for each round in which it took part. With all clients in
+every round, the estimate is exact from the second round on. In the first round π is uniform, which changes nothing. A
+class that no participant had so far counts as one sample, so that π has no zero.
 
 Sent to the server: the model and the label counts.
 Extra compute: none.

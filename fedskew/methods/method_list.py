@@ -54,7 +54,7 @@ class MethodList(Sequence[Entry]):
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with one row per method."""
         if not self._entries:
-            raise UserError("no method matches; a table needs at least one")
+            raise UserError("the list has no methods; a table needs at least one")
         return data_frame(self._records())
 
     def _records(self) -> list[dict[str, object]]:

@@ -117,8 +117,8 @@ class Outputs:
         """The outputs of the global model that the client received this round."""
         if "teacher" not in self.companions:
             raise UserError(
-                "loss() uses out.teacher, but companions() does not name it; expected companions() to return "
-                "{'teacher': 'eval'}"
+                "out.teacher is used, but companions() of the objective does not name it; expected companions() to "
+                "return {'teacher': 'eval'}"
             )
         return self.companions["teacher"]
 
@@ -521,9 +521,11 @@ def server_step(
     A rule that learns may return tensors from which PyTorch can compute gradients. These are detached.
     """
     stepped = rule.aggregate(sent, updates, state)
-    if not isinstance(stepped, tuple | list) or len(stepped) != 2 or not same_form(stepped[0], sent):
+    if not isinstance(stepped, tuple | list) or len(stepped) != 2:
         raise wrong_aggregate(rule, stepped, sent)
     params, after = stepped
+    if not same_form(params, sent) or not isinstance(after, Mapping):
+        raise wrong_aggregate(rule, stepped, sent)
     after = {**state, **_expect_tensors(rule, "aggregate", after)}
     after |= collect(parts, "next_server_state", updates, state)
     return _detached(params), _detached(after)

@@ -143,6 +143,11 @@ def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
         return (
             f"{method} keeps BatchNorm layers on the clients, but the model has none; expected a model such as resnet8"
         )
+    if any(_within(parameter, name) for parameter, _ in model.named_parameters()):
+        return (
+            f"{method} keeps {name!r} on the clients, but the model does not train it; expected a layer whose "
+            "parameters require gradients"
+        )
     listed = ", ".join(dict.fromkeys(p.partition(".")[0] for p, _ in model.named_parameters()))
     return f"{method} keeps {name!r} on the clients, but the model has no such layer; expected one within {listed}"
 
@@ -156,8 +161,8 @@ def check_personal(part: Personal, model: nn.Module) -> None:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     if trained <= kept:
         raise UserError(
-            f"{type(part).__name__} keeps every parameter of the model on the clients, so there is nothing to share; "
-            "expected a model that also has other layers"
+            f"{type(part).__name__} keeps every trained parameter of the model on the clients, so there is nothing to "
+            "share; expected a model that also trains other layers"
         )
     if part.own_solver() is not None and (kept or len(part.phases()) > 1):
         raise UserError(

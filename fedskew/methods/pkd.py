@@ -97,7 +97,7 @@ class PartialDistillation(Objective):
 @method("pkd", paper="Gan et al., arXiv:2411.15403")
 @dataclass(frozen=True)
 class PKD(Schedule):
-    """Experts for groups of weak classes, distilled on samples that the global model confuses."""
+    """Experts for groups of weak classes, distilled on samples that the model confuses."""
 
     distill_weight: float = 1.0
     """λ; the paper's value for CIFAR-10 is 0.5."""
@@ -111,7 +111,8 @@ class PKD(Schedule):
     groups: Groups = ()
     """Groups of weak classes, such as [[0, 6], [2, 4, 6]]; default: found after the warm-up."""
     group_threshold: float = 2.0
-    """Two classes are confused if their mutual probability is this many standard deviations above all pairs' mean."""
+    """Two classes are confused if their mutual probability is more than this many standard deviations above all pairs'
+    mean. If no pair is, the most confused pair is the only group."""
     max_groups: int = 10
     """The maximum number of groups. The most confused ones are kept."""
     temperature_squared: bool = False
@@ -194,8 +195,8 @@ def weak_groups(probability: npt.NDArray[np.float64], threshold: float, max_grou
 
     A group is a maximal clique of confused pairs. Connected components would be too large: in Fashion-MNIST, Shirt is
     confused with T-shirt and with Coat, which are not confused with each other. If no pair stands out, the most
-    confused pair is the only group. If no pair has a finite probability (a single class, or a model that diverged),
-    there is no group.
+    confused pair (the first of equal ones) is the only group. If no pair has a finite probability (a single class, or a
+    model that diverged), there is no group.
     """
     mutual, classes = mutual_probability(probability), len(probability)
     pairs = [(i, j) for i in range(classes) for j in range(i + 1, classes) if np.isfinite(mutual[i, j])]

@@ -123,7 +123,7 @@ class Schedule(Part):
 def stage_without_training(name: str, server: ServerRule | None = None) -> Stage:
     """Return a stage of one round in which nobody trains.
 
-    All clients run `opening` and `closing` over their data and send the results.
+    All clients run `opening` and `closing` over their data, and send what the hook `uplink` returns.
     """
     from fedskew.methods.fedavg import CrossEntropy  # fedavg.py imports the catalogue, which imports this module
 

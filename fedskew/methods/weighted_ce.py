@@ -7,7 +7,7 @@ King and Zeng, "Logistic regression in rare events data", Political Analysis 200
 z are the logits, and y is the label. The client has n_c samples of class c, n samples in total, and samples of C'
 classes. These are the "balanced" weights of scikit-learn. The mean weight of the client's samples is 1. Other weights,
 the same for all clients, can be given. The setting `class_weights` weighs the cross entropy of other methods in this
-way.
+way. In a run of this method, it replaces the balanced weights, and is refused beside given ones.
 
 Sent to the server: the model. Label counts stay on the client.
 Extra compute: none.

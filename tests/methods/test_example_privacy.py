@@ -11,6 +11,7 @@ from toy_runs import finished, image_federation, linear_layers, server
 
 from fedskew.errors import UserError
 from fedskew.gaussian_privacy import epsilon
+from fedskew.losses import cross_entropy
 from fedskew.methods import METHODS, Objective, Regulariser, Solver, make_method
 from fedskew.methods.example_privacy import (
     EXAMPLE_SENSITIVITY,
@@ -80,6 +81,17 @@ def test_covered_methods_are_those_without_label_counts_passes_and_stages() -> N
     refused = {"fedvls", "fedlc", "fedgr", "fpl", "ccvr", "pkd", "feddecorr", "feddisco", "fedcurv", "local-only"}
     assert not refused & covered
     assert unprotected_use(PartialDistillation)
+
+
+class Undeclared(Objective):
+    """A loss that may be a mean over samples, but does not declare it."""
+
+    def loss(self, out: Outputs, y: torch.Tensor, client: Client) -> torch.Tensor:
+        return cross_entropy(out.logits, y)
+
+
+def test_a_loss_without_a_declaration_is_refused_as_such() -> None:
+    assert unprotected_use(Undeclared).endswith("(or that does not declare sample_by_sample)")
 
 
 COVERED = [name for name, entry in METHODS.items() if entry.example_privacy]

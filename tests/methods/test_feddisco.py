@@ -142,5 +142,7 @@ class NoVector(Weighting):
 
 
 def test_a_wrong_number_of_weights_is_refused() -> None:
-    with pytest.raises(UserError, match=r"weigh\(\) of NoVector returned a float32 tensor of shape 2; expected 3 num"):
+    with pytest.raises(
+        UserError, match=r"weigh\(\) of NoVector returned a float32 tensor of shape 2; expected a tensor of 3"
+    ):
         final(NoVector())

@@ -55,7 +55,7 @@ CLIENT_HOOKS = {
     ),
     "loss vector": (
         loss(lambda out, y: out.logits.sum(dim=-1)),
-        r"loss\(\) of Wrong returned \d+ numbers; expected one, such as their mean",
+        r"loss\(\) of Wrong returned a tensor of shape \d+; expected one number, such as a mean",
     ),
     "loss constant": (
         loss(lambda out, y: torch.zeros(())),
@@ -63,7 +63,7 @@ CLIENT_HOOKS = {
     ),
     "teacher": (
         loss(lambda out, y: cross_entropy(out.logits, y) + out.teacher.logits.mean()),
-        r"loss\(\) uses out.teacher, but companions\(\) does not name it; expected companions\(\) to return",
+        r"out.teacher is used, but companions\(\) of the objective does not name it; expected companions\(\) to return",
     ),
     "companion": (
         loss(lambda out, y: cross_entropy(out.logits, y), companions=lambda self: {"techer": "eval"}),
@@ -72,6 +72,10 @@ CLIENT_HOOKS = {
     "companion in state": (
         loss(lambda out, y: cross_entropy(out.logits, y), companions=lambda self: {"state/last": "eval"}),
         r"companions\(\) of Wrong names 'state/last', but clients keep no model 'last'; expected client_state\(\)",
+    ),
+    "teacher in a term": (
+        wrong(Regulariser, "term", lambda self, out, y, client: out.teacher.logits.mean()),
+        r"out.teacher is used, but companions\(\) of the objective does not name it",
     ),
     "term": (
         wrong(Regulariser, "term", lambda self, out, y, client: None),
@@ -144,6 +148,10 @@ SERVER_HOOKS = {
         aggregate(lambda updates, state: (updates.mean(), state, 1)),
         r"aggregate\(\) of Wrong returned 3 values; expected two",
     ),
+    "aggregate without parameters": (
+        aggregate(lambda updates, state: (None, state)),
+        r"aggregate\(\) of Wrong returned None as the next parameters; expected a dict of tensors by name",
+    ),
     "aggregate incomplete": (
         aggregate(lambda updates, state: ({"head.bias": updates.mean()["head.bias"]}, state)),
         r"aggregate\(\) of Wrong returned no '\S+'; expected a tensor for each of the parameters",
@@ -158,7 +166,7 @@ SERVER_HOOKS = {
     ),
     "aggregate with a wrong state": (
         aggregate(lambda updates, state: (updates.mean(), None)),
-        r"aggregate\(\) of Wrong returned None; expected a dict of tensors by name",
+        r"aggregate\(\) of Wrong returned None as the next state; expected a dict of tensors by name",
     ),
     "server_state": (
         wrong(Entropy, "server_state", lambda self, params: None),

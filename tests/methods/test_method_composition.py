@@ -179,11 +179,11 @@ def test_a_parameter_can_name_its_part() -> None:
 @pytest.mark.parametrize(
     ("method", "params", "message"),
     [
-        ("fedprox", {"mu": "much"}, "parameter 'mu' is 'much'; expected a number"),
-        ("fedprox", {"mu": True}, "parameter 'mu' is True; expected a number"),
-        ("fedprox", {"mu": None}, "parameter 'mu' is None; expected a number"),
-        ("fedprox", {"mu": float("inf")}, "parameter 'mu' is inf; expected a number"),
-        ("fedprox", {"mu": float("nan")}, "parameter 'mu' is nan; expected a number"),
+        ("fedprox", {"mu": "much"}, "parameter 'mu' is 'much'; expected a finite number"),
+        ("fedprox", {"mu": True}, "parameter 'mu' is True; expected a finite number"),
+        ("fedprox", {"mu": None}, "parameter 'mu' is None; expected a finite number"),
+        ("fedprox", {"mu": float("inf")}, "parameter 'mu' is inf; expected a finite number"),
+        ("fedprox", {"mu": float("nan")}, "parameter 'mu' is nan; expected a finite number"),
         ("fedrs", {"soft": 1}, "parameter 'soft' is 1; expected true or false"),
         ("pkd", {"warmup_rounds": 2.5}, "parameter 'warmup_rounds' is 2.5; expected a whole number"),
         ("pkd", {"warmup_rounds": True}, "parameter 'warmup_rounds' is True; expected a whole number"),
@@ -283,6 +283,17 @@ def test_a_shared_parameter_name_must_say_which_part_is_meant(damped: object) ->
     method = make_method("fedlmd+damped", {"fedlmd.beta": 3.0, "slow.beta": 0.25})
     assert method.params["objective.beta"] == 3.0
     assert method.params["server.beta"] == 0.25
+
+
+def test_two_parts_of_one_method_are_told_apart_by_their_slots(damped: Any) -> None:
+    loss, rule = find("fedlmd").parts[0], damped.parts[0]
+    register("damped-lmd", parts=(loss, rule), paper="-", summary="-")
+    try:
+        with pytest.raises(UserError, match=r"'beta' belongs to damped-lmd and damped-lmd; write objective\.beta"):
+            make_method("damped-lmd", {"beta": 0.1})
+        assert make_method("damped-lmd", {"objective.beta": 3.0}).params["objective.beta"] == 3.0
+    finally:
+        del METHODS["damped-lmd"]
 
 
 def test_shared_parameter_names_survive_saving_and_loading(damped: object) -> None:

@@ -61,6 +61,11 @@ def test_a_misspelt_name_gets_one_line() -> None:
         _ = fs.methods()["fedvsl"]
 
 
+def test_an_empty_list_has_no_table() -> None:
+    with pytest.raises(fs.UserError, match="the list has no methods; a table needs at least one"):
+        fs.methods("fedlmd*")[:0].to_frame()
+
+
 def test_without_pandas_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(fs.UserError, match=r"a DataFrame needs pandas: pip install pandas"):

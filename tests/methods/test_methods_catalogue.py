@@ -201,7 +201,7 @@ def test_a_name_that_is_taken_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["MyMethod", "my+method", "", " mine"])
 def test_a_name_that_could_never_be_found_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="lower-case"):
+    with pytest.raises(UserError, match="expected lower-case text without spaces at its ends and without"):
         register(name, parts=(), paper="-", summary="-")
     assert name not in METHODS
     assert name not in _ALIASES

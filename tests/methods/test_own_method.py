@@ -63,7 +63,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused_by_name(engine: str) -> None:
         def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
             return torch.nn.functional.cross_entropy(out.logits, y, reduction="none", ignore_index=-100)
 
-    with pytest.raises(UserError, match=r"loss\(\) of Unreduced returned \d+ numbers; expected one"):
+    with pytest.raises(UserError, match=r"loss\(\) of Unreduced returned a tensor of shape \d+; expected one number"):
         fs.run(fs.federation("digits", fs.Dirichlet(beta=1.0, clients=3)), Unreduced(), rounds=1, engine=engine)
 
 

@@ -427,6 +427,13 @@ def test_roles_layers_and_patterns() -> None:
     }
 
 
+def frozen_encoder() -> nn.Module:
+    model = layered_model()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.startswith("head."))
+    return model
+
+
 class TwoSharedPhases(Personal):
     def keeps(self) -> tuple[str, ...]:
         return ("head",)
@@ -470,6 +477,13 @@ def test_shared_layers_stay_trained_through_several_personal_phases(engine: str)
             layered_model(),
             "keeps 'tail' on the clients.*expected one within encoder, head",
         ),
+        (
+            "fedper",
+            {"layers": ["encoder"]},
+            frozen_encoder(),
+            "keeps 'encoder' on the clients, but the model does not train it; expected a layer whose",
+        ),
+        ("fedper", {"layers": ["head"]}, frozen_encoder(), "keeps every trained parameter of the model on the clients"),
         ("fedper", {"layers": ["*"]}, layered_model(), "nothing to share"),
         (SecondModelAndHead(), None, layered_model(), "a second model and also keeps tensors.*only one of these"),
         (TwoSharedPhases(), None, layered_model(), "has 2 phases that train shared parameters; expected one"),
