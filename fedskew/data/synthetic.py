@@ -53,7 +53,7 @@ def load_synthetic(
         _whole("test_samples", test_samples, len(names))
     )  # fmt: skip
     if not _is_number(separation) or not 0 < float(str(separation)) < math.inf:
-        raise UserError(f"separation is {separation!r}; expected a number above 0, such as {SEPARATION}")
+        raise UserError(f"separation is {separation!r}; expected a finite number above 0, such as {SEPARATION}")
     shape, checked_seed = _image_shape(image), _whole("seed", seed, 0)
     if shape is not None and features is not None:
         raise UserError("both features and image are set; expected features for a table, or image for images")
@@ -92,7 +92,9 @@ def _image_shape(image: object) -> tuple[int, int, int] | None:
         return None
     sides = list(image) if isinstance(image, Sequence) and not isinstance(image, str) else []
     if len(sides) not in (2, 3) or not all(type(side) is int and side > 0 for side in sides):
-        raise UserError(f"image is {image!r}; expected [height, width] or [channels, height, width]")
+        raise UserError(
+            f"image is {image!r}; expected [height, width] or [channels, height, width], in whole numbers ≥ 1"
+        )
     channels, height, width = [1, *sides][-3:]
     return channels, height, width
 

@@ -1,8 +1,9 @@
 """Encode a table's columns as a model's inputs.
 
-Numbers are standardised. Categories become one-hot features. Gaps (missing values) are filled, and a further feature
-may mark them. The user gives the encoding, or it is fitted on the training part. It is saved with the run and exported
-with the model. In a federation, all sites use one encoding, so that an input means the same everywhere.
+Numbers are standardised, and gaps (missing values) among them are filled. Categories become one-hot features. A further
+feature may mark the gaps of a column. The user gives the encoding, or it is fitted on the training part. It is saved
+with the run and exported with the model. In a federation, all sites use one encoding, so that an input means the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -268,7 +269,7 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
     try:
         mean, std = float(entry.get("mean", 0.0)), float(entry.get("std", 1.0))
     except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: mean and std of {name!r} are not numbers; expected, say, 60 and 15") from error
+        raise UserError(f"{where}: mean or std of {name!r} is not a number; expected, say, 60 and 15") from error
     if not (np.isfinite(mean) and np.isfinite(std) and std > 0):
         raise UserError(
             f"{where}: column {name!r} has mean {mean:g} and std {std:g}; expected finite numbers, and std above 0"

@@ -56,7 +56,7 @@ class Evaluation:
     confusion: Confusion
     totals: tuple[int, int] | None = None
     """The numbers of correct predictions and of all predictions, if sites report only these. The matrix is then zero,
-    and metrics by class are NaN or None."""
+    and metrics that need it are NaN or None."""
     log_loss: float | None = None
     """The mean of −log p of the true class, in nats. With several labels per sample, the mean binary cross entropy of
     the labels. None if it is unknown. `==` ignores it, because engines agree on it only up to rounding."""
@@ -174,7 +174,10 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return all known metrics, and the matrix and totals from which they are computed."""
+        """Return the metrics, the matrix, and the totals if there are any. NaN becomes None.
+
+        An unknown log loss is left out.
+        """
         known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
         values: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
         if self.totals is not None:

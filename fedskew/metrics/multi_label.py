@@ -63,7 +63,7 @@ class MultiLabelEvaluation(Evaluation):
     @property
     def kappa(self) -> float:
         """Mean of Cohen's κ over the labels for which it is defined."""
-        known = [value for counts in self.confusion if math.isfinite(value := _kappa(counts))]
+        known = [value for counts in self.confusion if math.isfinite(value := _kappa_of_label(counts))]
         return float(np.mean(known)) if known else math.nan
 
     @property
@@ -76,5 +76,5 @@ class MultiLabelEvaluation(Evaluation):
         return np.array(self.class_samples, np.int64) + np.array(self.predictions, np.int64)
 
 
-def _kappa(counts: Confusion) -> float:
+def _kappa_of_label(counts: Confusion) -> float:
     return Evaluation(counts).kappa if counts.any() else math.nan

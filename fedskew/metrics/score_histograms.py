@@ -8,8 +8,8 @@ So sensitivity and specificity at 0.5 are exact. Brier score and reliability dia
 add up over sites. AUROC and AUPRC are not exact, because the order of samples within a bin is unknown. Bounds on their
 errors follow from the counts:
 
-- AUROC counts a pair of samples in the same bin as one half. The true value of the pair is 0, 1 or one half. So the
-  error is at most half the share of such pairs.
+- AUROC is computed from pairs of a sample of the class and another sample. A pair in the same bin counts as one half.
+  The true value of the pair is 0, 1 or one half. So the error is at most half the share of such pairs.
 - AUPRC goes through the bins from the highest score to the lowest, and uses the precision after each bin. The lower
   bound assumes that, within a bin, all samples of other classes score higher than those of the class. The upper bound
   leaves out the bin's samples of other classes.

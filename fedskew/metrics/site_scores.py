@@ -2,8 +2,8 @@
 
 The interval is DeLong's (DeLong, DeLong and Clarke-Pearson, Biometrics 1988). It is computed on the logit scale, so it
 stays between 0 and 1. With more than two classes, or with several labels per sample, the AUROC is the mean over the
-classes, each against the rest. The components of DeLong's variance are then averaged over the classes for each sample.
-This accounts for the correlation between the classes.
+classes, each against the rest. `score_site` then averages the components of DeLong's variance over the classes for each
+sample. This accounts for the correlation between the classes.
 """
 
 from __future__ import annotations
@@ -149,7 +149,8 @@ def _auroc(probabilities: Floats, true: Ints, classes: Iterable[int]) -> tuple[f
 def _components(own: Ints, others: Ints) -> tuple[Floats, Floats]:
     """Return the components of DeLong's variance at each score. `own` and `others` are counts by increasing score.
 
-    They are the share of the others below each score, and the share of the class's samples above it. Ties count half.
+    The components are the share of the others below each score, and the share of the class's samples above it. Ties
+    count half.
     """
     below = (np.cumsum(others) - others / 2) / others.sum()
     above = (own.sum() - np.cumsum(own) + own / 2) / own.sum()

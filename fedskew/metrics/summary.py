@@ -35,7 +35,7 @@ class MeanStd(NamedTuple):
     """NaN if it is unknown, as the sample standard deviation of one value is."""
 
     def __str__(self) -> str:
-        """Format in percent, with two digits."""
+        """Format in percent, with two decimals."""
         return self.in_percent(2)
 
     def in_percent(self, digits: int) -> str:

@@ -227,9 +227,9 @@ def test_cifar_is_unpacked_from_the_publishers_archive(cache: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (bytes(3072), r"data_batch_3.bin: 3072 bytes; expected a multiple of 3073"),
+        (bytes(3072), r"data_batch_3.bin: 3072 bytes; expected a positive multiple of 3073"),
         (bytes(3073) + bytes([10]) + bytes(3072), r"data_batch_3.bin: label 10 in record 1; expected 0 to 9"),
-        (b"", r"data_batch_3.bin: 0 bytes"),
+        (b"", r"data_batch_3.bin: 0 bytes; expected a positive multiple"),
     ],
 )
 def test_a_bad_cifar_batch_is_named(cache: Path, tmp_path: Path, content: bytes, complaint: str) -> None:

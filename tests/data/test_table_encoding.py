@@ -81,7 +81,7 @@ def test_a_person_may_write_the_file(tmp_path: Path) -> None:
         ("[]", "not a list of columns"),
         ("[age]", "'age' is not a column"),
         ("[{name: age, average: 3}]", "column 'age' has the key 'average'; expected name, mean, std, categories,"),
-        ("[{name: age, mean: old}]", "mean and std of 'age' are not numbers"),
+        ("[{name: age, mean: old}]", "mean or std of 'age' is not a number; expected"),
         ("[{name: age, marks_gaps: 'false'}]", "marks_gaps of 'age' is 'false'; expected true or false"),
         ("[{name: age, std: 0}]", "column 'age' has mean 0 and std 0; expected finite numbers, and std above 0"),
         ("[{name: sex, categories: f}]", "categories of 'sex' are 'f'; expected a list"),

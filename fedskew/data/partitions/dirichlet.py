@@ -78,9 +78,12 @@ class Dirichlet(CountedPartition):
             drawn, fewest_small = drawn + block_size, min(fewest_small, int(small.min()))
             if drawn >= TRIAL_DRAWS and fewest_small > MAX_TOO_SMALL:
                 break
+        remedy = "use fewer clients, a larger beta or a smaller min_size"
+        if self.min_size == 1:
+            remedy = "use fewer clients or a larger beta"
         raise self.error(
             f"the best of {drawn} draws left {plural(fewest_small, 'client')} with fewer than {self.min_size} of the "
-            f"{len(labels)} samples; use fewer clients, a larger beta or a smaller min_size"
+            f"{len(labels)} samples; {remedy}"
         )
 
     def _draw_block(self, class_sizes: IntArray, draws: int, rng: np.random.Generator) -> IntArray:

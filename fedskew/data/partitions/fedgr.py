@@ -45,7 +45,8 @@ class QuantityImbalance(CountedPartition):
     """Each client has all labels, in quantities that follow a power law. The other samples are not used.
 
     The labels of a client are put in random order. Of the j-th label, the client gets share · j^(−exponent) samples,
-    and at least one. The share is the size of that class, divided by the number of clients that have the class.
+    and at least one. The share is the size of that class, divided by the number of clients that have the class. Both
+    numbers are rounded down.
     """
 
     name: ClassVar[str] = "fedgr-quantity"

@@ -1,4 +1,4 @@
-"""A fixed number of labels per client: in equal shares (NIID-Bench) or in random quantities (FedVLS)."""
+"""A few labels per client: in equal shares (NIID-Bench) or in random quantities (FedVLS)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Quantity(FewLabels):
 
     In a pair of clients, the first gets a random number from [n/20, upper · n) of a class's n samples. The second gets
     the rest. FedVLS uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet. With 0.5, the second client
-    always gets more.
+    gets more, unless the class has two samples.
 
     fedskew generalises the rule to groups of r clients. Each client but the last draws from [n/(10r), upper · m). Here
     m is the number of samples that are left, minus n/(10r) for each later client but the last. The last group may have

@@ -84,7 +84,10 @@ class ClientIndices(Sequence[IntArray]):
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The training samples as a rule sees them: their labels, domains and sites, and the class names."""
+    """The training samples as a rule sees them: their labels, domains and sites, and the class names.
+
+    For a dataset with several labels per sample, labels and names are those of `Dataset.groups`.
+    """
 
     y: IntArray
     names: tuple[str, ...]
@@ -193,7 +196,7 @@ class Partition(ABC):
             raise self.error("it makes no clients; expected at least one")
         if sizes.min() < self.smallest:
             short = f"client {int(sizes.argmin())} gets {plural(int(sizes.min()), 'sample')}"
-            raise self.error(f"{short}; expected at least {self.smallest}; use fewer clients")
+            raise self.error(f"{short}; expected at least {self.smallest}")
 
     def error(self, reason: str) -> UserError:
         """Make the error for an impossible split."""
@@ -397,7 +400,9 @@ def check_path(name: str, value: object) -> None:
 
 def _check_labels(labels: npt.NDArray[np.integer], classes: int, names: Sequence[str]) -> Labels:
     y = np.asarray(labels)
-    if y.ndim != 1 or not len(y) or not np.issubdtype(y.dtype, np.integer):
+    if not y.size:
+        raise UserError("there are no labels; expected at least one sample")
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
         raise UserError(f"labels have shape {y.shape} and type {y.dtype}; expected one whole number per sample")
     if y.min() < 0 or y.max() >= classes:
         raise UserError(f"labels range from {y.min()} to {y.max()}; expected 0 to {classes - 1}")

@@ -70,7 +70,8 @@ def _read_batch(variant: Variant, path: Path) -> Samples:
     record_size = variant.label_bytes + _PIXELS
     if len(data) == 0 or len(data) % record_size:
         raise UserError(
-            f"{path}: {len(data)} bytes; expected a multiple of {record_size} for {variant.name}'s binary version"
+            f"{path}: {len(data)} bytes; expected a positive multiple of {record_size} for {variant.name}'s binary "
+            "version"
         )
     rows = data.reshape(-1, record_size)
     y = rows[:, variant.label_bytes - 1].astype(np.int64)

@@ -85,8 +85,9 @@ def _download(file: RemoteFile, target: Path) -> None:
             return
         part.unlink()
         failures.append(f"{url}: wrong checksum {found}, expected {file.checksum}")
+    again = "run again to continue" if part.exists() else "run again"
     raise UserError(
-        f"could not download {file.name} ({'; '.join(failures)}); run again to continue, "
+        f"could not download {file.name} ({'; '.join(failures)}); {again}, "
         f"or put {file.name} into {target.parent}, or name its folder with --data-dir"
     )
 

@@ -39,7 +39,8 @@ def cache_folder() -> Path:
 def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """List the folders to search: `data_dir`, FEDSKEW_DATA and the cache."""
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise UserError(f"data folder {str(data_dir)!r} does not exist; expected a folder")
+        found = "is not a folder" if Path(data_dir).exists() else "does not exist"
+        raise UserError(f"data folder {str(data_dir)!r} {found}; expected a folder")
     given = [data_dir, os.environ.get("FEDSKEW_DATA"), cache_folder()]
     return [Path(folder) for folder in given if folder]
 

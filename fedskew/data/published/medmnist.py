@@ -107,7 +107,10 @@ def _samples(images: MedicalImages, path: Path, part: str) -> Samples:
         )
     columns = len(images.classes) if images.several_labels else 1
     if y.shape != (len(x), columns) or y.dtype.kind not in "biu":
-        raise UserError(f"{path}: {part}_labels has shape {y.shape}; expected ({len(x)}, {columns})")
+        raise UserError(
+            f"{path}: {part}_labels has shape {y.shape} and type {y.dtype}; expected ({len(x)}, {columns}), "
+            "whole numbers"
+        )
     pixels = np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if images.channels == 3 else x[:, None]
     labels = y.astype(np.int64)
     return Samples(pixels, labels if images.several_labels else labels[:, 0])

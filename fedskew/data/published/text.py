@@ -15,7 +15,7 @@ from fedskew.data.dataset import Dataset, Samples
 from fedskew.errors import UserError, plural
 
 LENGTH = 200
-"""The default number of words kept from each text."""
+"""The default maximum number of words kept from each text."""
 VOCABULARY = 98_635
 """The default maximum number of token ids, as in FedVLS's code."""
 PAD, UNKNOWN = 0, 1

@@ -230,6 +230,7 @@ def test_iid_sizes_differ_by_one_at_most() -> None:
         (IID(3001), "at most 3000 clients"),
         (Dirichlet(301), "at most 300 clients"),
         (Dirichlet(250, beta=0.01), "use fewer clients, a larger beta or a smaller min_size"),
+        (Dirichlet(2500, beta=0.01, min_size=1), "use fewer clients or a larger beta$"),
         (Shards(7, 2), "use a multiple of 5 clients, such as 5"),
         (Shards(1500, 2), "samples to share among 300 shards; expected at least one each"),
         (Quantity(10, 11), "but there are 10 classes"),
@@ -304,7 +305,7 @@ def test_a_wrong_parameter_is_named(name: str, params: dict[str, object], reason
         (np.array([0, 1, 2]), 0, "labels range from 0 to 2; expected 0 to 1"),
         (np.array([0, -1]), 0, "labels range from -1"),
         (np.array([0.0, 1.0]), 0, "one whole number per sample"),
-        (np.array([], np.int64), 0, "one whole number per sample"),
+        (np.array([], np.int64), 0, "there are no labels; expected at least one sample"),
         (np.array([0, 1]), -1, "seed is -1"),
     ],
 )
@@ -318,7 +319,7 @@ def test_labels_and_seed_are_checked(labels: np.ndarray, seed: int, reason: str)
     [
         ([[0, 1], [1, 2]], "sample 1 is assigned more than once"),
         ([[0, 1], [2]], "sample 3 goes to no client"),
-        ([[0, 1, 2, 3], []], "client 1 gets 0 samples"),
+        ([[0, 1, 2, 3], []], "client 1 gets 0 samples; expected at least 1$"),
         ([[0, 1, 2, 3, 4]], "the sample index 4 does not exist; expected 0 to 3"),
     ],
 )

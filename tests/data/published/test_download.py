@@ -98,7 +98,7 @@ def test_sha256_is_a_checksum_too(server: Server, tmp_path: Path) -> None:
 def test_an_interrupted_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
     file = RemoteFile("file.bin", (server.url,), MD5)
     server.stop_after = 300_000
-    with pytest.raises(UserError, match="broke after 300000 of 1024000 bytes"):
+    with pytest.raises(UserError, match=r"broke after 300000 of 1024000 bytes.*; run again to continue,"):
         fetch(file, tmp_path)
     assert names(tmp_path) == {"file.bin.part"}
     server.stop_after = None
@@ -125,6 +125,7 @@ def test_a_wrong_checksum_leaves_nothing_and_says_where_the_file_belongs(server:
     message = str(caught.value)
     assert "wrong checksum" in message
     assert MD5 in message
+    assert "; run again, or" in message
     assert f"put file.bin into {tmp_path}" in message
     assert names(tmp_path) == set()
 

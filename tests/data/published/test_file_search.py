@@ -127,3 +127,11 @@ def test_a_truncated_archive_leaves_nothing_behind(tmp_path: Path, name: str) ->
     with pytest.raises(UserError, match=f"{name}: damaged archive"):
         extract(tmp_path / name, tmp_path / "inner" / "out")
     assert list((tmp_path / "inner").iterdir()) == []
+
+
+def test_a_data_folder_that_is_missing_or_a_file_is_refused(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"data folder '.*file' is not a folder; expected a folder"):
+        ensure_files(published(), tmp_path / "file")
+    with pytest.raises(UserError, match=r"data folder '.*gone' does not exist; expected a folder"):
+        ensure_files(published(), tmp_path / "gone")

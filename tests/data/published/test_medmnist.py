@@ -48,7 +48,11 @@ def test_each_of_the_twelve_is_read_from_its_file(images: MedicalImages, cache: 
         ({"train_images": None}, "train_images cannot be read"),
         ({"train_images": np.zeros((60, 32, 32), np.uint8)}, "train_images has shape (60, 32, 32) and type uint8"),
         ({"train_images": np.zeros((60, 28, 28))}, "type float64; expected (n, 28, 28), uint8"),
-        ({"train_labels": np.zeros((59, 1), np.uint8)}, "train_labels has shape (59, 1); expected (60, 1)"),
+        (
+            {"train_labels": np.zeros((59, 1), np.uint8)},
+            "train_labels has shape (59, 1) and type uint8; expected (60, 1)",
+        ),
+        ({"train_labels": np.zeros((60, 1))}, "type float64; expected (60, 1), whole numbers"),
         ({"test_labels": np.full((20, 1), 2, np.uint8)}, "pneumoniamnist test: label 2 in row 0; expected 0 to 1"),
     ],
 )
