@@ -97,7 +97,7 @@ def _check_bytecode() -> Check:
         return Check("bytecode", "ok", "PyTorch is compiled")
     folder = next(parent for parent in compiled.parents if parent.exists())  # Python makes the folders that are missing
     if sys.dont_write_bytecode:
-        problem = "PYTHONDONTWRITEBYTECODE is set; unset it"
+        problem = "PYTHONDONTWRITEBYTECODE or Python's option -B is set; unset it"
     elif not (folder.is_dir() and os.access(folder, os.W_OK)):
         problem = f"Python cannot write to {folder}; set PYTHONPYCACHEPREFIX to a writable folder"
     else:
@@ -193,7 +193,7 @@ def _check_devices() -> Iterator[Check]:
         built = (
             f"PyTorch is built for CUDA {torch.version.cuda}" if torch.version.cuda else "PyTorch is built without CUDA"
         )
-        yield Check("cuda", "note", f"no GPU; {built}")
+        yield Check("cuda", "note", f"no usable GPU; {built}")
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = properties.total_memory / 2**30
@@ -223,7 +223,7 @@ def _check_data(data_dir: str | None) -> Iterator[Check]:
 
     if given := os.environ.get("FEDSKEW_DATA"):
         exists = Path(given).is_dir()
-        yield Check("FEDSKEW_DATA", "ok" if exists else "broken", given if exists else f"{given} does not exist")
+        yield Check("FEDSKEW_DATA", "ok" if exists else "broken", given if exists else f"{given} is not a folder")
     else:
         yield Check("FEDSKEW_DATA", "note", "is not set; datasets are downloaded to the cache")
     yield _check_writable("cache", cache_folder())
@@ -266,7 +266,7 @@ def _binding_problem(port: int) -> str:
 
 def _check_keys(folder: Path) -> Iterator[Check]:
     if not folder.is_dir():
-        raise UserError(f"keys folder {str(folder)!r} does not exist; expected a folder of `fedskew federate certs`")
+        raise UserError(f"keys {str(folder)!r} is not a folder; expected a folder of `fedskew federate certs`")
     try:
         from fedskew.flower import certificates
     except ImportError:

@@ -29,15 +29,15 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if mu == 0 or mu > _LARGEST_MU:
         return 0.0 if mu == 0 else math.inf
     low, high = 0.0, 1.0
-    while _delta(high, mu) > delta:
+    while _delta_at(high, mu) > delta:
         low, high = high, 2 * high
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _delta(middle, mu) > delta else (low, middle)
+        low, high = (middle, high) if _delta_at(middle, mu) > delta else (low, middle)
     return high
 
 
-def _delta(epsilon: float, mu: float) -> float:
+def _delta_at(epsilon: float, mu: float) -> float:
     """Compute the δ of a Gaussian mechanism with parameter μ at this ε."""
     exponent = epsilon + _log_normal(-mu / 2 - epsilon / mu)
     return _normal(mu / 2 - epsilon / mu) - math.exp(min(exponent, 0.0))  # only rounding can make the exponent positive

@@ -23,5 +23,5 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def escape(text: str) -> str:
-    """Escape a name for Markdown: one line without markup. Otherwise, `<unknown>` would be an HTML tag."""
+    """Escape a name for Markdown: one line without markup. Unescaped, `<unknown>` would be an HTML tag."""
     return _SPECIAL.sub(r"\\\g<0>", " ".join(text.split()))

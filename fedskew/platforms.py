@@ -42,11 +42,11 @@ def python_module(module: str, *arguments: str) -> tuple[list[str], dict[str, st
 
     Without -P, files of the current folder, such as the user's random.py, would replace Python's modules. So would
     installed packages, such as the old `pathlib` of PyPI, if their folder were in PYTHONPATH. Hence fedskew's folder is
-    added to PYTHONPATH only if fedskew is not installed.
+    added to PYTHONPATH only if it is not a folder of installed packages.
     """
     package = str(Path(__file__).parent.parent)
-    is_installed = package in (*site.getsitepackages(), site.getusersitepackages())
-    paths = [*([] if is_installed else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    is_among_packages = package in (*site.getsitepackages(), site.getusersitepackages())
+    paths = [*([] if is_among_packages else [package]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return [sys.executable, "-P", "-m", module, *arguments], environment
 

@@ -41,7 +41,7 @@ GPU_WORKERS = 4
 
 
 def default_workers(device: str, requests: int) -> int:
-    """Return the default number of processes for this many requests: one per core, or `GPU_WORKERS` per GPU."""
+    """Return the default number of processes: one per core, or `GPU_WORKERS` per GPU, but at most one per request."""
     gpus = 0 if device == "cpu" else _gpus()
     return max(1, min(requests, GPU_WORKERS * gpus if gpus else usable_cores()))
 

@@ -34,7 +34,7 @@ def test_an_installation_that_cannot_keep_bytecode_is_noted(monkeypatch: pytest.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     check = find(examine(), "versions", "bytecode")
     assert check.status == "note"
-    assert "because PYTHONDONTWRITEBYTECODE is set" in check.detail
+    assert "because PYTHONDONTWRITEBYTECODE or Python's option -B is set" in check.detail
     assert is_healthy({"versions": [check]})
 
 
@@ -68,8 +68,11 @@ def test_bounds_of_versions(version: str, bounds: str, expected: bool) -> None:
 def test_a_data_folder_that_does_not_exist_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "absent"))
     report = examine()
-    assert find(report, "data", "FEDSKEW_DATA").detail.endswith("absent does not exist")
+    assert find(report, "data", "FEDSKEW_DATA").detail.endswith("absent is not a folder")
     assert not is_healthy(report)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FEDSKEW_DATA", str(tmp_path / "file"))
+    assert find(examine(), "data", "FEDSKEW_DATA").detail.endswith("file is not a folder")
 
 
 def test_a_port_that_is_in_use_is_broken_if_it_is_needed() -> None:
@@ -157,5 +160,5 @@ def test_a_server_key_with_a_passphrase_is_broken(tmp_path: Path) -> None:
 def test_a_keys_folder_without_files_is_broken_and_an_absent_one_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     assert find(examine(keys=str(tmp_path)), "federation", "ca.pem").status == "broken"
-    with pytest.raises(UserError, match="keys folder"):
+    with pytest.raises(UserError, match=r"keys '.*absent' is not a folder"):
         examine(keys=str(tmp_path / "absent"))

@@ -55,7 +55,10 @@ class EarlyStopping(Callback):
     METRICS = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class")
 
     def __init__(self, patience: int = 10, metric: str = "accuracy", min_delta: float = 0.0) -> None:
-        """Stop after `patience` evaluations in a row without a gain of more than `min_delta` over the best one."""
+        """Stop after `patience` evaluations in a row without a gain of more than `min_delta` over the best one.
+
+        An evaluation with a smaller gain does not become the best one.
+        """
         if isinstance(patience, bool) or not isinstance(patience, int | np.integer) or patience < 1:
             raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
         is_number = isinstance(min_delta, int | float | np.number) and not isinstance(min_delta, bool)

@@ -25,8 +25,8 @@ from fedskew.methods.class_weights import (
 Setting = str | Mapping[str, float] | None
 """The value of `class_weights`.
 
-`balanced` uses each client's label counts, and `counts` those of the whole federation. Otherwise, it is the path of a
-file, weights by class, or None.
+`balanced` uses each client's label counts, and `counts` those of the whole federation. Any other value is the path
+of a file, weights by class, or None.
 """
 
 
@@ -111,7 +111,7 @@ def _read_json(path: Path, what: str) -> object:
 def _read_csv(path: Path, what: str, classes: Sequence[str]) -> dict[str, float]:
     """Read two columns, class and weight. A first row that names them is skipped."""
     if not path.is_file():
-        raise UserError(f"cannot read {path}: no such file")
+        raise UserError(f"cannot read {path}: {'it is not a file' if path.exists() else 'no such file'}")
     rows = [(line, [cell.strip() for cell in cells]) for line, cells in read_csv(path, find_delimiter(path))]
     for line, cells in rows:
         if len(cells) != 2:

@@ -1,7 +1,7 @@
 """The rounds of a run, one after another.
 
-This loop runs on a CPU and on MPS. `overlap` has the loop for CUDA, and `flower.loop` the one for sites on other
-machines.
+This loop runs on a CPU and on Apple's GPU. `overlap` has the loop for CUDA, and `flower.loop` the one for sites on
+other machines.
 """
 
 from __future__ import annotations

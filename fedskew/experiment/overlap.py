@@ -50,7 +50,7 @@ class OptimisticOutcome:
     after: RunState | None
     """The state after the round. None if it is known only after the training.
 
-    This is so if the round changes client states or ends its stage, or if the run also evaluates clients' models.
+    This is so if the round changes client states or ends its stage, or if the run evaluates clients' models.
     """
 
 

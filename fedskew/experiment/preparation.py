@@ -187,10 +187,10 @@ def _choose_head(config: Config, method: Method, model: nn.Module | None) -> str
     head = config.head if config.head != "auto" or model is not None else needed or "auto"
     if needed and model is None and head != needed:
         raise UserError(f"head is {head!r}, but method {method.name!r} is made for {needed!r}; expected auto")
-    if head in TWO_HEADS and needed != head:
-        raise UserError(f"head is {head!r}, but method {method.name!r} trains one head; expected auto")
     if model is not None and head not in ("auto", "linear"):
         raise UserError(f"head is {head!r}, but the model is an object, which has its own; expected auto")
+    if head in TWO_HEADS and needed != head:
+        raise UserError(f"head is {head!r}, but method {method.name!r} trains one head; expected auto")
     return "auto" if head == "linear" else head
 
 

@@ -111,7 +111,7 @@ class Result:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes. Numbers if the names are unknown."""
+        """The names of the classes. Numbers if only their number is known, and empty if not even that."""
         if self.federation is not None:
             return tuple(self.federation["classes"])
         return tuple(map(str, range(len(self.last.confusion)))) if self.last else ()
@@ -329,7 +329,8 @@ class Result:
         """A pandas DataFrame with one line per site: `site_scores`, on the site's own test samples."""
         if not self.site_scores:
             raise UserError(
-                f"{self.name} has no results by site; expected a run with client_test, such as client_test=0.2"
+                f"{self.name} has no results by site; expected a finished run with client_test, such as "
+                "client_test=0.2, or with sites that report results by class"
             )
         records = [{"site": name, **score.to_json()} for name, score in self.site_scores.items()]
         frame: pandas.DataFrame = data_frame(records)
@@ -364,9 +365,9 @@ class Result:
         cells = "".join(f"<tr><th>{name}</th><td>{html.escape(value)}</td></tr>" for name, value in lines)
         accuracy = [(round_, 100 * value) for round_, value in self.accuracy_curve]
         table = f"<table><caption>{html.escape(self.title)}</caption>{cells}</table>"
-        return f"{table}{curves({self.method: [accuracy]})}{self._label_map()}"
+        return f"{table}{curves({self.method: [accuracy]})}{self._heat_map()}"
 
-    def _label_map(self) -> str:
+    def _heat_map(self) -> str:
         """A heat map of classes and clients, for notebooks. Empty if the label counts are unknown."""
         return "" if self.label_counts is None else label_map(self.label_counts, self.client_labels, self.classes)
 

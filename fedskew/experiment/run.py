@@ -79,7 +79,8 @@ def run(
     if isinstance(method, str):
         values["method"] = {"name": method, **(method_params or {})}
     elif method_params:
-        raise UserError("method_params need a method given by name; set them on the method object instead")
+        way_out = "set them on the method object instead" if method is not None else "pass it, too: method='fedprox'"
+        raise UserError(f"method_params need a method given by name; {way_out}")
     elif method is not None:
         _refuse_parameters(settings)
     if isinstance(model, str):
@@ -113,9 +114,9 @@ def run_prepared(
     loop = loop or _choose_loop(server)
     with contextlib.closing(server), arithmetic(prepared.config.precision):
         if out is None:
-            return _run(prepared, server, loop, None, callbacks)
+            return _run_or_load(prepared, server, loop, None, callbacks)
         with RunFolder(out).open(prepared.config, server.how_to_repeat) as folder:
-            return _run(prepared, server, loop, folder, callbacks)
+            return _run_or_load(prepared, server, loop, folder, callbacks)
 
 
 def _make_server(prepared: Prepared) -> Server:
@@ -132,7 +133,7 @@ def _choose_loop(server: Server) -> RunRounds:
     return partial(run_overlapping_rounds if server.device.type == "cuda" else run_rounds, server)
 
 
-def _run(
+def _run_or_load(
     prepared: Prepared, server: Server, loop: RunRounds, folder: RunFolder | None, callbacks: Sequence[Callback]
 ) -> Result:
     recorder = Recorder(prepared, server, folder, callbacks)

@@ -39,7 +39,9 @@ def shared_federation(config: Config, validation: float | None = None) -> Federa
     The fraction is held out before the rest is split over the clients. The real test set is then not used at all.
     """
     source = {"name": config.data, **data_options(config)}
-    dataset = _dataset(json.dumps(source, sort_keys=True), config.data_dir, validation, _file_stamps(source.values()))
+    dataset = _load_dataset(
+        json.dumps(source, sort_keys=True), config.data_dir, validation, _file_stamps(source.values())
+    )
     stamps = _file_stamps([*source.values(), *config.partition.params.values()])
     return _federation(_key(config, validation), dataset, config, stamps)
 
@@ -65,7 +67,7 @@ def _file_stamps(options: Iterable[object]) -> Stamps:
 
 
 @lru_cache(maxsize=4)
-def _dataset(data: str, data_dir: str | None, validation: float | None, stamps: Stamps) -> Dataset:  # noqa: ARG001
+def _load_dataset(data: str, data_dir: str | None, validation: float | None, stamps: Stamps) -> Dataset:  # noqa: ARG001
     """Load a dataset. `data` has its name and parameters as JSON, because a cache needs hashable arguments.
 
     `stamps` only makes the cache load a file again if it has changed.

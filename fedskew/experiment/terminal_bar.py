@@ -47,7 +47,7 @@ class TerminalBar(Callback):
 
 
 class ProgressLines(Callback):
-    """Prints a line at most every 15 seconds, and one at the end of each run, where no bar can be drawn."""
+    """Prints lines where no bar can be drawn: at most one every 15 seconds, and one at the end of each run."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -94,6 +94,12 @@ def test_a_file_that_does_not_exist_is_named(name: str) -> None:
         resolve_class_weights(name, CLASSES)
 
 
+def test_a_folder_is_not_called_missing(tmp_path: Path) -> None:
+    (tmp_path / "weights.csv").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*weights\.csv: it is not a file"):
+        resolve_class_weights(str(tmp_path / "weights.csv"), CLASSES)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

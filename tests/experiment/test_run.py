@@ -132,7 +132,8 @@ def test_numpy_numbers_in_the_split_and_the_method_are_saved(tmp_path: Path) -> 
         (lambda _: fs.choose("digits", ["fedprox"], partition="iid"), "partition is 'iid'; expected a rule"),
         (lambda fed: fs.compare(fed, ["fedavg"], 2.0), "seeds is 2.0; expected a number of seeds"),
         (lambda fed: fs.compare(fed, ["fedavg"], None), "seeds is None; expected a number of seeds"),
-        (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"distill_weight": 1}), "given by name"),
+        (lambda fed: fs.run(fed, fs.make_method("fedvls"), method_params={"a": 1}), "set them on the method object"),
+        (lambda fed: fs.run(fed, method_params={"mu": 1}), "need a method given by name; pass it, too"),
         (lambda fed: fs.run(fed, FedVLS(), **{"method.mu": 1.0}), r"method\.mu is 1\.0, but the method is an object"),
     ],
 )

@@ -225,6 +225,8 @@ def test_a_head_that_does_not_fit_is_refused(fed: fs.Federation) -> None:
         fs.run(fed, "fedetf", head="linear", **SETTINGS)
     with pytest.raises(UserError, match="head is 'etf', but the model is an object, which has its own"):
         fs.run(fed, "fedavg", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head="etf", **SETTINGS)
+    with pytest.raises(UserError, match="head is 'retrained', but the model is an object, which has its own"):
+        fs.run(fed, "fedrod", nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), head="retrained", **SETTINGS)
     with pytest.raises(UserError, match=r"head is 'eft'; expected one of .*; did you mean 'etf'"):
         fs.run(fed, "fedavg", head="eft", **SETTINGS)
     with pytest.raises(UserError, match="method 'fedncm' needs a model that ends in a linear layer 'head'"):

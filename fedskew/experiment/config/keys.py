@@ -446,7 +446,7 @@ _CHOICE_KEY = {"data": "name", "partition": "rule", "method": "name"}
 
 
 def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
-    """Set a dotted key in the mapping of a configuration, or raise `UserError` if there is no such key."""
+    """Set a key such as `lr` or `partition.beta` in the mapping of a configuration. Raise `UserError` if that fails."""
     section, dot, name = key.partition(".")
     if section not in KEYS or (dot and section not in _CHOICE_KEY):
         raise _unknown_key(key)
@@ -488,7 +488,7 @@ _READERS = {"methods": "compare", "grid": "sweep", "search": "sweep --search opt
 
 
 def _unknown_key_of_file(key: str, value: Any) -> UserError:
-    """Return the error for a key of a file, in which the keys of a section are in its mapping."""
+    """Return the error for a key of a file, where the keys of a section are in the section's mapping."""
     if command := _READERS.get(key):
         return UserError(
             f"unknown key {key!r} in the configuration of a run; expected `fedskew {command}` for this file"
@@ -503,7 +503,7 @@ def _unknown_key_of_file(key: str, value: Any) -> UserError:
 
 
 def _unknown_key(key: str) -> UserError:
-    """Return the error for a dotted key, as in `--set` and in Python."""
+    """Return the error for a key of `--set` or in Python, where the keys of a section are dotted."""
     section = _section_with(key)
     return UserError(f"unknown key {key!r}; did you mean '{section}.{key}'?") if section else unknown("key", key, KEYS)
 

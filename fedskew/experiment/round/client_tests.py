@@ -1,9 +1,10 @@
 """Evaluation on samples that clients hold out of their own data: the configuration key `client_test`.
 
 In a round with an evaluation, the new global model is evaluated on every client's held-out samples. If there is no
-global model, each client's own model is evaluated instead. Unless clients train alone, the participants' models are
-evaluated before and after their local training. Rounds that train another model, such as PKD's experts, are left out.
-After the last round, each client's own model is scored if it has one, or else the global model.
+global model, each client's own model is evaluated instead. A method with both, such as Ditto, has both evaluated.
+Unless clients train alone, the participants' models are evaluated before and after their local training. Rounds that
+train another model, such as PKD's experts, are left out. After the last round, each client's own model is scored if it
+has one, or else the global model.
 """
 
 from __future__ import annotations

@@ -120,7 +120,10 @@ class PersonalTests:
         return kept
 
     def _join(self, plan: RoundPlan, after: RunState, client: int, trained: ModelState) -> ModelState:
-        """Return a participant's model after training: the trained tensors that it sends, and its other tensors."""
+        """Return a participant's model after training: the trained tensors that it sends, and its other tensors.
+
+        If there is a global model, the others are those of the global model that it received.
+        """
         received = plan.start.model
         others = received if self.personal.has_global_model else self._kept_models(after, received)(client)
         return ModelState({**others.params, **trained.params}, {**others.buffers, **trained.buffers})

@@ -64,7 +64,7 @@ class Server:
         self.personal_names = personal_names(self.personal, model) if self.personal is not None else frozenset[str]()
         """Names of the tensors that stay on the clients."""
         self._planner = RoundPlanner(federation, method, config, self._initial, self.personal_names)
-        self._record = RoundRecord(federation, config)
+        self._rows = RoundRecord(federation, config)
         self.aggregator = Aggregator(federation, config, self.device)
         self.evaluation = RoundEvaluation(
             federation, config, self._initial, self.device, self.personal, self.personal_names
@@ -104,7 +104,7 @@ class Server:
         self.network = self._runtime.network
 
     def _resolve_engine(self, model: nn.Module) -> str:
-        """Choose the engine for `auto` on a CPU. On a GPU, `auto` is passed on and means the stacked engine."""
+        """Choose the engine on a CPU if the setting is still `auto`, as `choose_engine` leaves it for a long run."""
         if self._config.engine != "auto" or self.device.type != "cpu":
             return self._config.engine
         clients = self._federation.clients
@@ -200,7 +200,7 @@ class Server:
 
     def record(self, plan: RoundPlan, result: RoundResult, aggregated: Aggregated) -> RoundRow:
         """Make the row of the round, without its evaluation and its time."""
-        return self._record.row(plan, result, aggregated)
+        return self._rows.row(plan, result, aggregated)
 
     # -- evaluation outside of rounds ----------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Save and load a run's checkpoints and the states of its clients, so that an interrupted run can continue.
 
 `checkpoint/` has one safetensors file per checkpoint, with the tensors of a `RunState`. Its JSON part has the format
-version, the hash of the run's configuration, the round, the state's `meta`, and the names of the client states that
-belong to the checkpoint. The two newest checkpoints are kept.
+version, the hash of the run's configuration, the round, the state's `meta`, and which client states belong to the
+checkpoint. The two newest checkpoints are kept.
 
 `clients/MODEL.client-3.round-17.safetensors` holds one client's state after one round. Every round writes new files,
 and no file is ever changed. A checkpoint is written after the client states of its round. A replaced state is removed
@@ -88,23 +88,23 @@ class ClientFiles:
             "delete that file and run again: the run continues from the newest checkpoint that does not need it, "
             "or starts over if every checkpoint needs it"
         )
-        return self._read(_StateFile(model, client, round), advice)
+        return self._read_file(_StateFile(model, client, round), advice)
 
     def read_newest(self, model: str, client: int, run: str) -> Tensors | None:
         """Read the state that a client of a finished run keeps for a model. None if it keeps none."""
         self._run = run
         rounds = [file.round for file in self._list_files() if (file.model, file.client) == (model, client)]
         advice = "restore that file from a backup, or repeat the run in another folder"
-        return self._read(_StateFile(model, client, max(rounds)), advice) if rounds else None
+        return self._read_file(_StateFile(model, client, max(rounds)), advice) if rounds else None
 
-    def _read(self, file: _StateFile, advice: str) -> Tensors:
+    def _read_file(self, file: _StateFile, advice: str) -> Tensors:
         """Read a state. `advice` tells the user what to do if its file is damaged."""
         path = self._path / file.name
         try:
             with reporting_os_errors("read", path):
                 tensors, identity = read_tensors(path)
             if identity != self._identity(file):
-                raise Unreadable("it belongs to another run")
+                raise Unreadable("it belongs to another run, client or round")
         except Unreadable as error:
             raise UserError(f"cannot use {path}: {error}; {advice}") from error
         return tensors
@@ -234,7 +234,7 @@ class Checkpoints:
                 f"checkpoint {path}", identity.get("format"), _FORMAT, f"delete {path.parent} to start the run again"
             )
         if identity.get("run") != run or identity.get("round") != round:
-            raise Unreadable("it belongs to another run")
+            raise Unreadable("it belongs to another run or round")
         if round > 0 and round not in logged:
             raise Unreadable(f"rounds.jsonl has no row of round {round}")
         clients = _parse_versions(identity["clients"])

@@ -90,11 +90,11 @@ def test_without_the_option_nothing_is_held_out(fed: fs.Federation) -> None:
     run = fs.run(fed, "fedavg", rounds=1, local_epochs=1)
     assert run.history[-1].client_tests is None
     assert "site_scores" not in run.summary()
-    with pytest.raises(UserError, match="no results by site; expected a run with client_test"):
+    with pytest.raises(UserError, match="no results by site; expected a finished run with client_test"):
         run.site_frame()
 
 
 def test_clients_that_are_too_small_are_refused() -> None:
     fed = fs.federation("digits", fs.IID(clients=1400), seed=0)
-    with pytest.raises(UserError, match="no client has enough samples of a class"):
+    with pytest.raises(UserError, match="no client holds out a sample"):
         fed.hold_out(0.2)

@@ -164,7 +164,7 @@ def test_a_damaged_or_foreign_state_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"client-0\.round-1.*digest.*delete that file and run again"):
         clients.read("global", [0, 1])
     first.write_bytes(second.read_bytes())
-    with pytest.raises(UserError, match="belongs to another run"):
+    with pytest.raises(UserError, match="belongs to another run, client or round"):
         clients.read("global", [0, 1])
     other = ClientFiles(tmp_path / "clients").resume(clients.versions, "another run")
     with pytest.raises(UserError, match="belongs to another run"):

@@ -201,7 +201,9 @@ def test_foreign_checkpoints_are_passed_over(played: Path, tmp_path: Path) -> No
     assert_at(folder, 2)
     assert "belongs to another run" in folder.warnings[0]
     shutil.copy(played / "checkpoint" / "round-000002.safetensors", newest)
-    assert_at(RunFolder(played), 2)
+    folder = RunFolder(played)
+    assert_at(folder, 2)
+    assert "belongs to another run or round" in folder.warnings[0]
     save_file(state(3), newest)
     assert_at(RunFolder(played), 2)
     newest.unlink()
