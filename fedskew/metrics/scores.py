@@ -92,8 +92,8 @@ class Scores:
     sensitivity_at_specificity: float | None = None
     """Sensitivity at `target_specificity`."""
     brier: float | None = None
-    """Brier score: with one class per sample, scikit-learn's. It is at most 1 with two classes or with several labels per
-    sample. It is at most 2 with more than two classes."""
+    """Brier score: with one class per sample, scikit-learn's. It is at most 1 with two classes or with several labels
+    per sample. It is at most 2 with more than two classes."""
     calibration_error: float | None = None
     target_specificity: float = SPECIFICITY
     positive: int | None = None
