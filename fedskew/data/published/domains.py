@@ -1,4 +1,4 @@
-"""A dataset with four digit datasets as domains: MNIST, USPS, SVHN and synthetic digits (the benchmark of FPL)."""
+"""A dataset with digit datasets as domains: MNIST, USPS, SVHN and synthetic digits by default (benchmark of FPL)."""
 
 from __future__ import annotations
 
