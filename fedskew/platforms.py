@@ -78,7 +78,10 @@ def kill_group(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process of this machine is running. On Windows, another user's process counts as ended."""
+    """Return whether a process of this machine is running. On Windows, another user's process counts as ended.
+
+    A zombie counts as running.
+    """
     if os.name == "nt":  # os.kill(process, 0) would send Ctrl-C there
         return _is_alive_on_windows(process)
     try:

@@ -140,7 +140,7 @@ def prepare(
 
 
 def _check_settings(config: Config, method: Method, dataset: Dataset, module: nn.Module) -> None:
-    """Refuse settings that the method, the data or the model do not allow."""
+    """Refuse settings that the method, the data, the model or the installation do not allow."""
     if config.eval_local and method.personal is not None and not method.personal.has_global_model:
         raise UserError(
             f"eval_local compares the global model before and after local training, but method {method.name!r} has no "

@@ -72,7 +72,7 @@ def test_the_initial_model_is_evaluated_as_those_after_it(monkeypatch: pytest.Mo
     ready = prepare(config(precision="float32", batch_size=100), digits, "fedavg", linear(10))
     this = Server(ready.federation, ready.method, ready.model, ready.config)
     seen: list[tuple[bool, bool]] = []
-    evaluator = this._runtime.test_set._evaluators[""]
+    evaluator = this._base_runtime.test_set._evaluators[""]
     real = evaluator.begin
 
     def begin(*given: Any) -> Any:

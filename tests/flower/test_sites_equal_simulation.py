@@ -135,8 +135,8 @@ def test_sites_test_their_own_model_beside_the_global_one(
     server = Server(split, prepared.method, prepared.model, prepared.config)
     state, rows = finished(server)
     assert server.personal is not None
-    models = server.evaluation.personal_tests(server.personal).models(server._runtime, state, state.model)
-    expected = [server._runtime.test_set.evaluate(models(client)).accuracy for client in range(3)]
+    models = server.evaluation.personal_tests(server.personal).models(server._base_runtime, state, state.model)
+    expected = [server._base_runtime.test_set.evaluate(models(client)).accuracy for client in range(3)]
     found = apart.history[-1].client_tests
     assert found is not None
     assert found["personal"] == expected

@@ -155,7 +155,7 @@ def test_local_only_never_saves_a_model_that_is_not_finite() -> None:
 def test_local_only_models_are_tested_again_only_if_they_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     server = serve("local-only", clients_per_round=1, rounds=4)
     tested = []
-    evaluator = server._runtime.test_set._evaluators[""]
+    evaluator = server._base_runtime.test_set._evaluators[""]
     real = evaluator.begin
     monkeypatch.setattr(evaluator, "begin", lambda *given: tested.append(given) or real(*given))
     played(server)

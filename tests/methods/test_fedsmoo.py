@@ -120,7 +120,9 @@ def test_a_state_that_changes_by_step_is_each_clients_own_in_every_engine() -> N
     plain, _ = trained(image_federation(), Alternating(), norm_and_dropout(), **settings)
     this = server(image_federation(), Alternating(), norm_and_dropout(), engine="stacked", **settings)
     few = server(image_federation(), Alternating(), norm_and_dropout(), engine="stacked", **settings)
-    object.__setattr__(few._runtime, "engine", StackedEngine(few.network, few._runtimes.train_samples, 2, max_slots=2))
+    object.__setattr__(
+        few._base_runtime, "engine", StackedEngine(few.network, few._runtimes.train_samples, 2, max_slots=2)
+    )
     for other in (this, few):
         assert distance(finished(other)[0], plain) < 1e-9
         assert not other.engine.notices

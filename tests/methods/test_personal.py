@@ -520,7 +520,7 @@ def test_a_method_without_a_global_model_tests_every_clients_model() -> None:
     assert row.client_accuracy is not None
     assert len(row.client_accuracy) == 3
     assert row.accuracy == pytest.approx(sum(row.client_accuracy) / 3)
-    test_set = server._runtime.test_set
+    test_set = server._base_runtime.test_set
     for client in range(3):
         model = personal_model(states[-1].model, kept(states[-1], client))
         assert test_set.evaluate(model).accuracy == pytest.approx(row.client_accuracy[client])

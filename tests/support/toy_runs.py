@@ -171,7 +171,7 @@ EngineKind = TypeVar("EngineKind", bound=Engine)
 
 def use_engine(server: Server, engine: EngineKind) -> EngineKind:
     """Have the server's clients trained by this engine."""
-    object.__setattr__(server._runtime, "engine", engine)
+    object.__setattr__(server._base_runtime, "engine", engine)
     return engine
 
 

@@ -192,7 +192,7 @@ class Config:
         "auto",
         choice("auto", "float32", "float64", "tf32", "bf16"),
         "number format: float32, float64, tf32, bf16, or auto for bf16 on CUDA GPUs that support it and float32 "
-        "elsewhere",
+        "elsewhere; methods that compute the head in closed form use float32 instead of bf16",
     )
     compile: str = _option(
         "auto",

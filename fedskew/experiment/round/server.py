@@ -54,10 +54,10 @@ class Server:
             self.how_to_repeat = "the same call in Python, with the same data"
         self._runtimes = RuntimeFactory(federation.dataset, config, _compiles_steps(federation, config, model))
         self.device = self._runtimes.devices[0]
-        self._runtime = self._runtimes.runtime(model, self._resolve_engine(model))
+        self._base_runtime = self._runtimes.runtime(model, self._resolve_engine(model))
         self._concatenated: tuple[list[ModelState], ModelRuntime] | None = None
         """The models that a stage concatenates, and the runtime of the result."""
-        self.network = self._runtime.network
+        self.network = self._base_runtime.network
         self._initial = self.network.state()
         self._stages = RunStages(method, config)
         self.personal = method.personal
@@ -75,7 +75,7 @@ class Server:
         if self.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # after a GPU error, this fails too
                 torch.cuda.synchronize(self.device)
-        self._runtime.engine.close()
+        self._base_runtime.engine.close()
         if self._concatenated is not None:
             self._concatenated[1].engine.close()
 
@@ -84,24 +84,24 @@ class Server:
     @property
     def engine(self) -> Engine:
         """The engine that trains the clients."""
-        return self._runtime.engine
+        return self._base_runtime.engine
 
     @property
     def engine_name(self) -> str:
-        return self._runtime.engine.name
+        return self._base_runtime.engine.name
 
     @property
     def notices(self) -> list[str]:
         """Lines for the user about things that the engine did differently than requested."""
-        return self._runtime.engine.notices
+        return self._base_runtime.engine.notices
 
     def resume_with(self, engine: str | None) -> None:
         """Use the engine that the run started with, if the setting is `auto`. `auto` might choose another one now."""
         if self._config.engine != "auto" or engine not in ENGINES or engine == self.engine_name:
             return
-        self._runtime.engine.close()
-        self._runtime = self._runtimes.runtime(self.network.module(self._initial), engine)
-        self.network = self._runtime.network
+        self._base_runtime.engine.close()
+        self._base_runtime = self._runtimes.runtime(self.network.module(self._initial), engine)
+        self.network = self._base_runtime.network
 
     def _resolve_engine(self, model: nn.Module) -> str:
         """Choose the engine on a CPU if the setting is still `auto`, as `choose_engine` leaves it for a long run."""
@@ -206,7 +206,7 @@ class Server:
 
     def evaluate_model(self, model: ModelState) -> Evaluation:
         """Evaluate a model of the run's architecture on the test set, outside of a round."""
-        return self._runtime.test_set.evaluate(model)
+        return self._base_runtime.test_set.evaluate(model)
 
     def scores(self, state: RunState) -> Scores | None:
         """Metrics of the final global model's probabilities.
@@ -257,7 +257,7 @@ class Server:
     def runtime(self, stage: Stage, state: RunState) -> ModelRuntime:
         """The runtime that trains and evaluates the stage's model."""
         if not stage.concatenates:
-            return self._runtime
+            return self._base_runtime
         models = [state.models[name].model for name in stage.concatenates]
         if self._concatenated is None or not all(map(operator.is_, models, self._concatenated[0])):
             seed = self._config.seed if stage.new_head else None

@@ -234,7 +234,9 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except PermissionError:
         raise
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        raise Unreadable(f"it cannot be read ({error})") from error
+    except (SafetensorError, ValueError, RuntimeError) as error:
         raise Unreadable(f"it is damaged ({error})") from error
     if "fedskew" not in metadata or "sha256" not in metadata:
         raise Unreadable("it was not written by fedskew")

@@ -19,14 +19,14 @@ ENGINES = pytest.mark.parametrize("engine", ["plain", "stacked"])
 
 
 def inputs(server: Server) -> Tensor:
-    data = server._runtime.test_set._evaluators[""]._data
+    data = server._base_runtime.test_set._evaluators[""]._data
     return data.inputs(torch.arange(len(data)))
 
 
 def direct_confusion(server: Server, model: ModelState, labels: tuple[int, ...] | None = None) -> np.ndarray:
     with torch.no_grad():
         logits = server.network.module(model)(inputs(server))
-    y = server._runtime.test_set._evaluators[""]._data.y
+    y = server._base_runtime.test_set._evaluators[""]._data.y
     if labels is not None:
         outside = [c for c in range(4) if c not in labels]
         logits[:, outside] = -torch.inf

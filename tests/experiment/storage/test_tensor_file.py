@@ -61,6 +61,11 @@ def test_others_can_read_the_file(tmp_path: Path) -> None:
     assert_same(load_file(tmp_path / "t"), small())
 
 
+def test_an_absent_file_is_not_called_damaged(tmp_path: Path) -> None:
+    with pytest.raises(Unreadable, match="it cannot be read"):
+        read_tensors(tmp_path / "absent")
+
+
 def test_what_cannot_be_stored_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'z' has dtype torch\.complex128"):
         write_tensors(tmp_path / "t", {"z": torch.zeros(1, dtype=torch.complex128)}, {})
