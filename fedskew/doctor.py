@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedskew import __version__, platforms
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 USUAL_PORTS = (9092, 9093)
 """The ports of nginx and of the SuperLink (Flower's server) in docs/deploy.md."""
@@ -294,9 +294,9 @@ def _check_certificate(name: str, days_left: Callable[[], float], renewal: str) 
     except ValueError as error:
         return Check(name, "broken", f"is damaged or does not match the other files ({error})")
     if days < 0:
-        return Check(name, "broken", f"expired {-days:.0f} days ago; {renewal}")
+        return Check(name, "broken", f"expired {plural(round(-days), 'day')} ago; {renewal}")
     advice = f"; to renew it, {renewal}" if days < _RENEWAL_DAYS else ""
-    return Check(name, "note" if advice else "ok", f"is valid for {days:.0f} more days{advice}")
+    return Check(name, "note" if advice else "ok", f"is valid for {plural(round(days), 'more day')}{advice}")
 
 
 def _check_private(folder: Path, files: Iterable[Path]) -> Iterator[Check]:

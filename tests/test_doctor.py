@@ -106,6 +106,8 @@ def test_keys_are_valid_expiring_expired_foreign_or_readable_by_others(tmp_path:
     write_certificate(keys, timedelta(days=10, minutes=1))
     expiring = find(examine(keys=folder), "federation", "server.pem")
     assert (expiring.status, expiring.detail.partition(";")[0]) == ("note", "is valid for 10 more days")
+    write_certificate(keys, timedelta(days=1, minutes=1))
+    assert find(examine(keys=folder), "federation", "server.pem").detail.startswith("is valid for 1 more day;")
 
     expire_certificate(keys)
     expired = find(examine(keys=folder), "federation", "server.pem")

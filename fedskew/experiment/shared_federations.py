@@ -2,7 +2,7 @@
 
 A process keeps the last few datasets and splits. A split that took long to draw is also saved in the user's cache, for
 all processes. For example, a Dirichlet split of many clients can take half a minute, because thousands of draws are
-rejected. Splits by a user's own rule are not saved, because its code may change.
+rejected. Splits by a user's own rule or from a file are not saved, because the code or the file may change.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _federation(key: str, dataset: Dataset, config: Config, stamps: Stamps) -> F
 def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
     """Read the split from the user's cache, or draw it. While one process does this, others with the same key wait."""
     is_own_rule = ":" in config.partition.rule
-    if is_own_rule or _file_stamps(config.partition.params.values()):  # the split depends on a file that may change
+    if is_own_rule or _file_stamps(config.partition.params.values()):  # code or a file that may change
         return build_federation(config, dataset)
     folder = Path(os.environ.get("FEDSKEW_CACHE") or cache_folder()) / "splits"
     path = folder / f"{key}.json"

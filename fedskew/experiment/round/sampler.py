@@ -39,8 +39,8 @@ class Participants:
 class ClientSampler:
     """Draws the clients of each round.
 
-    The draw depends only on the seed, the model's name and its round, unless a stage restricts the clients. So most
-    methods get the same clients.
+    The draw depends only on the seed, the model's name and its round, unless a stage chooses clients or classes. So
+    most methods get the same clients.
     """
 
     def __init__(self, federation: Federation, config: Config) -> None:

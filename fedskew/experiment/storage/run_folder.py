@@ -350,7 +350,7 @@ class RunFolder:
         if free < needed:
             raise UserError(
                 f"{self.path} has {free / 1e6:.0f} MB of free disk; expected at least {needed / 1e6:.0f} MB "
-                "for the run's checkpoints; free some space or choose another --out"
+                "for the run's files; free some space or choose another --out"
             )
 
     def refuse_foreign(self) -> None:
