@@ -140,7 +140,8 @@ def phase_work(
 def _phase_state(state: Tensors, carried: Tensors, has_second_model: bool) -> Tensors:
     """Return a client's state at the start of a phase, without its second model.
 
-    `RoundWork.start` takes every tensor with the prefix `PERSONAL` from the state, also a shared one in `carried`.
+    `carried` is what earlier phases trained. It gets the prefix `PERSONAL`, also its shared tensors, because
+    `RoundWork.start` replaces received tensors by those with this prefix.
     """
     return without_personal(state) if has_second_model else {**state, **pack(PERSONAL, carried)}
 

@@ -20,8 +20,8 @@ _SIMULATED = "The run was simulated: nothing left the machine. Across machines, 
 
 _SURVEY = (
     "In a survey, which was a run of its own, {names} sent label counts of the training part, with small counts hidden "
-    "and all rounded, or with noise. For a table, the answers without noise also had rounded ranges, frequent "
-    "categories and shares of gaps of the columns."
+    "and all rounded, or with noise. For a table, the answers without noise also had each column's rounded "
+    "range or frequent categories, and its share of missing values."
 )
 _EVALUATION = (
     "In a test of a finished model, which was a run of its own, {names} sent score histograms by class, whose sums are "

@@ -25,7 +25,7 @@ CENTRAL = ("partition", "method", "rounds", "local_epochs", "clients_per_round")
 """The keys that `central_training` always sets. `fedskew pretrain` refuses them with `--set`. In the file of `-c`, they
 have no effect."""
 _TOTAL_DECAY = 0.01
-"""All epochs together multiply the learning rate by this factor, if `lr_decay` is not set."""
+"""All epochs together multiply the learning rate by this factor, unless the configuration's `lr_decay` is kept."""
 
 
 def central_training(config: Config, epochs: int, keeps_lr_decay: bool) -> Config:

@@ -99,7 +99,7 @@ class FederatedFeatures(ServerRule):
         return {"gradients": gradients, "bias_gradients": members.T @ error, "counts": members.sum(dim=0)}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:
-        # The pass may have left out a last batch, so these are not always the label counts.
+        # `opening` may have left out a last batch, so `counts` may differ from the label counts.
         seen, dtype = client.opening["counts"], trained.params[_WEIGHT].dtype
         counts = seen.clamp(min=1).unsqueeze(-1)
         return {

@@ -338,7 +338,7 @@ def test_the_model_card_names_the_sites_that_sent_label_counts_in_other_runs(
         in card
     )
     assert "In a test of a finished model" not in card
-    assert "frequent categories and shares of gaps of the columns" in card
+    assert "frequent categories, and its share of missing values" in card
     assert "learns about the client's labels: nothing. Other runs revealed more: see the label distribution." in card
     assert "SHA-256 of the split" not in card  # the server does not know the split
     evaluate_at(tmp_path, data, split, tmp_path / "model", policies)
