@@ -1,7 +1,7 @@
 """Check that all methods still end with the same bits: compare digests of final models and rows, on both engines.
 
-    OMP_NUM_THREADS=1 python tools/final_states.py write before.json      # at the commit to compare with
-    OMP_NUM_THREADS=1 python tools/final_states.py check before.json      # after a change that must not change any number
+    OMP_NUM_THREADS=1 python tools/final_states.py write before.json  # at the commit to compare with
+    OMP_NUM_THREADS=1 python tools/final_states.py check before.json  # after a change that must not change any number
 
 The bits depend on the machine, on the version of torch and on the number of NumPy's threads, so a file is only valid
 where it was written.
