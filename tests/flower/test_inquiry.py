@@ -154,9 +154,13 @@ def test_another_scaling_of_the_same_images_gets_the_same_answer(data: Path, spl
     assert answers == [answers[0]] * 3
 
 
-def patients_site(folder: Path) -> tuple[SiteConfig, Contract]:
-    """A site with a table of two columns, whose survey has noise, and the contract of its data."""
-    rows = ["age,dose,ill", *(f"{20 + row % 60},{row % 7},{'yes' if row % 3 else 'no'}" for row in range(90))]
+def patients_site(folder: Path, second: str = "0123456") -> tuple[SiteConfig, Contract]:
+    """A site with a table of two columns, whose survey has noise, and the contract of its data.
+
+    `second` are the values of the second column.
+    """
+    cells = [(20 + row % 60, second[row % len(second)], "yes" if row % 3 else "no") for row in range(90)]
+    rows = ["age,dose,ill", *(f"{age},{dose},{ill}" for age, dose, ill in cells)]
     (folder / "p.csv").write_text("\n".join(rows) + "\n")
     policy = Policy(survey=SurveyRules(1, 1, 1.0), reveals=frozenset({COLUMN_SUMS}))
     own = SiteConfig(folder, "a", "p.csv", {"label": "ill"}, device="cpu", policy=policy)
@@ -172,6 +176,16 @@ def test_another_encoding_of_the_same_columns_gets_the_same_answer(tmp_path: Pat
     """An approved draft of a table allows any encoding, so a server could ask once for each."""
     own, contract = patients_site(tmp_path)
     contracts = [replace(contract, mean=(mean, 0.0)) for mean in (0.0, 1.0, 2.0)]
+    assert all(other.completes(contract.draft()) for other in contracts)
+    assert len({str(ask_patients(own, other)) for other in contracts}) == 1
+
+
+def test_other_categories_of_the_same_columns_get_the_same_answer(tmp_path: Path) -> None:
+    own, contract = patients_site(tmp_path, second="ab")
+    assert contract.encoding is not None
+    age, dose = contract.encoding.columns
+    encodings = [TableEncoding((age, replace(dose, categories=tuple(names)))) for names in ("ab", "abc", "abcd")]
+    contracts = [Contract.from_encoding(contract.classes, encoding) for encoding in encodings]
     assert all(other.completes(contract.draft()) for other in contracts)
     assert len({str(ask_patients(own, other)) for other in contracts}) == 1
 
