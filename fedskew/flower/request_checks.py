@@ -55,8 +55,8 @@ def approved_settings(settings: FederationSettings, contract: Contract, config: 
 def require_approved(facts: Facts, site: SiteConfig) -> None:
     """Refuse a request whose settings differ from those of every app that the site has approved.
 
-    A server can send other settings than those in its app, so it is not enough to approve the app. A
-    site without a list of approvals refuses none.
+    A server can send other settings than those in its app, so it is not enough to approve the app. A site without a
+    list of approvals refuses none.
     """
     try:
         approvals = read_approvals(site.folder)
