@@ -169,7 +169,8 @@ class RoundWork:
     def _is_model(self, kept: Tensors) -> bool:
         """Return whether these tensors of a client's state are a model.
 
-        Without personal tensors, a model has all parameters. Otherwise, it has one or more of the shared tensors.
+        If the method has no personal tensors, these must be all parameters and nothing else. Otherwise, they must be
+        one or more of the shared tensors.
         """
         if not self.personal_names:
             return kept.keys() == self.sent.params.keys()
@@ -246,7 +247,7 @@ class Engine(Protocol):
 
     name: str
     notices: list[str]
-    """Lines for the user. Each tells one way in which the engine deviates from the user's choices."""
+    """Lines for the user. Each gives a reason why the engine cannot train in its usual way."""
 
     def train(self, work: RoundWork) -> RoundResult:
         """Train the round's clients."""

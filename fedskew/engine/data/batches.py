@@ -182,7 +182,7 @@ def plan_batches(
     the samples' `labels`, epochs are balanced: each of the client's classes occurs about equally often in an epoch. The
     length of an epoch stays the same.
 
-    `batch_size` is at most the number of samples of the round's largest client.
+    `RoundWork.batch_plans` limits `batch_size` to the number of samples of the round's largest client.
     """
     per_epoch = -(-len(samples) // batch_size)
     if 0 < len(samples) - (per_epoch - 1) * batch_size < smallest:

@@ -44,7 +44,7 @@ class Tiling:
     channels: int
     """Channels of the result per block."""
     depth: int
-    """Products per step of a sum. The gradient of the weights sums over pixels: there, it is rows per block."""
+    """Products per step of a sum. For the gradient of the weights, rows per block (`weight_gradient_tiling`)."""
     warps: int
     stages: int
     splits: int = 1
