@@ -23,7 +23,7 @@ The option `missing` adds other gaps, for numbers and for categories."""
 BOOLEANS = ("False", "True")
 """The names of boolean categories and classes."""
 _SPELLINGS = (("False", "false", "FALSE", "0"), ("True", "true", "TRUE", "1"))
-"""How files, people and other versions of fedskew spell false and true. The first spelling is the category's name."""
+"""How files, people and other versions of fedskew spell false and true."""
 MOST_CATEGORIES = 100
 """A column with more distinct texts is refused, unless the option `categorical`, the column's type or an encoding says
 that they are categories. A table's only input column is read as text instead."""
@@ -321,7 +321,7 @@ class ColumnReader:
 def refuse_identifier(where: str, name: str, numbers: Numbers, dropped: str) -> None:
     """Refuse whole numbers that are all different, such as row numbers. They identify a sample, not its class.
 
-    `dropped` is the column that the user can leave out: `name`, or a column of lists of which it is one place.
+    `dropped` is the column that the user can leave out: `name`, or the column of lists that `name` was split from.
     """
     known = numbers[~np.isnan(numbers)]
     if len(known) < FEW_ROWS or (known != np.rint(known)).any():

@@ -74,7 +74,7 @@ def load_image_folder(
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
-    # A single class folder does not tell the other classes. The classes of other sites, if known, are then used.
+    # A single class folder does not show which other classes exist. Then the classes of other sites are used, if known.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)
     if not found_names:
         raise UserError(f"{folders[0]}: no sub-folders, so there are no classes; expected {_FORMS}")
@@ -119,7 +119,7 @@ def _tables(path: Path, test: object, csv_options: dict[str, Any]) -> list[Table
         raise UserError(f"{option} is {value!r}, but {path} is not a CSV file; leave out {option}")
     if test is None:
         return _read_tables(path, csv_options)
-    tables = _read_tables(path, csv_options, ["test"])  # with another test table, a validation table is not used
+    tables = _read_tables(path, csv_options, ["test"])  # the option `test` replaces val.csv in a folder, not test.csv
     test_path = _test_path(path, test, len(tables))
     if not is_table(test_path):
         raise UserError(f"test is {str(test)!r}; expected a table like {path}")

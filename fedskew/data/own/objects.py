@@ -73,7 +73,7 @@ def load_object(data: object, options: dict[str, Any]) -> Dataset:
 def _label_names(labels: Sequence[Any]) -> list[str] | None:
     """Return the column names of labels that are DataFrames with several columns. Otherwise, return None.
 
-    All parts must have the same columns.
+    If the test labels are a DataFrame, too, it must have the same columns.
     """
     names = [list(map(str, getattr(y, "column_names", None) or y.columns)) if is_frame(y) else [] for y in labels]
     if len(names[0]) < 2:

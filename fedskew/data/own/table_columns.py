@@ -29,7 +29,7 @@ class Table:
     mistakes: dict[str, str] = field(default_factory=dict)
     """For each column that cannot be an input, the error message. It is raised only if the column is used."""
     categories: frozenset[str] = frozenset()
-    """The columns whose type says that they hold categories, even if these are numbers."""
+    """In an Arrow table, the columns of categories according to its types and metadata. The categories may be numbers."""
     split_from: dict[str, str] = field(default_factory=dict)
     """For each column, the name of the column that it was before `split_lists`. Empty before that."""
 

@@ -112,7 +112,7 @@ def load_tables(
 
     train, where = tables[0], tables[0].where
     given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
-    given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_file(encoding)}
+    given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_to_check(encoding)}
     listed_inputs = frozenset(() if columns is None else parse_columns("columns", columns, train))
     candidates = {n: c for n, c in train.columns.items() if n not in label_and_site}
     class_names = known_classes(classes, train.class_names.get(label))
@@ -172,8 +172,11 @@ _UNUSED_OPTIONS = {
 """For each kind of inputs, its name in messages and the options that have no effect on it."""
 
 
-def _encoding_file(encoding: object) -> object:
-    """Return the user's encoding, or None. A `TableEncoding` is from a deployment, which checks the inputs itself."""
+def _encoding_to_check(encoding: object) -> object:
+    """Return the option `encoding`, or None if it is a `TableEncoding`.
+
+    A deployment passes a `TableEncoding` for any table, and checks the inputs itself. So it is not refused here.
+    """
     return None if isinstance(encoding, TableEncoding) else encoding
 
 
