@@ -29,7 +29,7 @@ class Table:
     mistakes: dict[str, str] = field(default_factory=dict)
     """For each column that cannot be an input, the error message. It is raised only if the column is used."""
     categories: frozenset[str] = frozenset()
-    """In an Arrow table, the columns of categories according to its types and metadata. The categories may be numbers."""
+    """In an Arrow table, the columns that are categories by type or metadata. Their values may be numbers."""
     split_from: dict[str, str] = field(default_factory=dict)
     """For each column, the name of the column that it was before `split_lists`. Empty before that."""
 
