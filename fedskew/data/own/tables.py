@@ -175,7 +175,8 @@ _UNUSED_OPTIONS = {
 def _encoding_to_check(encoding: object) -> object:
     """Return the option `encoding`, or None if it is a `TableEncoding`.
 
-    A deployment passes a `TableEncoding` for any table, and checks the inputs itself. So it is not refused if it has no effect.
+    A deployment passes a `TableEncoding` for any table, and checks the inputs itself. So it is not refused
+    if it has no effect.
     """
     return None if isinstance(encoding, TableEncoding) else encoding
 
