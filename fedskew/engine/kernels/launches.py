@@ -47,7 +47,7 @@ def compile_ahead(step: Callable[[], None], device: torch.device) -> None:
     _AHEAD.kernels = kernels
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            # The backward pass must run in this thread, because the kernels and Triton's mode belong to a thread.
+            # The backward pass must run in this thread, because `_AHEAD` and Triton's mode are thread-local.
             with mode(pool, ignore_errors=True), torch.autograd.set_multithreading_enabled(False):
                 step()
             pool.map(lambda kernel: _load(kernel, device), kernels)

@@ -2,7 +2,8 @@
 """The Triton programs of a depthwise convolution of stride 1. Each processes some columns of the images, row by row.
 
 For a window of KH × KW taps, a row of an image is loaded KW times, not KH·KW times. It is used for all rows of the
-result that it affects. Memory and sizes are as in `depthwise_programs`. A position is a column of a sample.
+result that it affects. Memory and sizes are as in `depthwise_programs`. A position is a column of one sample's
+result.
 """
 
 import triton

@@ -69,7 +69,7 @@ def rule(*kinds: type[nn.Module]) -> Callable[[Rule], Rule]:
 
 
 def has_own_forward(layer: nn.Module) -> bool:
-    """Return whether the user has replaced the forward pass of this layer, but not its class. Then no rule holds."""
+    """Return whether the user has replaced the forward pass of this layer, but not its class."""
     forward = vars(layer).get("forward")
     return forward is not None and not isinstance(getattr(forward, "__self__", None), ValidBatchNorm)
 
@@ -295,8 +295,8 @@ def functional_embedding(
 ) -> Tensor:
     """Do the same as `F.embedding` for one client, under `vmap`.
 
-    Under `vmap`, `F.embedding` respects `padding_idx` for the first client only, and not the other options. Two of
-    these are refused: `max_norm` and `scale_grad_by_freq`.
+    Under `vmap`, `F.embedding` respects `padding_idx` for the first client only. `max_norm` and `scale_grad_by_freq`
+    are refused.
     """
     _require_liftable(max_norm, scale_grad_by_freq)
     padding = padding_idx if padding_idx is None or padding_idx >= 0 else len(weight) + padding_idx
@@ -315,7 +315,8 @@ def functional_batch_norm(
 ) -> Tensor:
     """Do the same as `F.batch_norm` for one client, under `vmap`.
 
-    There, `F.batch_norm` loses new running statistics. So a call that computes them is refused.
+    There, `F.batch_norm` either loses new running statistics or changes the buffers unnoticed by `read_only`. So a call
+    that computes new running statistics is refused.
     """
     if training and running_mean is not None:
         raise RuntimeError("the model writes into its buffers")

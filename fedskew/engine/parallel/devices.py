@@ -31,7 +31,7 @@ class DevicesEngine(Engine):
         self.notices: list[str] = []
         self._noticed: set[str] = set()
         self._trained_kinds: set[tuple[int, str]] = set()
-        """Each device's number, with the parts of each method with which it has trained."""
+        """Pairs of a device's number and the parts of a method (`repr`) with which this device has trained."""
 
     def train(self, work: RoundWork) -> RoundResult:
         shares = balanced_shares(client_costs(work), len(self._devices))

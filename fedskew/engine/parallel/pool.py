@@ -66,7 +66,7 @@ class PoolEngine(Engine):
         _end_workers(self._workers, os.getpid())
 
     def _ensure_workers(self, parts: Sequence[Part], number: int) -> None:
-        """Start workers until there are `number` of them. Workers with other parts of a method are ended first."""
+        """End the workers if the method's parts have changed. Start workers until there are `number` of them."""
         if not same_parts(parts, self._parts):
             self.close()
             self._parts = tuple(parts)
