@@ -176,6 +176,7 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
     """Search, then train the best point on all training data and test it."""
     from fedskew.cli.campaigns import run_campaign
     from fedskew.cli.terminal import print_json, stdout
+    from fedskew.lab.sweep.job import planned_rounds
     from fedskew.lab.sweep.search import search_with_optuna
     from fedskew.lab.sweep.table import measured_name
     from fedskew.workers import default_workers
@@ -210,10 +211,11 @@ def _search(search: Search, trials: int, campaign: Campaign, as_json: bool, quie
         return
     console = stdout()
     listed = ", ".join(f"{key} {value}" for key, value in found.values.items())
-    console.print(f"best of {found.trials} trials: trial {found.number}, {listed}", markup=False, soft_wrap=True)
+    trials_done = plural(found.trials, "trial")
+    console.print(f"best of {trials_done}: trial {found.number}, {listed}", markup=False, soft_wrap=True)
     label = search.metric.label
     unit = " %" if search.metric.percent else ""
-    last = min(final[0].config.mean_last, final[0].config.rounds)
+    last = min(final[0].config.mean_last, planned_rounds(final[0].config))
     mean = f"mean {label} of the last {plural(last, 'round')}"
     console.print(f"{label} after the last round" if search.metric.measure is None else mean, soft_wrap=True)
     validated = _cell([found.score], search.metric)

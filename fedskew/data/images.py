@@ -92,8 +92,8 @@ def refuse_black(images: Sequence[Pixels] | Pixels, first: str) -> None:
     """
     if not any(image.any() for image in images):
         raise UserError(
-            f"{first}: all pixels of this and the other images are 0 in 8 bits; expected pixels up to 255 in 8 bits, "
-            "or up to 65535 in 16 bits"
+            f"{first}: this and all other images are black after conversion to 8 bits; expected pixels up to 255 in "
+            "8-bit images, or up to 65535 in 16-bit images"
         )
 
 

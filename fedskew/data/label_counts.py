@@ -71,7 +71,7 @@ def federation_counts(federation: Federation) -> LabelCounts:
     names, notes = federation.client_labels, federation.notes
     several_labels = federation.dataset.task.name == "multi-label"
     if several_labels:
-        notes = (*notes, "Samples have several labels or none. A sample counts once for each of its labels.")
+        notes = (*notes, "Samples may have several labels or none. A sample counts once for each of its labels.")
         for name, row in zip(names, federation.label_counts, strict=True):
             if row.sum() == 0:
                 raise UserError(f"no sample of client {name!r} has a label; expected at least 1 label per client")

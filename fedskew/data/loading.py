@@ -48,7 +48,7 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         drop=None: columns to leave out, such as a patient ID
         categorical=None: columns of categories that look like numbers, or have more than 100 values
         missing=None: further values that mean a gap, such as -999. A label with such a value is refused, unless
-            `classes` is set
+            it is one of `classes`
         site=None: the column that says where a row is from. It is not an input
         encoding=None: a file that says how columns become inputs. The default is fitted on the training part
         rename=None: old and new names of columns

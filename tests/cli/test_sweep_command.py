@@ -161,6 +161,13 @@ def test_a_search_selects_by_the_metric_requested(cli, grid: Path) -> None:
     assert len(found["test_macro_f1"]) == 1
 
 
+def test_a_search_shows_a_mean_of_one_round_if_the_method_has_only_one(cli, grid: Path) -> None:
+    pytest.importorskip("optuna")
+    grid.write_text(GRID.partition("grid:")[0] + "method: fed3r\nsearch: {method.ridge: [0.01]}\n")
+    out = cli("sweep", "grid.yaml", "--search", "optuna", "--trials", "1", "--workers", "1").out
+    assert "best of 1 trial: trial 0, method.ridge 0.01\nmean accuracy of the last 1 round\n" in out
+
+
 def test_runs_that_serve_two_points_are_not_called_done(cli, grid: Path) -> None:
     axes = "  method: [fedavg, fedprox]\n  lr: [0.05, 0.1]"
     grid.write_text(GRID.replace(axes, "  rounds: [1, 2]"))

@@ -85,10 +85,10 @@ def test_big_endian_grey_images_of_16_bits_are_grey(tmp_path: Path) -> None:
 def test_dark_images_in_16_bits_are_not_silently_black(tmp_path: Path) -> None:
     for name in ("a", "b"):
         save(tmp_path / name / "1.png", mode="I;16", value=255)
-    with pytest.raises(UserError, match=r"a/1\.png: all pixels of this and the other images are 0 in 8 bits"):
+    with pytest.raises(UserError, match=r"a/1\.png: this and all other images are black after conversion to 8 bits"):
         load(tmp_path)
     dark = Image.fromarray(np.full((6, 5), 200, np.int32))
-    with pytest.raises(UserError, match="list: item 0: all pixels of this and the other images are 0 in 8 bits"):
+    with pytest.raises(UserError, match="list: item 0: this and all other images are black after conversion to 8 bits"):
         load([(dark, 0), (dark, 1)] * 5)
 
 
