@@ -31,7 +31,7 @@ _REPLACE_AUTHORITY = (
     "the server's operator must delete ca.pem, ca.key, server.pem and server.key, run `fedskew federate certs` again "
     "and send the new ca.pem to the sites"
 )
-"""`fedskew federate certs` keeps an authority that is there."""
+"""How to renew the authority. Without the deletion, `fedskew federate certs` keeps the old one."""
 
 Status = Literal["ok", "note", "broken"]
 
@@ -204,7 +204,7 @@ def _check_devices() -> Iterator[Check]:
 
 
 def _try_device(name: str, detail: str) -> Check:
-    """Compute something on the device, because a driver may be listed and still not work."""
+    """Compute something on the device, because a device that is listed may still not work."""
     import torch
 
     try:
@@ -230,7 +230,7 @@ def _check_data(data_dir: str | None) -> Iterator[Check]:
     found = [name for name, entry in DATASETS.items() if find_location(entry, data_dir)]
     missing = [name for name in DATASETS if name not in found]
     yield Check("found", "ok", ", ".join(found))
-    yield Check("not found", "note", ", ".join(missing) or "none")
+    yield Check("not found", "note" if missing else "ok", ", ".join(missing) or "none")
 
 
 def _check_writable(name: str, folder: Path) -> Check:

@@ -75,6 +75,13 @@ def test_a_data_folder_that_does_not_exist_is_broken(monkeypatch: pytest.MonkeyP
     assert find(examine(), "data", "FEDSKEW_DATA").detail.endswith("file is not a folder")
 
 
+def test_datasets_that_are_not_found_are_noted_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedskew.data.catalogue.find_location", lambda entry, _: entry.name != "mnist")
+    assert find(examine(), "data", "not found") == Check("not found", "note", "mnist")
+    monkeypatch.setattr("fedskew.data.catalogue.find_location", lambda *_: True)
+    assert find(examine(), "data", "not found") == Check("not found", "ok", "none")
+
+
 def test_a_port_that_is_in_use_is_broken_if_it_is_needed() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -87,8 +87,8 @@ def choose_device(name: str) -> torch.device:
 def choose_precision(name: str, device: torch.device) -> str:
     """Resolve `auto`: bf16 on a CUDA GPU that computes in it, float32 elsewhere.
 
-    Two float32 runs whose sums are rounded differently end with slightly different accuracies. Over 36 runs, bf16 and
-    float32 did not differ more than that on average (benchmarks/precision-h200.md).
+    Two float32 runs whose sums are rounded differently end with different accuracies. Over 36 runs, bf16 and float32
+    did not differ more than that on average (benchmarks/precision-h200.md).
     """
     if device.type == "mps" and name in ("float64", "tf32"):
         raise UserError(f"precision is {name!r}, but Apple's GPUs do not have it; expected float32, bf16 or auto")

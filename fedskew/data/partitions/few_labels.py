@@ -68,9 +68,9 @@ class LabelsPerClient(FewLabels):
 class Quantity(FewLabels):
     """Groups of clients share the same few labels, and each class is divided at random within its group.
 
-    This is the rule of FedVLS's published code. The groups are not random: each class goes to the next
-    r = ⌊clients · labels_per_client / classes⌋ clients that need a label. With 10 clients and 2 of 10 labels, clients 0
-    and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on.
+    This is the rule of FedVLS's published code. The groups are not random: each class goes to the first
+    r = ⌊clients · labels_per_client / classes⌋ clients that do not have all their labels yet. With 10 clients and 2 of
+    10 labels, clients 0 and 1 share classes 0 and 1, clients 2 and 3 share classes 2 and 3, and so on.
 
     In a pair of clients, the first gets a random number from [n/20, upper · n) of a class's n samples. The second gets
     the rest. FedVLS uses `upper` 1 for CIFAR-10, and 0.5 for CIFAR-100 and Tiny-ImageNet. With 0.5, the second client
