@@ -1,7 +1,7 @@
 """Local training of methods with a personal part (`methods.personal`).
 
-The training has phases, and some tensors stay on the clients. Each phase is ordinary work for an engine. Parameters
-that a phase does not train are among the buffers of the phase's model, so no engine changes them.
+The training has phases, and some tensors stay on the clients. Each phase is ordinary work for an engine. An engine
+trains only the `params` of a `ModelState`, so parameters that a phase does not train are among its `buffers`.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ from fedskew.methods.parts import Client, LossPart, Mode, Outputs, Tensors
 from fedskew.randomness import fold
 
 _NUMBERS_AT_ONCE = {"cpu": 1 << 22, "cuda": 1 << 27, "mps": 1 << 27}
-"""The maximum number of values in the gradients of single samples that are computed at a time. On a CPU, more values
-would not fit in the cache, and would take three times as long."""
+"""The maximum number of values in the gradients of single samples that are computed at a time, unless the gradients of
+`_SAMPLES_AT_ONCE` samples have more. With a larger maximum, the gradients would not fit in a CPU's cache, and each
+sample would take three times as long."""
 _SAMPLES_AT_ONCE = 8
 """The minimum number of samples whose gradients are computed at a time, for large models."""
 

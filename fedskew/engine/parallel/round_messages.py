@@ -18,7 +18,10 @@ from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Tensors, 
 
 
 def work_facts(work: RoundWork) -> Facts:
-    """Return everything but the tensors. The receiver knows the parts of the method, and uses `keyed_noise`."""
+    """Return the work without its tensors, the method's parts and the source of noise.
+
+    The receiver already has the parts. Its source of noise is always `keyed_noise`.
+    """
     return {
         "companions": _needed_companions(work),
         "clients": [a.client for a in work.assignments],

@@ -251,7 +251,7 @@ class SlotRound:
     def _states(self, numbers: npt.NDArray[np.int64]) -> Flats:
         """Return the states of these clients on the device.
 
-        A CUDA GPU receives states in host memory through pinned memory, so that the host does not wait.
+        States in host memory are copied to a CUDA GPU through pinned memory, so that the host does not wait.
         """
         layout, states = self._layouts.state, [self._work.assignments[number].state for number in numbers]
         if all(t.device == self._device for t in states[0].values()):
