@@ -192,12 +192,12 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
     Raise `UserError` if a row or a column is named a total but is not the sum of the others.
     """
     clients, classes, counts, notes = list(table.clients), list(table.classes), table.counts, []
-    column = _find_total(f"{path}: column", classes if table.names_classes else None, counts.T)
+    column = _find_total(path, "column", classes if table.names_classes else None, counts.T)
     if column is not None:
         notes.append(f"{path}: column {column + 1} of the counts is the sum of the others and was left out")
         del classes[column]
         counts = np.delete(counts, column, axis=1)
-    row = _find_total(f"{path}: row", clients if table.names_clients else None, counts)
+    row = _find_total(path, "row", clients if table.names_clients else None, counts)
     if row is not None:
         notes.append(f"{path}: row {row + 1} of the counts is the sum of the others and was left out")
         del clients[row]
@@ -205,7 +205,7 @@ def _without_totals(path: Path, table: _Table) -> LabelCounts:
     return LabelCounts(tuple(clients), tuple(classes), counts, table.names_clients, table.names_classes, tuple(notes))
 
 
-def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
+def _find_total(path: Path, axis: str, names: Sequence[str] | None, counts: IntArray) -> int | None:
     """Return the index of the row of totals, or None. To find a column of totals, pass the transposed counts.
 
     A row whose name is in `_TOTALS` must be the sum of the others. An unnamed last row is a row of totals only if it is
@@ -215,7 +215,8 @@ def _find_total(where: str, names: Sequence[str] | None, counts: IntArray) -> in
         if name.lower() in _TOTALS:
             if not _adds_up(counts, row):
                 raise UserError(
-                    f"{where} {name!r} is not the sum of the others; expected counts of clients and classes only"
+                    f"{path}: {axis} {name!r} is not the sum of the others; "
+                    f"leave it out, or rename it if it is a {'class' if axis == 'column' else 'client'}"
                 )
             return row
     is_unnamed = names is None or names[-1] == ""
@@ -268,7 +269,7 @@ def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
     if name.lower() not in _TOTALS:
         return False
     if histogram[name] != sum(histogram.values()) - histogram[name]:
-        raise UserError(f"{path}: {name!r} is not the sum of the others; expected counts of classes only")
+        raise UserError(f"{path}: {name!r} is not the sum of the others; leave it out, or rename it if it is a class")
     return True
 
 
