@@ -145,12 +145,12 @@ def choose(
     partition: the rule that splits `data`. The default is the partition of `config`.
     rank_by: the metric that decides which method is best: accuracy, macro-f1, worst-class or balanced-accuracy.
     config: a `Config`, whose values the settings override. Its method is ignored. If `data` is a federation, the data,
-        the seed and the partition of the `Config` are ignored, too, except `partition.seed`, which must be the
-        federation's seed.
+        the seed and the partition of the `Config` are ignored, too, except `partition.seed`, which must be None or
+        the federation's seed.
     out: the folder of the race. The same call continues an interrupted race there.
-    workers: the number of processes that run trials. This process runs all trials if one of the methods is registered
-        only in your program, or if `data` is a Python object that a configuration cannot describe. A configuration
-        can describe, for example, a `Federation` of a dataset in the catalogue.
+    workers: the number of processes that run trials. This process runs all trials if only your program knows a method,
+        the model or the partition rule, or if `data` is a Python object that a configuration cannot describe. A
+        configuration can describe, for example, a `Federation` of a dataset in the catalogue.
     watcher: an object that receives the progress of the race. It replaces the display.
     progress: whether to show the standings of the race. None shows them in a notebook and in a terminal, True always,
         False never.
@@ -209,7 +209,7 @@ def _race(
         if record.finished:
             watcher.on_notice(f"{folder} is already finished; nothing was run")
         else:
-            in_workers = make_federation is shared_federation and are_known_everywhere(field)
+            in_workers = make_federation is shared_federation and _workers_find(base, field)
             processes = (workers or default_workers(base.device, len(field))) if in_workers else 1
             trials = Trials(_trial_config(base), fraction, folder, processes, watcher, make_federation)
             with contextlib.closing(trials):
@@ -217,6 +217,15 @@ def _race(
         choice = Choice(record, folder)
         _write_files(choice)
     return choice
+
+
+def _workers_find(base: Config, methods: tuple[str, ...]) -> bool:
+    """Whether worker processes find the methods, the model and the partition rule.
+
+    They do not find what a script or a notebook defines (in `__main__`), or what the user's program registers.
+    """
+    names = [base.model, base.partition.rule, *(single for name in methods for single in name.split("+"))]
+    return are_known_everywhere(methods) and not any(name.startswith("__main__:") for name in names)
 
 
 def _base_and_federation(data: object, partition: Partition | None, config: Config) -> tuple[Config, MakeFederation]:

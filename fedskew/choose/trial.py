@@ -115,7 +115,7 @@ class _PauseAt(Callback):
     def __init__(self, until: int, report: Report) -> None:
         self._until, self._report = until, report
         self.resumed_after = 0
-        """The last round of earlier trials, or 0."""
+        """The round after which this trial resumed the run, or 0 for a new run."""
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
         self.resumed_after = state.round

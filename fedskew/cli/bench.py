@@ -53,8 +53,8 @@ def _command(
     ] = None,
     budget: Annotated[
         str | None,
-        option("--budget", "SECONDS", "after this time, start only peers and scale; the most important measurements "
-               "come first (default: 600, or 420 on a GPU)"),
+        option("--budget", "SECONDS", "start no measurement after this time, except peers and scale if --only names "
+               "them; the most important measurements come first (default: 600, or 420 on a GPU)"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="smoke test, under a minute, with smaller defaults")] = False,
     out: Annotated[str | None, option("--out", "FILE", "also write the results to this file, as JSON")] = None,

@@ -37,8 +37,8 @@ def _command(
     settings: Settings,
     budget: Annotated[
         str,
-        option("--budget", "TIME|ROUNDS", "how long to race: 5m, 200s, 1h, or rounds in total, 2000r (default: 5m)",
-               TRAINING),
+        option("--budget", "TIME|ROUNDS", "how long to race: a time such as 5m, 200s or 1h, or a total number of "
+               "rounds over all runs, such as 2000r (default: 5m)", TRAINING),
     ] = "5m",
     methods: Annotated[
         str | None,

@@ -122,7 +122,7 @@ FLAGS: dict[str, Flag] = {
         _skew(
             "partition.labels_per_client",
             "N",
-            help="for labels, quantity and FedGR's partitions: classes per client (default: 2)",
+            help="for labels, quantity, fedgr-label and fedgr-double: classes per client (default: 2)",
         ),
         Flag("partition.clients", "N", DATA),
         Flag("augment", "A,B", DATA),

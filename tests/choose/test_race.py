@@ -7,23 +7,26 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import yaml
 
 import fedskew as fs
 from fedskew.choose.budget import MAX_PER_METHOD
-from fedskew.choose.choice import FEDERATION_FILE, RUN_FILE, _base_and_federation, _write_files, choose
+from fedskew.choose.choice import FEDERATION_FILE, RUN_FILE, _base_and_federation, _workers_find, _write_files, choose
 from fedskew.choose.field import Candidate, make_field
 from fedskew.choose.progress import NotebookRace, RaceProgress
 from fedskew.choose.race import keep_best, scored_rounds
 from fedskew.choose.trial import Trial, TrialResult, serve
 from fedskew.choose.trials import RUNS, TRIALS, RaceWatcher
+from fedskew.data.partitions.rule import Labels
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, load_yaml, with_values
 from fedskew.experiment.storage.run_folder import RunFolder
@@ -374,6 +377,29 @@ def test_a_method_that_only_this_program_knows_is_raced_in_this_process(
     config = with_values(Config(), {**TINY, "rounds": 1})
     choice = choose(config=config, methods=["own+fedprox"], budget="30r", out=tmp_path, workers=2)
     assert {one.standing.method for one in choice.race.final} == {"fedavg", "own+fedprox"}
+
+
+@pytest.mark.parametrize("as_federation", [False, True])
+def test_a_partition_rule_of_a_script_is_raced_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, as_federation: bool
+) -> None:
+    @dataclass(frozen=True)
+    class Even(fs.Partition):
+        def draw(self, labels: Labels, seed: int) -> list[npt.NDArray[np.int64]]:
+            return np.array_split(np.random.default_rng(seed).permutation(len(labels)), 4)
+
+    Even.__module__, Even.__qualname__ = "__main__", "Even"
+    monkeypatch.setattr(sys.modules["__main__"], "Even", Even, raising=False)
+    config = with_values(Config(), {**TINY, "rounds": 1, "partition": "iid"})
+    given = {"data": fs.federation("digits", Even())} if as_federation else {"partition": Even()}
+    choice = choose(methods=["fedprox"], config=config, budget=SMALLEST, out=tmp_path, workers=2, **given)
+    assert {one.standing.method for one in choice.race.final} == {"fedavg", "fedprox"}
+
+
+def test_workers_do_not_find_what_a_script_defines() -> None:
+    assert _workers_find(Config(model="mine:model"), ("fedavg", "mine:Part+fedprox"))
+    assert not _workers_find(Config(model="__main__:model"), ("fedavg", "fedprox"))
+    assert not _workers_find(Config(), ("fedavg", "fedprox+__main__:Part"))
 
 
 def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:
