@@ -100,8 +100,8 @@ def _next_command(settings: Settings, counts: str | None, save: str | None, diag
     """Return the command that measures which method is best for this federation.
 
     If classes differ much in size, the command ranks by macro F1, because accuracy hides small classes. It also does so
-    if a sample may have several labels, because accuracy is then high if labels are rare. A method in the settings is
-    left out, because the command tries several methods.
+    if a sample may have several labels, because accuracy is then high if labels are rare. A method and its
+    parameters in `--set` are left out, because the command tries several methods.
     """
     from fedskew.lab.diagnosis.skew import UNEQUAL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import fields
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,8 +61,8 @@ _ColumnSums = Annotated[
     bool,
     typer.Option(
         "--column-sums",
-        help="compute a table's categories, means and standard deviations from sums that the sites send; --data or "
-        "--encoding then gives only the columns and their kinds",
+        help="compute a table's categories, means and standard deviations from sums that the sites send; the given "
+        "data or encoding then sets only the columns and their kinds",
         rich_help_panel=FEDERATION,
     ),
 ]
@@ -230,7 +231,7 @@ def _up(
             "--sites",
             metavar="N",
             min=1,
-            help="number of sites; not used with --partition column, counts or saved, which set it themselves",
+            help="number of sites; not used if the partition sets it, as column, counts and saved do",
             rich_help_panel=FEDERATION,
         ),
     ] = 3,
@@ -255,7 +256,7 @@ def _up(
 
     log = CommandLog("trial", log_format, "error" if quiet or as_json else log_level)
     config = settings.config()
-    if config.partition.rule not in ("column", "counts", "saved"):  # these take the sites from the data or a file
+    if not _sets_sites(config.partition.rule):
         config = with_values(config, {"partition.clients": sites})
     values = parse_assignments(federation or ()) | ({"secure_aggregation": True} if secure_aggregation else {})
     trial = plan_trial(Path(folder), config, values, column_sums)
@@ -276,6 +277,15 @@ def _up(
     line = f"{summary['method']}: accuracy {100 * summary['accuracy']:.2f} % after {rounds}, {participation}; "
     line += f"run saved in {run.path}"
     stdout().print(line, soft_wrap=True, markup=False)
+
+
+def _sets_sites(rule: str) -> bool:
+    """Whether this partition rule sets the number of sites itself, as a file of counts does."""
+    from fedskew.data.partitions.rule import partition_class
+    from fedskew.flower.settings import SITES
+
+    # `plan_trial` refuses the rule SITES, which the configuration of a real federation has.
+    return rule != SITES and all(spec.name != "clients" for spec in fields(partition_class(rule)))
 
 
 def _start_trial(trial: LocalFederation, log: CommandLog) -> None:

@@ -38,8 +38,8 @@ def certs(
     credentials = make_credentials(folder, names, hosts or (), days)
     if expires_soon(credentials) and not credentials.authority_key.exists():
         notice(
-            f"warning: {credentials.certificate} has expired or expires within a month; to renew it, put "
-            f"{credentials.authority_key} back and repeat this command"
+            f"warning: {credentials.certificate} expires within a month; to renew it, put {credentials.authority_key} "
+            "back and repeat this command"
         )
     if as_json:
         print_json(_certs_json(credentials, names))

@@ -145,7 +145,7 @@ def show_survey(found: dict[str, Any]) -> None:
         for column in answer["columns"]:
             stdout().print(f"{name}, {describe_column(column)}", soft_wrap=True, markup=False, highlight=False)
     for name, reason in found["declined"].items():
-        stdout().print(f"{name} did not answer: {reason}", soft_wrap=True, markup=False, highlight=False)
+        stdout().print(f"{name} gave no usable answer: {reason}", soft_wrap=True, markup=False, highlight=False)
     if found["absent"]:
         absent = ", ".join(found["absent"])
         stdout().print(f"not connected, so not asked: {absent}", soft_wrap=True, markup=False, highlight=False)
@@ -179,7 +179,7 @@ def show_evaluation(found: dict[str, Any]) -> None:
         table.add_row(Text(name), str(scores["samples"]), *numbers, interval, *rest)
     stdout().print(table)
     unlisted = [name for name in found["tested_by"] if name not in found["by_site"]]
-    for text, names in (("in the total only", unlisted), ("without an answer", found["without_answer"])):
+    for text, names in (("in the total only", unlisted), ("without a usable answer", found["without_answer"])):
         if names:
             stdout().print(f"{text}: {', '.join(names)}", soft_wrap=True, markup=False, highlight=False)
 

@@ -247,7 +247,7 @@ def _connect(file: Path, superlink: str, folder: Path, log: CommandLog, metrics_
 
 
 def _monitored(file: Path, connection: Connection, port: int | None) -> AbstractContextManager[str | None]:
-    """Serve the site's health and metrics, if there is a port. Without a port, do not import Flower, to save 20 MB."""
+    """Serve the site's health and metrics, if there is a port. Without a port, do not import Flower, to save memory."""
     if port is None:
         return nullcontext()
     from fedskew.flower.monitoring import monitored

@@ -59,6 +59,6 @@ def _show(found: RunStatus, now: datetime) -> None:
         table.add_row(*map(Text, cells))
     stdout().print(table)
     for attempt in found.attempts[:-1]:
-        ended = describe_age(attempt.ended or attempt.began, now)
+        age = describe_age(attempt.ended or attempt.began, now)
         reason = f": {attempt.reason}" if attempt.reason else ""
-        stdout().print(f"earlier attempt, {ended}: {attempt.status}{reason}", soft_wrap=True, markup=False)
+        stdout().print(f"earlier attempt, {age}: {attempt.status}{reason}", soft_wrap=True, markup=False)

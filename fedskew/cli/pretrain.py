@@ -71,7 +71,7 @@ def _command(
 
     number = integer(1)("epochs", epochs)
     if fixed := [key for key in settings.values if key.partition(".")[0] in CENTRAL]:
-        raise UserError(f"pretrain sets {', '.join(fixed)} itself; expected --epochs, and keys of the data and model")
+        raise UserError(f"pretrain sets {', '.join(fixed)} itself; expected --epochs and other keys")
     given = settings.values if settings.file else {**_DEFAULTS, **settings.values}
     config = Settings(settings.file, given).config()
     prepared = prepare(central_training(config, number, bool(settings.file) or "lr_decay" in settings.values))

@@ -70,7 +70,9 @@ def _reproduce(
                "a named deviation from the paper's protocol; `fedskew reproduce PAPER --list` lists them", TRAINING),
     ] = None,
     plan: Annotated[
-        str | None, option("--plan", "FILE", "YAML file with several selections, run in that order", CONFIGURATION)
+        str | None,
+        option("--plan", "FILE", "YAML file with several selections, which start in the order of the file",
+               CONFIGURATION),
     ] = None,
     seeds: Annotated[str | None, option("--seeds", "N", "runs per cell (default: 1)", TRAINING)] = None,
     workers: Workers = None,

@@ -38,8 +38,7 @@ def test_a_key_that_is_stored_offline_is_not_listed_and_a_renewal_asks_for_it(cl
         assert outcome.status == 0
         assert "keys/ca.key" not in outcome.out
         line = (
-            "warning: keys/server.pem has expired or expires within a month; to renew it, put keys/ca.key back and "
-            "repeat this"
+            "warning: keys/server.pem expires within a month; to renew it, put keys/ca.key back and repeat this command"
         )
         assert (line in outcome.err) == warning
         offline.rename(keys / "ca.key")

@@ -89,7 +89,7 @@ def test_a_survey_gives_counts_without_small_groups_that_can_be_read(
     assert {message.kind for message in here.grid.sent} == {"hello", "describe"}
     assert all(message.payload == b"" for message in here.grid.sent)
     show_survey(found)
-    assert "site-1 did not answer" in capsys.readouterr().out
+    assert "site-1 gave no usable answer" in capsys.readouterr().out
     assert read_counts(folder / COUNTS).clients == ("site-0", "site-2")
     assert read_chain(folder / "audit.jsonl").problem is None
 
@@ -334,7 +334,7 @@ def test_a_finished_model_is_tested_on_every_site_s_data(
     assert found["total"]["auroc"] == pytest.approx(found["by_site"]["site-0"]["auroc"])
     assert found["total"]["calibration_error"] is not None
     show_evaluation(found)
-    assert "without an answer: site-2" in capsys.readouterr().out
+    assert "without a usable answer: site-2" in capsys.readouterr().out
 
 
 def test_the_model_card_names_the_sites_that_sent_label_counts_in_other_runs(
@@ -442,7 +442,7 @@ def test_real_processes_answer_a_survey_train_and_test_the_finished_model(
     with trial:
         trial.start()
         assert main(["federate", "survey", app, *connection]) == 0
-        assert f"{trial.sites[2]} did not answer" in capsys.readouterr().out
+        assert f"{trial.sites[2]} gave no usable answer" in capsys.readouterr().out
         assert main(["federate", "run", app, *connection]) == 0
         assert main(["export", str(trial.folder / "run"), "-o", str(tmp_path / "model")]) == 0
         capsys.readouterr()

@@ -1,4 +1,7 @@
-"""A trial of named sites: a file of counts, or a column of the data, decides how many there are, and their names."""
+"""A trial of named sites: a file of counts, or a column of the data, decides how many there are, and their names.
+
+A user's own rule may also decide how many sites there are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedskew.cli import federate, main
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
 from fedskew.flower.planning import read_app
@@ -49,3 +53,34 @@ def test_sites_of_a_trial_are_those_in_a_column_of_the_data(tmp_path: Path) -> N
     held = load_site(trial.site_file("Rome")).federation(read_app(trial.app)[1])
     assert held.dataset.columns == ("age", "ward=a", "ward=b")
     assert held.sizes.tolist() == [int((held.dataset.train.site == 1).sum())]
+
+
+HALVES = """
+from dataclasses import dataclass
+import numpy as np
+import fedskew as fs
+
+@dataclass(frozen=True)
+class Halves(fs.Partition):
+    def draw(self, labels, seed):
+        return np.array_split(np.arange(len(labels)), 2)
+"""
+
+
+def test_a_rule_of_a_user_without_the_parameter_clients_sets_the_number_of_sites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rule_of_halves.py").write_text(HALVES)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(federate, "_start_trial", lambda *_: None)
+    assert main(["federate", "up", "trial", "--partition", "rule_of_halves:Halves", "--json"]) == 0
+    assert read_app("trial/app")[0].sites == ("site-1", "site-2")
+
+
+def test_the_configuration_of_a_real_federation_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.yaml").write_text("data: federation\npartition: {rule: sites, clients: 2}\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["federate", "up", "trial", "-c", "run.yaml"]) == 2
+    assert "this configuration is for a federation across machines" in capsys.readouterr().err
