@@ -242,8 +242,8 @@ def _check_data(folder: RunFolder, federation: Federation, split: str | None = N
 def _check_order_of_inputs(folder: RunFolder, columns: Sequence[str]) -> None:
     """Refuse a run with the same inputs in another order.
 
-    Each category of a column is an input, and categories are sorted by name. Up to version 0.2, true and false kept
-    their case. Now they are called True and False, so their place among the categories can differ.
+    Each category of a column is an input, and categories are sorted by name. Up to version 0.2, the categories
+    true and false were spelled as in the file. Now they are spelled True and False, so their place can differ.
     """
     recorded = ((folder.about() or {}).get("federation") or {}).get("inputs", {}).get("columns", ())
     # Lower case, because names that differ only in case mean the same input.

@@ -1,4 +1,4 @@
-"""Datasets and splits that the runs of one process share, so that each is loaded or drawn only once.
+"""Datasets and splits that the runs of one process share, so that they are rarely loaded or drawn again.
 
 A process keeps the last few datasets and splits. A split that took long to draw is also saved in the user's cache, for
 all processes. For example, a Dirichlet split of many clients can take half a minute, because thousands of draws are

@@ -47,7 +47,10 @@ class TerminalBar(Callback):
 
 
 class ProgressLines(Callback):
-    """Prints lines where no bar can be drawn: at most one every 15 seconds, and one at the end of each run."""
+    """Prints the progress as lines where no bar can be drawn: at most one every 15 seconds, and one at each run's end.
+
+    Notices are printed at once.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console

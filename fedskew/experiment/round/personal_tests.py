@@ -2,8 +2,8 @@
 
 If there is no global model, the result on the server's test set is the mean over all clients' models. If clients hold
 out samples (`client_test`), each client's own model is also tested on these. Some methods fine-tune every client's
-model before its test, which takes long. If there is a global model to test in the other rounds, clients are fine-tuned
-only at the end of a stage.
+model before its test, which takes long. Those with a global model do so only after the last round of a stage or of the
+run.
 """
 
 from __future__ import annotations

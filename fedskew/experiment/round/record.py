@@ -67,7 +67,7 @@ class RoundRow:
     domain_accuracy: dict[str, float | None] | None = None
     """Accuracy by domain, for datasets with domains."""
     client_accuracy: list[float] | None = None
-    """For methods without a global model: accuracy of the own model of each client that has samples."""
+    """For methods without a global model: accuracy of each client's own model. Clients without samples are left out."""
     local: list[dict[str, Any]] | None = None
     """With `eval_local`: the accuracies of each participant's model before and after its update."""
     local_before: list[float | None] | None = None

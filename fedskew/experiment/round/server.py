@@ -104,7 +104,7 @@ class Server:
         self.network = self._base_runtime.network
 
     def _resolve_engine(self, model: nn.Module) -> str:
-        """Choose the engine on a CPU if the setting is still `auto`, as `choose_engine` leaves it for a long run."""
+        """Return the engine of the run. For a long run on a CPU, `choose_engine` leaves the choice to this method."""
         if self._config.engine != "auto" or self.device.type != "cpu":
             return self._config.engine
         clients = self._federation.clients
@@ -151,7 +151,7 @@ class Server:
         return self.network.module(self.network.state())
 
     def encoder_count(self, state: RunState) -> int:
-        """The number of encoders that the final global model concatenates. 0 for any other model."""
+        """The number of encoders that the final global model concatenates. 0 if it concatenates none."""
         return len(self._stages.known(state)[-1].concatenates)
 
     def client_bytes(self, start: RunState, present: int) -> int:

@@ -120,9 +120,9 @@ class ClientFiles:
             self._replaced += replaced
 
     def remove_replaced(self, oldest: int) -> None:
-        """Remove the states that were replaced in the round `oldest` of the oldest checkpoint, or before.
+        """Remove the states that were replaced in round `oldest` or earlier.
 
-        No checkpoint names these states any more.
+        `oldest` is the round of the oldest checkpoint, so no checkpoint names these states any more.
         """
         with self._lock:
             unneeded = [file for replaced_in, file in self._replaced if replaced_in <= oldest]
