@@ -169,16 +169,21 @@ def choose(
     given = with_values(config or Config(), {**default_seed, **settings})
     base, make_federation = _base_and_federation(data, partition, given)
     limit = Budget.parse(budget)
-    metric = find_metric(rank_by).name
-    if metric not in RACE_METRICS:
-        is_score = find_metric(rank_by).score is not None
-        reason = "is known only after the last round" if is_score else "a race does not record"
-        raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(RACE_METRICS)}")
+    metric = _race_metric(rank_by)
     field = field_methods(methods)
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)  # refuses a budget that is too small
     with contextlib.nullcontext(watcher) if watcher else showing_race(progress, base, metric) as shown:
         return _race(base, make_federation, field, metric, budget, out, workers, shown)
+
+
+def _race_metric(rank_by: str) -> str:
+    """Return the metric's name. Raise `UserError` if a race does not record this metric at every evaluation."""
+    metric = find_metric(rank_by, RACE_METRICS)
+    if metric.name not in RACE_METRICS:
+        reason = "a race does not record" if metric.score is None else "is known only after the last round"
+        raise UserError(f"rank_by is {rank_by!r}, which {reason}; expected {', '.join(RACE_METRICS)}")
+    return metric.name
 
 
 def _race(

@@ -49,6 +49,8 @@ _APP_FLAGS = [
     if not flag.key.startswith("partition") and name not in ("device", *_SIMULATION_ONLY)
 ]
 _TRIAL_FLAGS = [name for name in FLAGS if name not in ("clients", *_SIMULATION_ONLY)]
+_TRIAL_SITES = 3
+"""The number of sites of a trial if neither a flag nor the configuration sets it."""
 
 _FederationSettings = Annotated[
     list[str] | None,
@@ -226,15 +228,16 @@ def _up(
     settings: Settings,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="folder for keys, app, logs and the run")] = "federation",
     sites: Annotated[
-        int,
+        int | None,
         typer.Option(
             "--sites",
             metavar="N",
             min=1,
-            help="number of sites; not used if the partition sets it, as column, counts and saved do",
+            help="number of sites (default: partition.clients, or 3); not used if the partition sets it, as column, "
+            "counts and saved do",
             rich_help_panel=FEDERATION,
         ),
-    ] = 3,
+    ] = None,
     column_sums: _ColumnSums = False,
     secure_aggregation: _SecureAggregation = False,
     federation: _FederationSettings = None,
@@ -257,7 +260,7 @@ def _up(
     log = CommandLog("trial", log_format, "error" if quiet or as_json else log_level)
     config = settings.config()
     if not _sets_sites(config.partition.rule):
-        config = with_values(config, {"partition.clients": sites})
+        config = with_values(config, {"partition.clients": sites or config.partition.clients or _TRIAL_SITES})
     values = parse_assignments(federation or ()) | ({"secure_aggregation": True} if secure_aggregation else {})
     trial = plan_trial(Path(folder), config, values, column_sums)
     for warning in settings_warnings(*read_app(trial.app)):

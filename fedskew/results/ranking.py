@@ -106,11 +106,14 @@ METRICS = {
 }
 
 
-def find_metric(name: str) -> RankingMetric:
-    """Find the metric with this name. Python's spelling, such as macro_f1, is also accepted."""
+def find_metric(name: str, choices: Iterable[str] = METRICS) -> RankingMetric:
+    """Find the metric with this name. Python's spelling, such as macro_f1, is also accepted.
+
+    For an unknown name, the error lists the `choices`.
+    """
     spelled = str(name).replace("_", "-").lower()
     if spelled not in METRICS:
-        raise unknown("ranking metric", str(name), METRICS)
+        raise unknown("ranking metric", str(name), choices)
     return METRICS[spelled]
 
 

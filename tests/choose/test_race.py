@@ -419,7 +419,9 @@ def test_settings_that_a_race_cannot_use_are_refused() -> None:
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="did you mean 'macro-f1'"):
+    with pytest.raises(
+        UserError, match=r"did you mean 'macro-f1'\? choose from: accuracy, balanced-accuracy, macro-f1, worst-class$"
+    ):
         choose(rank_by="macro-f2", budget=BUDGET)
     with pytest.raises(UserError, match="known only after the last round; expected accuracy"):
         choose(rank_by="auroc", budget=BUDGET)

@@ -82,9 +82,9 @@ def test_a_total_that_is_none_is_refused(tmp_path: Path) -> None:
 
 def test_a_class_with_the_name_of_a_total_is_to_be_renamed(tmp_path: Path) -> None:
     # ALL is acute lymphoblastic leukaemia.
-    with pytest.raises(UserError, match="column 'ALL' is not the sum of the others; .* rename it if it is a class"):
+    with pytest.raises(UserError, match=r"column 'ALL' is not the sum of the others; .* rename it if it is a class"):
         read_counts(written(tmp_path / "counts.csv", "site,AML,ALL\nRome,1,2\nOslo,3,1\n"))
-    with pytest.raises(UserError, match="row 'all' is not the sum of the others; .* rename it if it is a client"):
+    with pytest.raises(UserError, match=r"row 'all' is not the sum of the others; .* rename it if it is a client"):
         read_counts(written(tmp_path / "counts.csv", "site,a,b\nall,1,2\nOslo,3,1\n"))
 
 

@@ -77,6 +77,17 @@ def test_a_rule_of_a_user_without_the_parameter_clients_sets_the_number_of_sites
     assert read_app("trial/app")[0].sites == ("site-1", "site-2")
 
 
+@pytest.mark.parametrize(("flags", "sites"), [([], 3), (["-c", "c.yaml"], 2), (["-c", "c.yaml", "--sites", "4"], 4)])
+def test_a_trial_has_the_configuration_s_number_of_sites_unless_a_flag_sets_it(
+    flags: list[str], sites: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.yaml").write_text("partition: {rule: dirichlet, clients: 2}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(federate, "_start_trial", lambda *_: None)
+    assert main(["federate", "up", "trial", *flags, "--json"]) == 0
+    assert read_app("trial/app")[0].sites == tuple(f"site-{i + 1}" for i in range(sites))
+
+
 def test_the_configuration_of_a_real_federation_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
