@@ -71,8 +71,12 @@ def test_docstrings_name_every_parameter_and_every_setting_with_its_default(
     document = inspect.getdoc(function) or ""
     for name in inspect.signature(function).parameters:
         assert re.search(rf"\b{name}\b", document), name
-    for name in setting_names(*left_out):
+    for name in setting_names(*left_out, *inspect.signature(function).parameters):
         assert f"\n    {name}={getattr(fs.Config(), name)!r}: " in document
+
+
+def test_the_docstring_of_choose_lists_the_model_as_a_setting() -> None:
+    assert "\n    model='auto': " in (inspect.getdoc(fs.choose) or "")
 
 
 @pytest.mark.parametrize("name", [name for name in fs.__all__ if inspect.isfunction(getattr(fs, name))])

@@ -90,7 +90,7 @@ def _refuse_unfit(method: Method, setting: object) -> None:
 
 
 def _read_file(path: Path, what: str, classes: Sequence[str]) -> dict[str, float]:
-    """Read weights by class. Error messages begin with `what`."""
+    """Read weights by class from a file."""
     if path.suffix.lower() == ".csv":
         return _read_csv(path, what, classes)
     content = _read_json(path, what) if path.suffix.lower() == ".json" else read_yaml(path)

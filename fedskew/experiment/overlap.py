@@ -29,8 +29,9 @@ from fedskew.methods import Stage
 _SHORT_ROUND_SECONDS = 1.0
 """A round that takes at most this long is short.
 
-After a short round, the host works ahead: it plans the next round while the current one trains, and records the current
-round while the next one trains. After a longer round, it records the current round at once, so that the user sees it.
+If the previous round was short, the host works ahead: while the current round trains, it plans the next one, and while
+the next one trains, it records the current one. Otherwise, it records the current round at once, so that the user sees
+it.
 """
 
 ReadEvaluation = Callable[[], RowFields]
@@ -218,7 +219,7 @@ class OverlappingRounds:
         return lambda: fields
 
     def _record_settled(self, during_next_round: bool = False) -> float:
-        """Record the last settled round, if it is not recorded yet. Return the seconds of the wait for it."""
+        """Record the last settled round, unless it is recorded. Return the seconds of the wait for its evaluation."""
         if self._unrecorded is None:
             return 0.0
         settled = self._unrecorded

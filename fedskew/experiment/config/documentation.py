@@ -11,15 +11,18 @@ from typing import TypeVar
 from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
-_SEPARATE = ("data", "data_params", "data_dir", "method", "method_params", "model", "partition")
-"""Keys that are not `**settings` of a documented function. The function has other parameters in their place."""
+_NOT_LISTED = ("data", "data_params", "data_dir", "method", "method_params", "partition")
+"""The keys of data, method and partition. Functions have parameters for these, so they are not listed as settings."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:
-    """Append all settings except `excluded`, with their defaults from `Config`, to a function's docstring."""
+    """Append the settings, with their defaults from `Config`, to a function's docstring.
+
+    Settings in `excluded` are left out, and so are settings that the function has as parameters.
+    """
 
     def document(function: Function) -> Function:
-        lines = [_describe_key(name) for name in setting_names(*excluded)]
+        lines = [_describe_key(name) for name in setting_names(*excluded, *inspect.signature(function).parameters)]
         function.__doc__ = f"{inspect.getdoc(function)}\n\nSettings:\n" + "\n".join(lines) + "\n"
         return function
 
@@ -36,8 +39,8 @@ def document_config() -> None:
 
 
 def setting_names(*excluded: str) -> list[str]:
-    """Return the keys of a configuration that are passed as `**settings`."""
-    return [spec.name for spec in fields(Config) if spec.name not in (*_SEPARATE, *excluded)]
+    """Return the keys of a configuration that functions list as `**settings`, except `excluded`."""
+    return [spec.name for spec in fields(Config) if spec.name not in (*_NOT_LISTED, *excluded)]
 
 
 def _describe_key(name: str) -> str:

@@ -1,8 +1,8 @@
 """Read YAML, and check the values of single keys.
 
-YAML is read with three changes: 1e-3 is a number, a repeated key is an error, and errors name line and column. A check
-takes a key and a raw value. It returns the typed value, or raises a UserError that names the key, the value and what
-was expected. Text such as "1e-3" is accepted as a number, because shells pass numbers as text.
+PyYAML reads the YAML, with two changes: 1e-3 is a number, and a repeated key is an error. A check takes a key and a raw
+value. It returns the typed value, or raises a UserError that names the key, the value and what was expected. Text such
+as "1e-3" is accepted as a number, because shells pass numbers as text.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 In a round with an evaluation, the new global model is evaluated on every client's held-out samples. If there is no
 global model, each client's own model is evaluated instead. A method with both, such as Ditto, has both evaluated.
+FedBABU fine-tunes the global model for each client, and the fine-tuned models are evaluated only at the end of the run.
 Unless clients train alone, the participants' models are evaluated before and after their local training. Rounds that
 train another model, such as PKD's experts, are left out. After the last round, each client's own model is scored if it
 has one, or else the global model.

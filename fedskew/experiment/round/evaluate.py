@@ -159,7 +159,7 @@ class TestSet:
     def measure_own_models(
         self, clients: Sequence[int], states: ClientStates, model: str, restore: Callable[[Tensors], ModelState]
     ) -> RowFields:
-        """Evaluate every client's own model on the whole test set, for methods without a global model.
+        """Evaluate the own models of clients that train alone, each on the whole test set.
 
         `restore` turns a client's state into its model. The clients' confusion matrices are added up, so every accuracy
         is the mean over clients. Only models that have changed are evaluated again. Models that were never trained
