@@ -123,7 +123,8 @@ def trimming_warning(settings: FederationSettings, config: Config) -> str | None
     sites = min(config.clients_per_round or len(settings.sites), len(settings.sites))
     if not isinstance(server, TrimmedMean) or server.trim == 0 or int(server.trim * sites + 1e-9) > 0:
         return None
-    expected = f"trim of at least {math.ceil(100 / sites) / 100:g}, or median" if sites > 2 else "median"
+    enough = math.ceil(100 / sites) / 100
+    expected = f"trim of at least {enough:g}, or median" if sites > 2 else "at least 3 sites per round"
     return (
         f"trimmed-mean with trim = {server.trim:g} leaves out none of {plural(sites, 'update')}, so it is a plain "
         f"mean; expected {expected}"

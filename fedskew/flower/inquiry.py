@@ -20,8 +20,8 @@ from fedskew.flower.sites import Sites
 from fedskew.flower.start_weights import start_payload
 
 MakeSites = Callable[[Contract, Config, bytes], Sites]
-"""Connects to the sites. Every request to them has this contract and this configuration, and every greeting has these
-tensors."""
+"""Connects to the sites. The contract and the configuration are sent with every request to them. The bytes are tensors,
+which are sent with every greeting."""
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:

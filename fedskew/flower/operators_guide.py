@@ -11,7 +11,7 @@ between rounds, stay at the sites. What leaves a site:
 under `[…config.method]`, sites, time-outs and metrics under `[…config.federation]`, and the contract that every site's
 data must meet under `[…config.contract]`.
 To change one value for one run: `flwr run . --run-config "rounds=20"`. Sites that approved this app refuse that run,
-unless the value concerns only the server, such as a time-out.
+unless the value is one of the few that they do not check, such as `federation.round_timeout`.
 
 ## Once: make the keys
 
@@ -44,8 +44,8 @@ Copy `site.example.yaml` to `site.yaml`, and name the site and its data there. T
 
 If the ServerApp or the SuperLink fails, the run resumes after the last saved round. After a reboot, the same command
 resumes it. Before a run resumes, you may change how long and for how many sites the server waits, but few other
-settings. `federation.json` in the run's folder has the fixed settings. If one of them differs in the app, the command
-names it and ends.
+settings. The fixed settings are in `config.yaml` and `federation.json` in the run's folder. If one of them differs in
+the app, the command names it and ends.
 
 The run's folder (`federation.folder`) is on the server. `fedskew report`, `export` and `compare` read it like the
 folder of any other run.

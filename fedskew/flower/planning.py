@@ -36,7 +36,8 @@ def resolve_config(config: Config, contract: Contract, sites: Sequence[str]) -> 
 
 def prepare_for_sites(config: Config, contract: Contract, sites: Sequence[str]) -> Prepared:
     """Do what `resolve_config` does, and also return the model."""
-    refuse_unfit(make_method(config.method, config.method_params), config)  # before `prepare` asks for what is refused
+    # First, because `prepare` may ask for a setting that a federation refuses, such as `server_data`.
+    refuse_unfit(make_method(config.method, config.method_params), config)
     blank = contract.blank()
     rows = np.arange(len(blank.train), dtype=np.int64)
     federation = Federation(blank, tuple(rows for _ in sites), {"name": "sites", "names": list(sites)}, config.seed)

@@ -30,7 +30,7 @@ noise, except:
     tests                       if `metrics` in site.yaml allows them
     surveys before training     if the policy has `survey`
     tests of finished models    if the policy has `evaluate`
-    the number of samples       always
+    the number of samples       always; with secure aggregation, only in a total over the sites
 
 The site's worker checks every request against the policy.
 """
