@@ -89,9 +89,9 @@ def describe_disclosures(run: Result) -> str:
     if (run.federation or {}).get("secure_aggregation"):
         loss = ", their mean training loss" if _reported_losses(run) else ""
         return (
-            f"Training used secure aggregation: in each round, the server learned the mean of the sites' updates{loss} "
-            "and the totals of their sample counts and, if the sites tested the model, of their test results, but no "
-            f"single site's values. {_private(run)}"
+            f"Training used secure aggregation. In each round, the server learned the mean of the sites' updates{loss} "
+            "and the total of their sample counts. If the sites tested the model, the server also learned the totals "
+            f"of their test results. The server learned no single site's values. {_private(run)}"
         )
     entries = method_entries(run)
     others = "Other runs revealed more: see the label distribution. " if any(_inquiries(run)) else ""

@@ -17,7 +17,8 @@ def describe_use(run: Result, onnx: bool, with_words: bool) -> str:
     blocks = [_python_use(run, with_words)]
     if onnx:
         name = INPUT_NAMES[run.inputs["kind"]]
-        argument = "inputs.numpy()" if has_named_columns(run) and run.config.model in MODELS else name
+        encoded = "inputs" if has_named_columns(run) else name if with_words else ""  # made by the code for PyTorch
+        argument = f"{encoded}.numpy()" if encoded and run.config.model in MODELS else name
         blocks.append(
             "With ONNX Runtime:\n\n```python\nimport onnxruntime\n\n"
             'session = onnxruntime.InferenceSession("model.onnx")\n'

@@ -1,7 +1,7 @@
 """Write the folder of an exported model.
 
 README.md            the model card
-model.json           the same information as JSON: inputs, classes, metrics, configuration
+model.json           for programs: inputs, classes, label counts, accuracy, the complete configuration
 model.safetensors    the weights, named as in the model's state_dict
 model.py             the model's code, for built-in models
 words.txt            for text models: the vocabulary, if the data can be read here

@@ -39,7 +39,7 @@ def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None
         for name, tensor in own.items():
             tensors[name].copy_(tensor)
     if run.sites and method.personal is not None and method.personal.has_global_model:
-        run = replace(run, site_scores={})  # the sites' histograms are those of the global model
+        run = replace(run, site_scores={})  # the sites' scores are those of the global model
     return replace(run, model_or_loader=module)
 
 
@@ -65,8 +65,8 @@ def _read_state(run: Result, site: str) -> Mapping[str, Tensor]:
     states = run.folder / "clients"
     if not states.exists():
         raise UserError(
-            f"{run.folder} has no states of clients, which a sweep deletes after each run; expected a run of "
-            "fedskew run or fedskew compare"
+            f"{run.folder} has no states of clients: fedskew sweep and fedskew choose delete them; expected a "
+            "run of fedskew run or fedskew compare"
         )
     client = run.client_labels.index(site)
     kept = ClientFiles(states).read_newest("global", client, config_hash(run.config))

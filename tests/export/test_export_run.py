@@ -6,6 +6,7 @@ import csv
 import hashlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -215,7 +216,7 @@ def test_a_text_model_brings_its_words_where_the_data_are_found(text_run: Result
     config = tmp_path / "run" / "config.yaml"
     name = fs.load(str(tmp_path / "own.csv")).name
     config.write_text(config.read_text().replace(f"name: {name}", f"name: {tmp_path / 'own.csv'}"))
-    exported = export_run(tmp_path / "run", tmp_path / "model")
+    exported = export_run(tmp_path / "run", tmp_path / "model", FORMATS)
     assert exported.notices == ()
     code = (
         "from model import load, words\n"
@@ -226,6 +227,8 @@ def test_a_text_model_brings_its_words_where_the_data_are_found(text_run: Result
     listed = (tmp_path / "model" / "words.txt").read_text(encoding="utf-8").splitlines()
     assert numbers[0][:4] == [2 + listed.index("the"), 2 + listed.index("rain"), 2 + listed.index("fell"), 1]
     assert shape == [2, 2]
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    python("\n".join(re.findall(r"```python\n(.*?)```", card, re.DOTALL)), tmp_path / "model")
 
 
 def test_a_text_model_without_its_data_says_what_is_missing(text_run: Result, tmp_path: Path) -> None:

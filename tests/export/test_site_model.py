@@ -109,7 +109,7 @@ def test_what_is_refused(fedper: Result, tmp_path: Path) -> None:
         export_run(str(shared.folder), tmp_path / "a", site="1")
     swept = tmp_path / "swept"
     shutil.copytree(folder, swept, ignore=shutil.ignore_patterns("clients"))
-    with pytest.raises(UserError, match="has no states of clients, which a sweep deletes after each run"):
+    with pytest.raises(UserError, match="has no states of clients: fedskew sweep and fedskew choose delete them"):
         export_run(swept, tmp_path / "a", site="1")
     tuned = finished("fedbabu", tmp_path / "fedbabu")
     with pytest.raises(UserError, match="fine-tunes the global model on its own data"):

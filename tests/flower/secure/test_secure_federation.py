@@ -101,10 +101,9 @@ def test_the_server_comes_to_the_simulated_model_and_receives_only_masked_number
         assert (some.visits, some.compute) == (other.visits, other.compute)
         assert some.sites is None
     card = describe_disclosures(apart)
-    assert (
-        "learned the mean of the sites' updates, their mean training loss and the totals of their sample counts" in card
-    )
-    assert "but no single site's values. Training was not differentially private." in card
+    learned = "the mean of the sites' updates, their mean training loss and the total of their sample counts"
+    assert f"In each round, the server learned {learned}." in card
+    assert "The server learned no single site's values. Training was not differentially private." in card
     run_federation(cases[1].grid, cases[1].context)
     assert_only_masked(cases[0], cases[1], split)
 
