@@ -1,9 +1,9 @@
 """Worker processes. Each answers one request at a time. Requests and answers are lines of JSON.
 
-A worker is started as `python -m fedskew.workers package.module:function`. It is never a fork, because a process that
-has used a GPU cannot be forked. A crash ends only one worker. A worker imports the function once. Data and compiled
-programs that the function keeps in memory can be used for all later requests. Unlike with `multiprocessing`, a user's
-script needs no `if __name__ == "__main__"`.
+A worker is started as `python -m fedskew.workers package.module:function FOLDER...`, with the folders from which the
+parent imports modules. It is never a fork, because a process that has used a GPU cannot be forked. A crash ends only
+one worker. A worker imports the function once. Data and compiled programs that the function keeps in memory can be used
+for all later requests. Unlike with `multiprocessing`, a user's script needs no `if __name__ == "__main__"`.
 """
 
 from __future__ import annotations
@@ -175,7 +175,8 @@ class WorkerProcess:
     ) -> None:
         self._log, self._received = log, received
         log.parent.mkdir(parents=True, exist_ok=True)
-        command, inherited = python_module("fedskew.workers", function)
+        # With the parent's folders, a script's method may be in a module beside the script, in any folder.
+        command, inherited = python_module("fedskew.workers", function, *filter(None, sys.path))
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -253,8 +254,10 @@ def main() -> None:
     """Answer requests until stdin is closed."""
     messages = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the messages
+    function, *folders = sys.argv[1:]
+    sys.path += [folder for folder in folders if folder not in sys.path]
     try:
-        _serve(sys.argv[1], _Requests(sys.stdin.fileno()), messages)
+        _serve(function, _Requests(sys.stdin.fileno()), messages)
     except (KeyboardInterrupt, BrokenPipeError):
         os._exit(130)  # the parent informs the user, and the files on disk are valid
 

@@ -70,6 +70,18 @@ def test_a_file_in_the_current_folder_does_not_replace_a_standard_module(
     assert noted.answers[0]["twice"] == 2
 
 
+def test_modules_beside_a_script_in_another_folder_are_found(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("def work(request, report): return {'twice': 2 * request['number']}")
+    (tmp_path / "script.py").write_text(
+        "from pathlib import Path; from fedskew.workers import PoolWatcher, WorkerPool\n"
+        "class Print(PoolWatcher):\n"
+        "    def on_answer(self, request, answer): print(answer['twice'])\n"
+        f"with WorkerPool('beside:work', 1, Path({str(tmp_path)!r})) as pool: pool.run([{{'number': 4}}], Print())\n"
+    )
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("8\n", 0), done.stderr
+
+
 def test_processes_stay_between_calls(pool: WorkerPool) -> None:
     used = set()
     for _ in range(3):
