@@ -89,7 +89,7 @@ class Process:
             return file.read()
 
     def wait_for_log(self) -> None:
-        """If the process has ended, wait until its log is complete."""
+        """If the process has ended, wait for the rest of its log, but at most `_LOG_SECONDS`."""
         if not self.running:
             self._writer.join(_LOG_SECONDS)
 

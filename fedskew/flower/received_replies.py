@@ -96,7 +96,8 @@ class ReceivedReplies:
 def request_digest(facts: Facts, payload: bytes) -> str:
     """A hash that identifies a request for training, apart from its entry `tests`.
 
-    A round may first be requested with the tests of the round before it. When it is repeated, these tests are done.
+    The first request for a round may also ask for the tests of the round before it. If the round is repeated, its
+    request may have no tests.
     """
     training = {key: value for key, value in facts.items() if key != "tests"}
     return digest(json.dumps(training, sort_keys=True).encode() + digest(payload).encode())

@@ -63,7 +63,8 @@ class RemoteFederation(Federation):
     def sizes(self) -> IntArray:
         """Samples per site, 0 while the number is unknown. After `restrict`, only samples with its `labels` count.
 
-        With secure aggregation, the number is 1, and later an even share of the last round's total.
+        With secure aggregation, the number is 1 when a site is admitted. After a round to which the site contributed,
+        it is an even share of the contributors' samples.
         """
         if self._labels is None:
             return np.array(self._sites.samples, np.int64)
@@ -92,7 +93,7 @@ class RemoteFederation(Federation):
         return RemoteFederation(self.dataset, self._sites, self.seed, tuple(labels), self._column_sums_from)
 
     def _count_at_new_sites(self, labels: tuple[int, ...]) -> None:
-        """Ask connected sites for their numbers of samples with these labels. None is asked again after its reply."""
+        """Ask connected sites for their numbers of samples with these labels, unless they have already replied."""
         facts = {client: {"labels": list(labels)} for client in self._sites.online if client not in self._census}
         for client, reply in usable_replies(self._sites.request("census", facts, b"", _CENSUS_SECONDS)):
             samples = reply.facts.get("samples")

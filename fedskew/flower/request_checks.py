@@ -198,7 +198,7 @@ def require_planned_survey(facts: Facts, planned: Sequence[tuple[Stage, range]],
 
 
 def require_planned_label_survey(asks_predictions: bool, planned: Sequence[tuple[Stage, range]]) -> Stage:
-    """Return the first stage that ends with a survey of label counts, or with `asks_predictions`, of predictions.
+    """Return the first stage whose survey is `labels`, or `predictions` if the request asks for predictions.
 
     Refuse if there is none.
     """
@@ -341,7 +341,7 @@ def require_agreed_local_tests(method: Method, site: SiteConfig) -> None:
     if not site.policy.allows(LOCAL_TESTS):
         raise UserError(
             "the server requests the accuracy before and after local training, which this site does not allow; "
-            f"expected policy.reveals: [{LOCAL_TESTS}], and metrics: total in site.yaml"
+            f"expected policy.reveals: [{LOCAL_TESTS}], and metrics: total or class in site.yaml"
         )
 
 

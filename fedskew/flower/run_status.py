@@ -1,8 +1,8 @@
 """The status of a federation's run, from its folder: how it ended, and what each site does.
 
 The server's audit log has the times of requests and replies, and the end of each attempt. `rounds.jsonl` says which
-updates counted. `status.json` is read only if the audit log has no attempt. Nothing is written, so the run may be in
-progress.
+updates counted. `status.json` is read only if the audit log has no attempt. This module writes nothing, so it can
+read the folder of a run in progress.
 """
 
 from __future__ import annotations
