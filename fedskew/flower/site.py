@@ -195,7 +195,7 @@ class Site:
             samples = int(run.held(None).sizes[0])
         else:
             require_declared_counts("census of labels", run.method)
-            run.held(labels)  # raises an error if the dataset does not have one of the labels
+            run.held(labels)  # raises an error if a label is not one of the dataset's classes
             samples = sum(self._label_counts(run)[label] for label in set(labels))
         reply = {"site": self.config.name, "samples": samples}
         return reply | ({"versions": installed_versions()} if facts["kind"] == "hello" else {}), b""
@@ -333,7 +333,7 @@ class Site:
         require_declared_counts("survey", run.method)
         planned = planned_rounds(run.method, run.config, facts.get("notes", {}))
         stage = require_planned_label_survey(facts["predictions"], planned)
-        if facts["predictions"]:  # a policy that allows label counts does not allow mean predictions
+        if facts["predictions"]:  # a site that demands noise refuses these even if `reveals` lists label counts
             require_covered_survey(stage.name, self.config.policy)
         tensors = run.on_device(from_bytes(payload)) if facts["predictions"] else {}
         counts = self._label_counts(run)
@@ -394,7 +394,7 @@ def _add_noise(reply_tensors: Tensors, start: Tensors, noise: tuple[float, float
 def _ask_column_sums(contract: Contract) -> tuple[str, Facts]:
     """Return the question and the request of column sums. A site answers once for the same classes and columns.
 
-    The request has the order, because the answer lists the columns in it. In another order, the site refuses.
+    The answer lists the columns in the contract's order. The site refuses a request with another order.
     """
     return f"column sums of the data {hash_data_form(contract)}", {"columns": contract.column_names}
 

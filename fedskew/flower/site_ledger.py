@@ -1,8 +1,8 @@
 """A site's ledger: the privacy that its updates have spent in all runs, and the time that it has worked for each run.
 
-`ledger.jsonl` in the site's state folder is a chained log. An update's line is on disk before the update leaves, so a
-crash can only make the sum too large. An update also counts if its reply is lost, and again if its round is repeated.
-The time is recorded only if the policy limits it.
+`ledger.jsonl` in the site's state folder is a chained log. An update's line is on disk before the update leaves, so the
+ledger has every update that left, even after a crash. An update also counts if its reply is lost, and again if its
+round is repeated. The time is recorded only if the policy limits it.
 
 The ledger has two accounts: the privacy of the whole site, and that of one sample. `releases.py` says how much privacy
 one update spends in each account.

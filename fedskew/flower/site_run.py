@@ -208,8 +208,8 @@ def hash_contract(contract: Contract) -> str:
 def hash_data_form(contract: Contract) -> str:
     """Hash the kind of data, the task, and the names of the classes, columns and inputs, in any order.
 
-    A server can write the rest of a contract in many ways that fit the same data: the order of these names, the
-    categories, means and deviations of columns, the size of a vocabulary.
+    Everything else is left out, because a server can write it in many ways that fit the same data: the order of these
+    names, the categories, means and deviations of columns, the size of a vocabulary.
     """
     names = contract.classes, contract.column_names, [name for name, *_ in contract.fields]
     form = [contract.kind, contract.task, *map(sorted, names)]

@@ -143,8 +143,9 @@ class Participant:
 
         A site signs one list per session, and only a list that it is on. A sum is unmasked only if at least two thirds
         of the session's sites have signed the sum's list. So two sums over nearly the same sites have signers in
-        common, and these refuse the second one (`ReleasedSums`). If sites also signed lists that they are not on, a
-        server could find other signers for the second sum. The difference between two sums could be a single vector.
+        common. If both sums are for the same request, these sites refuse the second one (`ReleasedSums`). If sites also
+        signed lists that they are not on, a server could find other signers for the second sum. The difference between
+        two sums could be a single vector.
         """
         self._begin("confirm")
         if not self._request:

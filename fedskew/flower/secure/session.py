@@ -12,7 +12,9 @@ from fedskew.flower.wire import Facts, Garbled
 FEWEST_SITES = 3
 """The minimum number of sites in a session. With two sites, each could compute the other's update from the sum."""
 LEAST_THRESHOLD = 2 / 3
-"""The smallest allowed threshold. A threshold is the share of a round's planned sites that must help to unmask its sum.
+"""The smallest allowed threshold.
+
+A threshold is the fraction of a round's planned sites that must help to unmask its sum.
 
 A dishonest server must not learn both secrets of a site. The server could tell some sites that this site's update
 arrived, and others that it did not. For each of the two secrets, the server needs shares from t of n sites, where t is
@@ -22,7 +24,7 @@ the threshold 2/3, this holds as long as fewer than a third of the sites collude
 
 n is the number of sites with which a round is planned, even if fewer sites begin the round. If n were the number of
 sites that begin, a server could leave out honest sites until a third of the rest collude. If more sites begin than were
-planned, n is the number of sites that begin.
+planned, t is at least two thirds of the sites that begin.
 """
 
 

@@ -10,7 +10,7 @@ from fedskew.flower.wire import Garbled
 
 SECRET_BYTES = 32
 _HALF = 16
-"""The library splits 16 bytes at a time. So a share of a secret joins a share of each half."""
+"""The library splits 16 bytes at a time. So a share of a secret consists of one share of each half."""
 
 
 def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:

@@ -38,7 +38,7 @@ Answer = tuple[Facts, bytes]
 KINDS = ("secure_keys", "secure_shares", "secure_confirm", "secure_unmask")
 """The kinds of requests for all steps but the masked input, which is the reply to `train` or `evaluate`."""
 _MOST_SESSIONS = 4
-"""The largest number of sessions that a site remembers. One server needs no more, because it has one at a time."""
+"""The largest number of sessions that a site remembers. A server uses only one at a time."""
 _NOT_IN_DIGEST = ("client", "kept", "oldest", "secure")
 """Facts that are not part of a request's digest: they differ between sites, or do not change the result."""
 
@@ -80,7 +80,7 @@ class SecureSite:
         return any(session.participant.is_open for session in list(self._sessions.values())[-1:])
 
     def end_session(self, facts: Facts) -> None:
-        """End the session of a request that was refused or failed. The server leaves the site out of it."""
+        """End the session of a request that was refused or failed. The site takes no further step of this session."""
         secure = facts.get("secure")
         name = str((secure if isinstance(secure, dict) else facts).get("session"))
         if name in self._sessions:
