@@ -1,8 +1,9 @@
 """State that a site keeps between rounds. It is on disk, because Flower loses a node's state when the node restarts.
 
-`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. In each request to train, the
-server names the last round in which it used the site's update. So site and server continue from the same round, even if
-a reply was lost or discarded, or if the server resumed from an older checkpoint.
+`RUN/MODEL.round-17.safetensors` is the site's state after round 17 of that model. In a request that needs the
+state, the server names the last round in which it used the site's update. The site then uses its state after that
+round. So the state fits the server's model, even if a reply was lost or discarded, or if the server resumed from an
+older checkpoint.
 """
 
 from __future__ import annotations

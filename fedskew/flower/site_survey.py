@@ -5,9 +5,9 @@ A survey must not show single samples, so no number in it is exact:
 - Label counts: a class of fewer than `hide_below` samples has the count 0. Other counts are rounded to a multiple of
   `round_to`.
 - The largest label count: the server knows the site's number of samples, from which a hidden count could follow. So the
-  largest count is replaced by the number of samples minus the other reported counts, rounded. This is done for at most
-  ten classes. With more classes, the total says hardly anything about a single class. It is not done for several labels
-  per sample, because these counts do not add up to the number of samples.
+  largest count is replaced by the number of samples minus the other reported counts, rounded. With more than ten
+  classes, it is not replaced, because the total says hardly anything about a single class. With several labels per
+  sample, it is not replaced either, because the counts do not add up to the number of samples.
 - Label counts with `epsilon`: the counts are neither hidden nor rounded, but have discrete Laplace noise, which makes
   them ε-private (Ghosh, Roughgarden and Sundararajan, "Universally utility-maximizing privacy mechanisms", SIAM J.
   Comput. 2012). Neighbouring datasets have the same number of samples and differ in one sample. The survey then reports

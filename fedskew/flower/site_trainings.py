@@ -34,7 +34,7 @@ class SiteTrainings:
     most: int
 
     def require_allowed(self, round_name: str, request: Facts) -> None:
-        """Refuse a request for a round that was trained too often, before the site trains in vain."""
+        """Refuse a request that `record` would refuse, before the site trains in vain."""
         if not self._answers.is_allowed(round_name, request, self.most):
             raise _too_often(round_name, self.most)
 

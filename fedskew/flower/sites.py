@@ -246,5 +246,5 @@ class Sites:
 
 
 def _round(group: str) -> Entry:
-    """The audit log's entry of a round. Empty for a request that belongs to no round."""
+    """Return the round's number for an entry of the audit log. Empty for a request that belongs to no round."""
     return {"round": int(group)} if group.isdigit() else {}
