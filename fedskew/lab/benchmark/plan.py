@@ -23,6 +23,8 @@ SCALING_CLIENTS = 10
 
 LARGE = ("mobilenetv2", "resnet18")
 """Models that take minutes to compile and need much memory."""
+_MAX_CLIENTS_TOGETHER = 10
+"""With more clients per round, a device cannot hold all contenders of a large model together."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ def _rounds(plan: Plan, case: Case) -> Group:
 
 def _is_large(case: Case) -> bool:
     """Whether the device cannot hold all contenders of this case together."""
-    return case.model in LARGE and case.clients > SCALING_CLIENTS
+    return case.model in LARGE and case.clients > _MAX_CLIENTS_TOGETHER
 
 
 def _federations(plan: Plan) -> Group:

@@ -79,7 +79,8 @@ class ScaleMeasurement:
     case: ScaleCase
     engine: str
     phases: Mapping[str, float]
-    """Seconds of each of `PHASES`. `import` includes the start of the process. All rounds are one phase."""
+    """Seconds of each of `PHASES`. `import` includes the start of the process. `start` ends before the first round,
+    `rounds` is all rounds, and `end` is the rest of the run."""
     round_seconds: tuple[float, ...]
     cpu_seconds: Mapping[str, float]
     """Processor time of each of `PHASES`. Unlike `phases`, it leaves out the time of other processes."""
@@ -160,7 +161,7 @@ class _Phases(Callback):
         now, cpu = time.perf_counter(), time.process_time()
         self.seconds[phase], self._last = self.seconds.get(phase, 0.0) + now - self._last, now
         self.cpu[phase], self._last_cpu = self.cpu.get(phase, 0.0) + cpu - self._last_cpu, cpu
-        self.memory[phase] = _own_peak_memory()
+        self.memory[phase] = own_peak_memory()
 
     def on_start(self, prepared: Any, state: Any, rounds_ahead: int) -> None:  # noqa: ARG002
         self.end("start")
@@ -171,16 +172,18 @@ class _Phases(Callback):
         self.rounds.append(self._last - before)
 
 
-def _own_peak_memory() -> int:
+def own_peak_memory() -> int:
     """The peak memory of this process in bytes.
 
     On Linux, `getrusage` also counts the parent's memory at the fork, so the kernel's high-water mark is read instead.
+    If /proc does not state it, `getrusage` is used.
     """
     try:
         status = Path("/proc/self/status").read_text(encoding="ascii")
     except OSError:
         return peak_memory()
-    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
+    kib = next((int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")), None)
+    return peak_memory() if kib is None else 1024 * kib
 
 
 def main() -> None:
@@ -209,7 +212,7 @@ def main() -> None:
         phases.seconds,
         tuple(phases.rounds),
         phases.cpu,
-        _own_peak_memory(),
+        own_peak_memory(),
         phases.memory,
         size,
     )

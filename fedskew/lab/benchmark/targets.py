@@ -1,4 +1,4 @@
-"""Ratios between measurements, and the targets for the engines."""
+"""Ratios between measurements, and the targets of a benchmark."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ MIN_OVER_LOOP = {
     "cuda": {("cnn", 10): 15.0, ("cnn", 100): 17.0, ("mobilenetv2", 10): 8.0, ("dnn", 10): 25.0},
     "cpu": {("dnn", 10): 2.0, ("lenet5", 10): 1.5, ("cnn", 10): 1.2},
 }
-"""The minimum speed relative to the loop, by model and clients per round."""
+"""The minimum speed of FedAvg's local steps relative to the loop, by device, model and clients per round."""
 MIN_OVER_LIMIT = {
     "cuda": {
         ("cnn", 10): 0.60,
@@ -180,8 +180,8 @@ MIN_OVER_LIMIT = {
         ("dnn", 10): 0.50,
     },
 }
-"""The minimum speed relative to one step on one large batch (`LIMIT`), by model and clients per round. If it is above
-1, stacked clients must be faster than that step."""
+"""The minimum speed of FedAvg's local steps relative to one step on one large batch (`LIMIT`), by device, model and
+clients per round. If it is above 1, stacked clients must be faster than that step."""
 MIN_OVER_STEPS_BY_MODEL = {"dnn": 0.6}
 """The minimum speed of whole rounds relative to bare steps on a GPU, for models whose rounds take milliseconds."""
 MIN_OVER_STEPS = 0.8

@@ -40,7 +40,7 @@ seeds: {_SEEDS}
 """The same training with all methods and seeds, for `fedskew sweep`."""
 PRECISIONS = "bf16", "tf32", "float32"
 
-# The names of the commands in the results. Runs without a method are of FedAvg.
+# The names of the commands in the results. A run is of FedAvg, unless its name says otherwise.
 IMPORTS = "imports of fedskew run"
 FIRST = "fedskew run, 1 round, bf16, no kernel cached"
 ONE_ROUND = {precision: f"fedskew run, 1 round, {precision}, second time" for precision in PRECISIONS}

@@ -68,7 +68,7 @@ class Candidate:
 
 
 def _joined(parts: Sequence[str], nothing: str) -> str:
-    """Join the distinct texts. `nothing`, such as "none", stands for no text: parts equal to it are skipped."""
+    """Join the distinct texts, except those that equal `nothing`. Return `nothing` if none is left."""
     kept = [text for text in dict.fromkeys(parts) if text != nothing]
     return ", ".join(kept) or nothing
 
@@ -89,7 +89,8 @@ def candidates(neighbours: Sequence[Neighbour], several_labels: bool = False) ->
 
 
 def _is_known(method: str, several_labels: bool = False) -> bool:
-    """Whether this version of fedskew has the method, and has it for `several_labels` per sample."""
+    """Whether this version of fedskew has the method. With `several_labels`, the method must also take several labels
+    per sample."""
     try:
         entries = [find(part) for part in method.split("+")]
     except UserError:

@@ -317,8 +317,8 @@ def _range(values: np.ndarray[Any, np.dtype[np.float64]]) -> str:
 
 
 START = (
-    "To write this configuration to a file, repeat the command with --save start.yaml. If you gave a file of counts "
-    "without --data, the saved configuration uses synthetic data with the same classes in place of yours."
+    "To write this configuration to a file, repeat the command with --save start.yaml. If you gave counts without "
+    "data, the saved configuration uses synthetic data with the same classes in place of yours."
 )
 """The text of the section with the configuration to start from."""
 

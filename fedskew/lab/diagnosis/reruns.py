@@ -73,7 +73,8 @@ def reruns_from_records(records: Iterable[Record]) -> list[Rerun]:
     """Compare each method with FedAvg, over the seeds that both have.
 
     Compared runs differ only in the keys of `MAY_DIFFER`, and in keys that `flat_config` leaves out, such as the seed.
-    Unfinished runs, runs from a trained start model, reference bounds and runs without a `config_setting` are left out.
+    Left out are unfinished runs, runs whose `start_rounds` is not 0, reference bounds, and runs without a
+    `config_setting`.
     """
     # By setting, protocol and other configuration values; then by method; then by the method's parameters.
     groups: dict[tuple[KnownSetting, str, str], dict[str, dict[str, Runs]]] = {}

@@ -88,7 +88,8 @@ class KnownSetting:
         return any(score.is_rerun for score in self.scores)
 
     def rerun_gain(self, printed: Score) -> float | None:
-        """The mean gain in the reruns of a printed score, by the metric that the paper prints. None without reruns."""
+        """The mean gain of a printed score's method in its reruns in this setting, by the metric that the paper prints.
+        None without reruns."""
         reruns = [score for score in self.scores if score.is_rerun and score.method == printed.method]
         gains = [score.best_gain if printed.prints_best else score.gain for score in reruns]
         known = [gain for gain in gains if gain is not None]

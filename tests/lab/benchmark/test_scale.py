@@ -12,9 +12,10 @@ import pytest
 
 from fedskew.errors import UserError
 from fedskew.lab.benchmark.results import Results, read_results
-from fedskew.lab.benchmark.scale import PHASES, ScaleMeasurement, measure_scale, scale_case
+from fedskew.lab.benchmark.scale import PHASES, ScaleMeasurement, measure_scale, own_peak_memory, scale_case
 from fedskew.lab.benchmark.tables import markdown
 from fedskew.lab.benchmark.targets import targets
+from fedskew.platforms import peak_memory
 
 BYTES_PER_SAMPLE = 160
 """The most that a split may need: its indices, labels and owners, and what sorting them takes, are 8 bytes each."""
@@ -47,3 +48,8 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
         UserError, match=r"has 1\.0 GB of free disk; expected 7\.1 GB for the data of 1,000,000 clients"
     ):
         measure_scale(scale_case("cpu", 1_000_000))
+
+
+def test_a_kernel_without_a_high_water_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: "Name:\tpython\nVmRSS:\t2192 kB\n")
+    assert own_peak_memory() == peak_memory() > 0
