@@ -91,6 +91,8 @@ def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) 
         ("- {seeds: 3}\n", "entry 1: no tables; expected a mapping such as {tables: fedlmd/table3}"),
         ("- {tables: fedlmd/table3, datasets: cifar10}\n", "entry 1: unknown key 'datasets'; did you mean 'dataset'"),
         ("- fedlmd/table3\n", "entry 1: 'fedlmd/table3'; expected a mapping"),
+        ("- {tables: fedlmd/table3, set: bf16}\n", "entry 1: set is 'bf16'; expected a mapping"),
+        ("- {tables: fedlmd/table3, rounds: few}\n", "rounds is 'few'; expected a whole number"),
     ],
 )
 def test_a_plan_that_is_none_is_named(cli, plan: str, complaint: str) -> None:

@@ -176,7 +176,7 @@ def _config(values: str) -> Config:
     Configurations are cached, because tables share many runs.
     """
     dotted = json.loads(values)
-    rounds = int(dotted.get("rounds", Config.rounds))
+    rounds = int(integer(1)("rounds", dotted.get("rounds", Config.rounds)))
     return with_values(Config(), {"checkpoint_every": max(1, rounds // 10), **dotted})
 
 

@@ -25,7 +25,7 @@ class MetricInputs:
 
     record: Record
     rounds: int
-    """Rounds after this one do not count."""
+    """Points of the accuracy and F1 curves after this round do not count."""
     baseline: Record | None = None
     """FedAvg's run on the same federation, for metrics that compare with it."""
     client: int = 0

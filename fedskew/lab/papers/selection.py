@@ -100,7 +100,10 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
     tables = _as_tuple(entry.get("tables"))
     if not tables:
         raise UserError(f"{where}: no tables; expected a mapping such as {{tables: fedlmd/table3}}")
-    entry_values = {**entry.get("set", {}), **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
+    changes = entry.get("set", {})
+    if not isinstance(changes, Mapping):
+        raise UserError(f"{where}: set is {changes!r}; expected a mapping such as {{precision: bf16}}")
+    entry_values = {**changes, **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
     choice = CellChoice(
         datasets=_as_tuple(entry.get("dataset")),
         splits=_as_tuple(entry.get("split")),

@@ -1,7 +1,7 @@
-"""Compare sweeps over what a paper leaves open with the paper's table: which setting comes nearest to it.
+"""Compare a sweep with a paper's table. The sweep varies values that the paper does not state.
 
-Such a grid varies values that the paper does not state. A setting is one combination of them. It is compared with the
-column of the table that has the same data and split, over the methods that are in both.
+A setting is one combination of the grid's values, without the method. It is compared with the column of the table that
+has the same data and split, over the methods that are in both.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def unknowns_section(sweep: Sweep, heading: str) -> list[str]:
         for found in compare_settings(sweep)
         if len(found.accuracies) > 1
     ]
-    about = f"Distance from {paper}/{table}, as a mean over the methods, and how far the methods have its order:\n"
+    about = f"The distance from {paper}/{table} is the mean absolute difference over the methods:\n"
     return [*lines, about, "\n".join([markdown_row(headings), markdown_row(["---"] * len(headings)), *rows]) + "\n"]
 
 

@@ -117,14 +117,15 @@ def _axes(axes: Any) -> dict[str, Sequence[Any]]:
 
 
 _RESERVED = {"status", *(name.replace("-", "_") for name in METRICS)}
-"""Columns of the table that an axis must not replace, because methods are ranked by them."""
+"""Columns of the table that an axis must not replace: the status, and the metrics that rank methods."""
 
 
 def refuse_duplicates(key: str, listed: Sequence[Any]) -> None:
     """Refuse a value that is listed twice. Its runs would count twice in means and deviations."""
     shown = [str(_format_value(value)) for value in listed]
-    if twice := next((text for i, text in enumerate(shown) if text in shown[:i]), None):
-        raise UserError(f"{key} has {twice} twice; expected different values")
+    for i, text in enumerate(shown):
+        if text in shown[:i]:
+            raise UserError(f"{key} has {text or repr(listed[i])} twice; expected different values")
 
 
 def _varied_keys(axes: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:

@@ -62,6 +62,7 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("partition.beta: [0.1, 0.5]", "start: {}", r"grid.start is \{\}; expected a list .* or a mapping"),
         ("[0.1, 0.5]", "[0.1, 0.10]", r"grid.partition.beta has 0.1 twice; expected different values"),
         ("fedavg,", "fedavg, {name: fedavg},", r"grid.method has fedavg twice"),
+        ("partition.beta: [0.1, 0.5]", "augment: [[], []]", r"grid.augment has \[\] twice"),
         ("seeds: 2", "seeds: [4, 7, 4]", r"seeds has 4 twice"),
         ("seeds: 2", "seeds: []", r"seeds is \[\]; expected at least 1 seed"),
         ("partition.beta: [0.1, 0.5]", "start: {cold: {seed: 3}}", r"grid.start sets the seed; expected seeds outside"),
