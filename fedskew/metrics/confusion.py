@@ -59,7 +59,7 @@ class Evaluation:
     and metrics that need it are NaN or None."""
     log_loss: float | None = None
     """The mean of −log p of the true class, in nats. With several labels per sample, the mean binary cross entropy of
-    the labels. None if it is unknown. `==` ignores it, because engines agree on it only up to rounding."""
+    the labels. None or NaN if it is unknown. `==` ignores it, because engines agree on it only up to rounding."""
 
     def __post_init__(self) -> None:
         matrix = np.array(self.confusion, dtype=np.int64)
@@ -174,9 +174,9 @@ class Evaluation:
         return [a for a in self.class_accuracy if a is not None]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the metrics, the matrix, and the totals if there are any. NaN becomes None.
+        """Return the metrics, the matrix, and the totals if there are any.
 
-        An unknown log loss is left out.
+        NaN and infinity become None. A log loss of None is left out.
         """
         known = {name: value for name in MEASURES if (value := getattr(self, name)) is not None}
         values: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in known.items()}
@@ -186,7 +186,7 @@ class Evaluation:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Evaluation:
-        """Invert `to_json`. The matrix, the totals and the log loss determine all other values."""
+        """Read what `to_json` returned. The matrix, the totals and the log loss determine all other values."""
         totals = data.get("totals")
         matrix = np.asarray(data["confusion"], dtype=np.int64)
         return Evaluation.from_counts(matrix, (totals[0], totals[1]) if totals else None, data.get("log_loss"))

@@ -61,7 +61,7 @@ _ENTRIES = (
     ModelEntry("vgg11", "eight 3×3 convolutions, no BatchNorm", "FedNTD", vgg11, smallest_side=32),
     ModelEntry("tfcnn", "three 3×3 convolutions, bias-free head", "FedGR", tfcnn, smallest_side=8),
     ModelEntry("tfcnn-128", "TFCNN with 128 hidden units, head with bias", "FedGR", tfcnn_128, smallest_side=8),
-    ModelEntry("mobilenetv2", "MobileNetV2 for small images", "FedVLS", mobilenetv2),
+    ModelEntry("mobilenetv2", "MobileNetV2 for small images", "FedVLS (code)", mobilenetv2),
     ModelEntry("resnet18", "ResNet-18, 3×3 stem", "FedVLS", resnet18),
     ModelEntry("resnet18-imagenet", "ResNet-18, 7×7 stem and max-pooling", "FedVLS (code)", resnet18_imagenet),
     ModelEntry("resnet10", "one block per stage, batch statistics in evaluation", "FedNTD", resnet10),
