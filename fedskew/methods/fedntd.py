@@ -3,7 +3,7 @@
 Lee et al., "Preservation of the global knowledge by not-true distillation in federated learning", NeurIPS 2022.
 
     FedNTD     L = CE + β·τ²·KL( σ(z^g_{≠y}/τ) ‖ σ(z_{≠y}/τ) )
-    FedNTD-Tf  the same with the uniform distribution over the classes ≠ y as the teacher (Lu et al., ACM MM 2023)
+    FedNTD-Tf  the same, with equal probabilities in place of the teacher's softmax (Lu et al., ACM MM 2023)
 
 z_{≠y} are the client's logits of all classes but the target y, and z^g are the logits of the received global model, the
 teacher. σ is the softmax and τ is the temperature.

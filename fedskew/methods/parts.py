@@ -135,7 +135,8 @@ class Client:
     downlink: Tensors = field(default_factory=dict)
     """What the server sent besides the parameters: the result of `Part.downlink`."""
     state: Tensors = field(default_factory=dict)
-    """What the client kept from the last round in which it took part."""
+    """What the client kept from the last round in which it took part. If the solver has `changes_state`, local steps
+    change it."""
     opening: Tensors = field(default_factory=dict)
     """The sums of `Part.opening` over the client's batches."""
     class_weights: Tensor | None = None
@@ -421,7 +422,7 @@ class Solver(Part):
         """Return the direction that the optimiser uses in place of the gradient at `params`.
 
         `gradient` may be called several times. A solver with `changes_state` also returns `pack("state", …)` with new
-        values for the client's state. The next step finds these values in `client.state`.
+        values for the client's state. The next step, `uplink` and `next_state` find these values in `client.state`.
         """
         return gradient(params)
 

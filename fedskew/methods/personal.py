@@ -30,7 +30,7 @@ BATCH_NORM = "batchnorm"
 class Phase:
     """Consecutive epochs of a client's local training. Parameters that the phase does not train are fixed.
 
-    Personal parameters always step along the plain gradient. The method's solver steps the shared ones.
+    Personal parameters step along the plain gradient. The method's solver steps the shared ones.
     """
 
     trains: Literal["all", "shared", "personal"] = "all"
@@ -149,7 +149,10 @@ def _nothing_kept(part: Personal, name: str, model: nn.Module) -> str:
             "parameters require gradients"
         )
     listed = ", ".join(dict.fromkeys(p.partition(".")[0] for p, _ in model.named_parameters()))
-    return f"{method} keeps {name!r} on the clients, but the model has no such layer; expected one within {listed}"
+    return (
+        f"{method} keeps {name!r} on the clients, but the model has no layer of that name with parameters; expected "
+        f"one within {listed}"
+    )
 
 
 def check_personal(part: Personal, model: nn.Module) -> None:

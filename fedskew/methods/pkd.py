@@ -114,7 +114,7 @@ class PKD(Schedule):
     """Two classes are confused if their mutual probability is more than this many standard deviations above all pairs'
     mean. If no pair is, the most confused pair is the only group."""
     max_groups: int = 10
-    """The maximum number of groups. The most confused ones are kept."""
+    """Of the groups found after the warm-up, at most this many are kept: the most confused ones."""
     temperature_squared: bool = False
     """Multiply the distillation term by T², which the paper does not mention."""
     reverse: bool = False
