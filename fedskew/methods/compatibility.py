@@ -1,8 +1,8 @@
 """The tables of docs/combinations.md, which show which methods can be combined.
 
 Whether two methods combine depends on the parts that they set. So the first two tables group the methods by these
-parts, instead of listing all pairs. The third lists each method that chooses a head, with the methods that need a
-linear one instead. A few pairs are refused only later, when the model is known.
+parts, instead of listing all pairs. The third lists pairs that are refused only because one method chooses a head and
+the other needs a linear one. A few pairs are refused only later, when the model is known.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _check_stands_alone(entries: list[Entry], name: str) -> None:
 
 
 def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
-    """Refuse two parts that set the stages. Refuse a personal part beside stages, which may train several models."""
+    """Refuse two parts that set the stages, and a personal part beside stages."""
     staged = [entry.name for entry, part in chosen.values() if isinstance(part, Schedule | Calibration)]
     if len(staged) > 1:
         raise UserError(
@@ -204,8 +204,8 @@ def _check_stages(chosen: Mapping[str, tuple[Entry, Part]], name: str) -> None:
     if staged and "personal" in chosen:
         personal = chosen["personal"][0].name
         raise UserError(
-            f"{staged[0]!r} trains in stages, so it cannot be combined with {personal!r}, whose personal tensors "
-            f"belong to a single model; drop one of them from {name!r}"
+            f"{staged[0]!r} runs in stages, so it cannot be combined with {personal!r}: a run in stages has no "
+            f"personal tensors; drop one of them from {name!r}"
         )
 
 

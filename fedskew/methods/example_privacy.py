@@ -35,7 +35,7 @@ def unprotected_use(part: type[Part]) -> str:
         return "needs a model with BatchNorm"
     if not is_sample_by_sample(part):
         return (
-            "has a loss that depends on label counts, or on several samples at once (or that does not declare "
+            "makes the loss depend on label counts, or on several samples at once (or does not declare "
             "sample_by_sample)"
         )
     return ""
@@ -84,7 +84,10 @@ def _needs_another_gradient(method: Method) -> bool:
 
 
 def gradients_per_sample(solver: Solver, personal: Personal | None, local_epochs: int) -> int:
-    """Return how many gradients of a round use one given sample: in each epoch, all gradients of one local step."""
+    """Return the maximum number of gradients of a round that use one given sample.
+
+    In each epoch, a sample is in the batch of at most one local step. All gradients of this step count.
+    """
     if personal is None:
         return local_epochs * solver.gradients()
     return sum(epochs * each for epochs, each in phase_gradients(personal, solver, local_epochs))

@@ -1,8 +1,8 @@
 """Heads in closed form: the server computes the head from statistics of the features, which every client sends once.
 
-The encoder does not change and nobody trains, so one round with all clients is enough. The statistics determine sums of
-the features. Added up over all clients, these are the sums of the whole data, so the split does not change the head.
-Sums are computed in float64, if the device has it.
+The encoder does not change and nobody trains, so one round with all clients is enough. The statistics are sums over the
+client's samples, or determine such sums. The sums over all clients do not depend on the split, so the head does not
+either. Sums are computed in float64, if the device has it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ClosedFormHead(ServerRule):
 
 
 def require_bias(params: Mapping[str, Tensor], method: str, otherwise: str) -> None:
-    """Refuse a model whose head has no bias. Without the computed bias, the head would be another one."""
+    """Refuse a model whose head has no bias. Without the computed bias, the predictions would differ."""
     if "head.bias" not in params:
         raise UserError(
             f"{method} computes a bias, but the model's head has none; expected a head with a bias, or {otherwise}"

@@ -4,8 +4,8 @@ Shi et al., "Towards understanding and mitigating dimensional collapse in hetero
 
     L = base + β·(1/N)·mean_{i≠j} (XᵀX)_{ij}²
 
-X has the batch's N standardised feature vectors as rows, and i and j are features. The base is cross entropy, or the
-loss of the objective that FedDecorr is combined with.
+X has one row for each of the batch's N samples and one column per feature, and its columns are standardised. i and j
+are features. The base is cross entropy, or the loss of the objective that FedDecorr is combined with.
 
 Sent to the server: the model.
 Extra compute: negligible.

@@ -6,8 +6,9 @@ Lu et al., "FedLF: adaptive logit adjustment and feature optimization in federat
     α_c = α + (1 − α)·n_c/max n,  d_c = ‖f − μ_c‖ + m·1[c = y],  m = min(max_{c,c'} ‖μ_c − μ_c'‖, 100)
 
 z are the logits and f the features. μ_c is the client's mean feature of class c under the received model, and 0 for a
-vacant class. X has the batch's N standardised feature vectors as rows. The first term is FedRS's with `soft`, and the
-last is FedDecorr's (docs/fidelity.md).
+vacant class. X has one row for each of the batch's N samples and one column per feature, and its columns are
+standardised. i and j are features. The first term is FedRS's with `soft`, and the last is FedDecorr's
+(docs/fidelity.md).
 
 Sent to the server: the model. Label counts and centres stay on the client.
 Extra compute: one forward pass of each sample per round.

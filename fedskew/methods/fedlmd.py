@@ -3,7 +3,7 @@
 Lu et al., "Federated learning with label-masking distillation", ACM Multimedia 2023.
 
     FedLMD     L = CE + β·τ²·KL( σ(z^g/τ) over minority∖{y} ‖ σ(z/τ) over all classes ≠ y )
-    FedLMD-Tf  the same with the uniform distribution over minority∖{y} as the teacher
+    FedLMD-Tf  the same with the uniform distribution over minority∖{y} in place of the teacher's
 
 z are the client's logits, and z^g are those of the received global model, the teacher. σ is the softmax, τ is the
 temperature, and y is the target.

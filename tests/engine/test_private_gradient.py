@@ -365,13 +365,13 @@ def test_a_head_on_features_of_a_model_with_batch_norm_is_covered() -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"method": "fedvls"}, "method 'fedvls' has a loss that depends on label counts"),
+        ({"method": "fedvls"}, "method 'fedvls' makes the loss depend on label counts"),
         ({"method": "fedavg+feddecorr"}, "on several samples at once"),
         ({"method": "feddisco"}, "reveals label skew"),
         ({"method": "fedcurv"}, "computes sums over the client's samples"),
         ({"method": "pkd"}, "runs in stages"),
         ({"method": "fedavg+ccvr"}, "runs in stages"),
-        ({"method": "fedavg", "class_weights": "balanced"}, "the setting class_weights has a loss that depends on"),
+        ({"method": "fedavg", "class_weights": "balanced"}, "the setting class_weights makes the loss depend on"),
         ({"method": "fedavg", "class_weights": "counts"}, "the setting class_weights reveals label counts"),
         ({"method": "fedavg", "batches": "balanced"}, "expected shuffled, because example-level privacy forbids"),
         ({"method": "fedavg", "example_clip": None}, "example_noise is set without example_clip"),

@@ -177,7 +177,7 @@ def test_a_server_cannot_change_the_noise_or_the_method_of_a_round(tmp_path: Pat
         assert reason in answer({**facts, "local": facts["local"] | changed}, payload)[0]["refused"]
     other = {**facts["terms"], "config": facts["terms"]["config"] | {"method": {"name": "fedlc"}}}
     refused = answer({**facts, "terms": other}, payload)[0]["refused"]
-    assert "method 'fedlc' has a loss that depends on label counts" in refused
+    assert "method 'fedlc' makes the loss depend on label counts" in refused
     assert SiteLedger(tmp_path / "site-0" / "state", Policy()).spent() == before
 
 
@@ -201,11 +201,11 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"federation.privacy is 'example', but losses .*; expected [^,]*$"):
             FederationSettings(sites=("a", "b"), **{**silent, "privacy": "example", **changed})
     held, _ = split(tmp_path)
-    with pytest.raises(UserError, match="method 'fedvls' has a loss that depends on label counts"):
+    with pytest.raises(UserError, match="method 'fedvls' makes the loss depend on label counts"):
         resolve_config(config(method="fedvls"), Contract.from_dataset(held.dataset), ("a", "b"))
     assert run_epsilon(settings, config(), 3) == one_sample(3)
     assert planned_release(settings, config()) == Release("", 0, "example", NOISE, 2)
-    for method, reason in (("fedvls", "a loss that depends on label counts"), ("fedsol+fedper", "one more gradient")):
+    for method, reason in (("fedvls", "makes the loss depend on label counts"), ("fedsol+fedper", "one more gradient")):
         with pytest.raises(UserError, match=reason):  # `federate site --check` asks for the planned release
             planned_release(settings, config(method=method))
 

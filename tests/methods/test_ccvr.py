@@ -119,7 +119,7 @@ def test_it_says_what_it_reveals_and_where_it_does_not_fit() -> None:
     assert make_method("ccvr+fedavgm").name == "ccvr+fedavgm"
     with pytest.raises(UserError, match="'ccvr' and 'pkd' both set the stages"):
         make_method("ccvr+pkd")
-    with pytest.raises(UserError, match="'ccvr' trains in stages, so it cannot be combined with 'fedper'"):
+    with pytest.raises(UserError, match="'ccvr' runs in stages, so it cannot be combined with 'fedper'"):
         make_method("fedper+ccvr")
     with pytest.raises(UserError, match="virtual_features is 0; expected a number > 0"):
         make_method("ccvr", {"virtual_features": 0})

@@ -91,7 +91,7 @@ class Undeclared(Objective):
 
 
 def test_a_loss_without_a_declaration_is_refused_as_such() -> None:
-    assert unprotected_use(Undeclared).endswith("(or that does not declare sample_by_sample)")
+    assert unprotected_use(Undeclared).endswith("(or does not declare sample_by_sample)")
 
 
 COVERED = [name for name, entry in METHODS.items() if entry.example_privacy]

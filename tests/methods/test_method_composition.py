@@ -59,7 +59,7 @@ STAGED_AND_PERSONAL = [pair for pair in PAIRS if is_staged_and_personal(*pair) a
 
 @pytest.mark.parametrize(("first", "second"), STAGED_AND_PERSONAL)
 def test_stages_and_personal_parts_are_refused_by_name(first: str, second: str) -> None:
-    with pytest.raises(UserError, match="trains in stages") as refusal:
+    with pytest.raises(UserError, match="runs in stages") as refusal:
         make_method(f"{first}+{second}")
     assert repr(first) in str(refusal.value)
     assert repr(second) in str(refusal.value)
