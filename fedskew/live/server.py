@@ -36,7 +36,7 @@ class LiveServer:
         self.ended = threading.Event()
         """Set when the runs have ended. A browser then fetches the state once more, and stops."""
         self._browser_waits = threading.Event()
-        """Set while the browser that fetched a state has not fetched the last one, even if it has closed the page."""
+        """Set when a browser fetches a state, and cleared when a browser fetches the last state."""
         self._server = _listen(port, _handler(self))
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -63,7 +63,7 @@ class LiveServer:
         return state
 
     def finish(self) -> None:
-        """Mark the runs as ended. If a browser shows the page, wait a moment until it has fetched the last state."""
+        """Mark the runs as ended. If a browser has fetched a state, give it `GRACE` seconds to fetch the last one."""
         self.ended.set()
         deadline = time.monotonic() + GRACE
         while self._browser_waits.is_set() and time.monotonic() < deadline:

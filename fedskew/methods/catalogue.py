@@ -67,7 +67,7 @@ class Entry:
 
     @property
     def reveals(self) -> str:
-        """What the server learns about a client's labels and features, besides `UPDATES_REVEAL`."""
+        """What the server learns about a client's labels and features, besides what `UPDATES_REVEAL` says."""
         learned = [item for part in self.parts if part.reveals != "nothing" for item in part.reveals.split(", ")]
         return ", ".join(dict.fromkeys(learned)) or "nothing"
 

@@ -13,7 +13,7 @@ without samples has no virtual features. A class with one sample has Σ_c = 0.
 Sent to the server: number, mean and covariance of the features of each class, in the last round. The model is also
 sent, unchanged. With C classes and d features, the covariances are C·d² numbers per client: 105 MB in float32 for 100
 classes and 512 features. A simulation holds those of all clients at once, also in float64, which takes twice as much.
-Extra compute: one forward pass of each sample in the last round, which trains nothing.
+Extra compute: one forward pass of each sample in the last round, in which no client trains.
 """
 
 from __future__ import annotations

@@ -30,13 +30,13 @@ from fedskew.lab.sweep.records import Outcome
 from fedskew.workers import GPU_WORKERS
 
 LOCAL = "local"
-"""The address that starts a new cluster on this machine, for trials."""
+"""The address that starts a new cluster on this machine, to try Ray out."""
 MAX_MOVES = 3
 """How often a job may start again because its process or its node died. The next time, it counts as failed."""
 _TIMEOUT = 5.0
 """Seconds to wait for a connection, or for an answer from `_StatusBoard`."""
 _SECONDS_BETWEEN_CHECKS = 1.0
-"""Seconds between two checks of the nodes, and at least between two reports of a run's progress."""
+"""The minimum time in seconds between two checks of the nodes, and between two progress reports of a run."""
 _PROBE_TIMEOUT = 60.0
 """Seconds in which a node must start a process and look for the shared folder."""
 _LOCK_TIMEOUT = 120.0
@@ -304,7 +304,7 @@ def _describe_token() -> str:
 
 
 def _require_server(address: str) -> None:
-    """Refuse an address without a server at once. Ray would try for minutes."""
+    """Raise `UserError` within seconds if no server listens at HOST:PORT. Ray would try for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:
         return

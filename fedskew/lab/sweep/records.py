@@ -308,9 +308,10 @@ class RecordsFile:
                 continue
             try:
                 content = json.loads(line)
-            except ValueError:
-                # At the end of the file, or without the closing brace, the line is what a killed process left.
-                if number >= len(lines) - 1 or not line.endswith("}"):
+            except ValueError as error:
+                # Skip the last line, or a line that breaks off, because a killed process may have left it.
+                breaks_off = not line.endswith("}") or getattr(error, "pos", None) == len(line)
+                if number >= len(lines) - 1 or breaks_off:
                     continue
                 raise UserError(f"{self.path} line {number}: not JSON; expected a record of a run") from None
             try:
@@ -375,7 +376,7 @@ class Records:
 
 
 def _longest(records: Sequence[Record]) -> Record:
-    """The record with the most rounds. Among equals, the last one."""
+    """The record whose start model has the most rounds. Among equals, the one with the most rounds, then the last."""
     return max(reversed(records), key=lambda record: (record.start_rounds, record.rounds))
 
 

@@ -182,7 +182,7 @@ def search_with_optuna(search: Search, trials: int, at_once: int, folder: Path, 
     study = optuna.create_study(storage=storage, study_name=search.name, direction=direction, load_if_exists=True)
     finished = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.FAIL)
     while (done := len(study.get_trials(states=finished))) < trials:
-        # `constant_liar` keeps points that are tried at once apart.
+        # With `constant_liar`, points that are tried at the same time are less alike.
         study.sampler = optuna.samplers.TPESampler(seed=search.base.seed + done, constant_liar=True)
         new = [study.ask() for _ in range(min(at_once, trials - done))]
         points = [_point(trial, search.space) for trial in new]

@@ -104,11 +104,12 @@ def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:
     assert Records([record]).longest(wanted) is record
 
 
-def test_a_file_is_appended_to_and_a_torn_line_is_passed_over(tmp_path: Path, record: Record) -> None:
+@pytest.mark.parametrize("torn", ['{"format": 1, "acc', '{"format": 1, "config": {"data": {"name": "digits"}'])
+def test_a_file_is_appended_to_and_a_torn_line_is_passed_over(tmp_path: Path, record: Record, torn: str) -> None:
     file = RecordsFile(tmp_path / "x" / "runs.jsonl")
     file.append(record)
     with file.path.open("a") as handle:
-        handle.write('{"format": 1, "acc')
+        handle.write(torn)
     assert len(file.read()) == 1
     file.append(record)
     assert [found.curve for found in file.read()] == [record.curve, record.curve]
