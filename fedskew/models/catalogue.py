@@ -64,7 +64,7 @@ _ENTRIES = (
     ModelEntry("mobilenetv2", "MobileNetV2 for small images", "FedVLS (code)", mobilenetv2),
     ModelEntry("resnet18", "ResNet-18, 3×3 stem", "FedVLS", resnet18),
     ModelEntry("resnet18-imagenet", "ResNet-18, 7×7 stem and max-pooling", "FedVLS (code)", resnet18_imagenet),
-    ModelEntry("resnet10", "one block per stage, batch statistics in evaluation", "FedNTD", resnet10),
+    ModelEntry("resnet10", "one block per stage, batch statistics in evaluation", "FedNTD (code)", resnet10),
     ModelEntry("resnet32", "16 to 64 channels, five blocks per stage", "FedVLS", resnet32),
     ModelEntry("resnet8", "16 to 64 channels, one block per stage", "FedLMD", resnet8),
     ModelEntry("resnet8-b", "ResNet-8 with convolutional shortcuts", "FedGR (code)", resnet8_b),
