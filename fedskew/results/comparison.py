@@ -282,7 +282,7 @@ class Comparison:
         return frame
 
     def table(self, format: str = "markdown") -> str:
-        """The methods with mean ± sample standard deviation, the best in bold, as `markdown`, `latex` or `csv`."""
+        """The metrics of each method, as means and sample standard deviations, in `markdown`, `latex` or `csv`."""
         from fedskew.results.table import table_text
 
         return table_text([self], format)

@@ -83,7 +83,7 @@ def class_groups(counts: Counts) -> dict[str, Counts]:
 def partition_map(
     key: str, title: str, counts: Counts, classes: tuple[str, ...], clients: tuple[str, ...] = ()
 ) -> Heat:
-    """Draw classes down and clients across, as in the papers. A vacant class is empty."""
+    """Draw classes down and clients across, as in the papers. The cell of a vacant class is empty."""
     counts = counts[:MAX_CLIENTS]
     cells = [[int(v) or None for v in row] for row in counts.T]
     names = list(clients[:MAX_CLIENTS]) or [str(k) for k in range(len(counts))]

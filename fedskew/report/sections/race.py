@@ -26,7 +26,7 @@ def race_section(race: RaceRecord, styles: dict[str, int]) -> Section:
     if not race.finished:
         paragraphs.append("The race is not finished; repeat its command to continue it.")
     if race.final:
-        paragraphs.append(f"Fresh {race.repeats.many} are those of the final alone. Gains are measured on them.")
+        paragraphs.append(f"Only the final used the fresh {race.repeats.many}. Gains are measured there.")
     if has_intervals(race.final):
         paragraphs.append(INTERVAL_NOTE)
     tables = [_final(race.final, race.repeats.many)] if race.final else []

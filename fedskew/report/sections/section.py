@@ -34,7 +34,10 @@ def percent(share: float | None) -> float | None:
 
 
 def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
-    """The mean of the runs in `counted_runs`, over the rounds that all of them have. A band spans lowest to highest."""
+    """Draw the mean of the runs in `counted_runs` at each round, with a band from the lowest to the highest value.
+
+    Runs without this curve do not count. Only rounds that all other runs have are drawn. None if no run has the curve.
+    """
     curves = [c for run in method.counted_runs if (c := dict(curve(run)))]
     if not curves:
         return None
@@ -50,10 +53,7 @@ def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) ->
 
 
 def lines(methods: Iterable[MethodRuns], curve: Callable[[Result], Iterable[Point]]) -> list[Line]:
-    """Draw one line per method: the mean of its finished runs, or of all runs if none is finished.
-
-    If only some runs are finished, each unfinished run gets a line of its own.
-    """
+    """Draw one line per method: the mean of the runs in `counted_runs`. Any other run with points has its own line."""
     found: list[Line | None] = []
     for method in methods:
         found.append(mean_line(method, curve))

@@ -17,9 +17,9 @@ MAX_ROWS = 400
 """The table of scores lists as many methods as fit in this many rows, and at least one."""
 PARAGRAPHS = (
     "Each site has test samples of its own. The final global model is tested on them, or each site's own model if "
-    "there is no global one. If a method has both, the scores of a simulation, such as AUROC, are those of the site's "
-    "own model. Every site counts once, whatever its size. The worst decile is the mean of the worst tenth of the "
-    "sites.",
+    "there is no global one. If a method has both, AUROC and the table of scores show the site's own model in a "
+    "simulation, and the global model in a federation across machines. Every site counts once, whatever its size. The "
+    "worst decile is the mean of the worst tenth of the sites.",
     "Intervals of AUROC are 95 % intervals by DeLong's method, on the logit scale. They reflect the choice of the "
     "site's test samples, not the randomness of training.",
 )
