@@ -3,8 +3,9 @@
 Every random choice is a function of (seed, purpose, round, client, epoch, …), never of how many numbers were drawn
 before. A run therefore makes the same choices on any engine, in any order and after a resume.
 
-There are two sources. Numpy's Philox generates the numbers per client or round, on the host. A counter-based hash in
-integer tensor arithmetic generates the numbers per sample or activation, with the same bits on every device.
+Numpy's Philox generates numbers on the host, for choices such as the split and the clients of a round. A counter-based
+hash in integer tensor arithmetic has the same bits on every device. It serves augmentation and dropout, for instance.
+`integer_key` seeds torch's own generator, for instance for initial weights.
 """
 
 from __future__ import annotations

@@ -95,8 +95,8 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, if the data are at sites or have changed since the run, if
-    samples have several labels, or if an output is not finite.
+    Raise a UserError if the model or the data are missing, if the data are at sites, if their classes or the shape of
+    their inputs have changed since the run, if samples have several labels, or if an output is not finite.
     """
     if run.sites:
         raise UserError("the data are at the sites, so features cannot be computed here")

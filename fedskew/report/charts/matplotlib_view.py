@@ -88,8 +88,8 @@ def save_figure(figure: Figure, target: Path) -> None:
 def parse_formats(text: str, others: Collection[str] = ()) -> list[str]:
     """Parse a list of file formats such as `svg,pdf`.
 
-    `others` are formats that the caller accepts if no other format is listed. It handles them before this call. The
-    error message for an unknown format suggests them, too.
+    `others` are formats that the caller handles itself if `text` names only one of them. Here, they are an error. The
+    message about an unknown format may suggest them.
     """
     kinds = [kind.strip().lower().lstrip(".") for kind in text.split(",") if kind.strip()]
     if not kinds:
@@ -108,7 +108,7 @@ def _no_date(suffix: str) -> dict[str, Any]:
 
 
 def _height(chart: Chart) -> float:
-    """Height of a panel in inches. Many rows need more, and so do long names, which may be slanted."""
+    """Height of a panel in inches. It grows with a heat map's rows, or with the bars' names, which may be slanted."""
     if isinstance(chart, Heat):
         return max(1.9, min(5.0, 1.2 + 0.16 * len(chart.rows)))
     longest = max(map(len, chart.categories), default=0) if isinstance(chart, Bars) else 0

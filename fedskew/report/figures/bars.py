@@ -149,6 +149,8 @@ def around_mean(comparisons: Sequence[Comparison]) -> Figure:
             panels.append(
                 Bars(f"around-{i}-{method.index}", title, "class", "accuracy − mean", comparison.classes, series)
             )
+    if not panels:
+        raise UserError("no round has been evaluated yet; expected runs with an evaluated round")
     return Figure(
         "around-mean",
         "Accuracy by class minus the mean; Δ is the gap between best and worst",

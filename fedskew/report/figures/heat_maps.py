@@ -67,8 +67,8 @@ def local_confusion(comparisons: Sequence[Comparison]) -> Figure:
             first_client = (row.local or [])[0]
             if "confusion" not in first_client:
                 raise UserError(
-                    f"{method.label}: confusion matrices of local models exist only after the last round of a finished "
-                    "run"
+                    f"{method.label}: no confusion matrices of local models in {run.name}; expected a run that has "
+                    "reached its last round"
                 )
             counts = np.array(first_client["confusion"], np.float64)
             shares = 100 * counts / np.maximum(1, counts.sum(axis=1, keepdims=True))
@@ -114,10 +114,10 @@ def model_internals(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _outputs(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
-    """Yield each method with its comparison and the outputs of its first run. Raise a UserError if it has no model."""
+    """Yield each method with its comparison and the outputs of its first run. Raise a UserError if there are none."""
     for comparison in comparisons:
         for method in comparison.methods:
             run = method.first
             if run is None:
-                raise UserError(f"{method.label}: no finished run, so there is no model")
+                raise UserError(f"{method.label}: no round was evaluated in {method.runs[0].folder}")
             yield comparison, method, model_outputs(run)

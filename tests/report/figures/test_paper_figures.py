@@ -170,6 +170,21 @@ def test_the_figure_of_confusable_classes_wants_two_classes() -> None:
         find_figure("pkd/5").draw(comparisons([made_up("fedavg", 0, [1.0])]))
 
 
+@pytest.mark.parametrize("name", ["fedlmd/2", "fedgr/5", "pkd/2", "pkd/5"])
+def test_figures_want_an_evaluated_round(name: str) -> None:
+    unevaluated = replace(made_up("fedavg", 0, [0.5, 0.5]), history=[], finished=False)
+    with pytest.raises(UserError, match=r"no round (has been|was) evaluated"):
+        find_figure(name).draw(comparisons([unevaluated]))
+
+
+def test_a_local_matrix_wants_a_run_that_reached_its_last_round() -> None:
+    run = made_up("fedavg", 0, [0.5, 0.5])
+    local = [{"client": 0, "class_accuracy": [0.5, 0.5]}]
+    stopped = replace(run, history=[*run.history[:-1], replace(run.history[-1], local=local)], stopped_early=True)
+    with pytest.raises(UserError, match="expected a run that has reached its last round"):
+        find_figure("fedvls/2").draw(comparisons([stopped]))
+
+
 def test_sweep_figures_want_a_sweep() -> None:
     with pytest.raises(UserError, match="expected runs of a sweep"):
         find_figure("fedgr/4").draw(comparisons([made_up("fedgr", 0, [0.5, 0.5])]))
