@@ -32,6 +32,8 @@ Report = Callable[[Message], None]
 """Sends progress to the pool. A report too soon after the last one is dropped."""
 
 _SECONDS_BETWEEN_REPORTS = 0.25
+_SECONDS_FOR_EXIT = 5.0
+"""How long to wait for the exit of a worker that has closed its output."""
 _SECONDS_FOR_OUTPUT = 5.0
 """How long to wait for the rest of a worker's output after the worker has ended."""
 _LOG_TAIL = 2000
@@ -123,9 +125,10 @@ class WorkerPool:
         if slot is None:  # a message from a worker that has been killed since
             return
         if message is None:
+            reason = worker.cause_of_death()
             self._workers.pop(slot).kill()
             if slot in self._busy:
-                watcher.on_failure(self._busy.pop(slot), worker.cause_of_death())
+                watcher.on_failure(self._busy.pop(slot), reason)
         elif "progress" in message:
             watcher.on_progress(self._busy[slot], message["progress"])
         else:
@@ -147,13 +150,17 @@ class WorkerPool:
 
 
 def _environment(slot: int, workers: int) -> dict[str, str]:
-    """Give each worker a share of the cores and, on a machine with several GPUs, one GPU."""
+    """Return the variables that give a worker its share of the cores and, on a machine with several GPUs, one GPU.
+
+    A variable that is already set is not changed.
+    """
     cores = str(max(1, usable_cores() // workers))
-    shares = {name: cores for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS") if name not in os.environ}
+    variables = {"OMP_NUM_THREADS": cores, "TORCHINDUCTOR_COMPILE_THREADS": cores}
+    variables["OMP_WAIT_POLICY"] = "PASSIVE"  # as in `cli.app.main`: OpenMP's idle threads sleep
     gpus = _gpus()
-    if gpus > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        shares["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
-    return {"OMP_WAIT_POLICY": "PASSIVE", **shares}  # as in `cli.app.main`: OpenMP's idle threads sleep
+    if gpus > 1:
+        variables["CUDA_VISIBLE_DEVICES"] = str(slot % gpus)
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def _gpus() -> int:
@@ -175,7 +182,7 @@ class WorkerProcess:
     ) -> None:
         self._log, self._received = log, received
         log.parent.mkdir(parents=True, exist_ok=True)
-        # With the parent's folders, a script's method may be in a module beside the script, in any folder.
+        # The worker also searches the parent's folders, so it finds modules beside a user's script.
         command, inherited = python_module("fedskew.workers", function, *filter(None, sys.path))
         with log.open("w", encoding="utf-8") as errors:
             self._process = subprocess.Popen(
@@ -212,7 +219,12 @@ class WorkerProcess:
         self._received.put((self, None))
 
     def cause_of_death(self) -> str:
-        code = self._process.wait()
+        """Say how a worker that has closed its output ended. Kill it if it does not end in time."""
+        try:
+            code = self._process.wait(_SECONDS_FOR_EXIT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
         how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         text = self._log.read_text(encoding="utf-8", errors="replace")[-_LOG_TAIL:].strip()
         last = text.splitlines()[-1] if text else ""
@@ -234,7 +246,10 @@ class WorkerProcess:
             self._requests.close()
 
     def _end_reading(self) -> None:
-        """Wait for the end of the process and of its output. The process's children may keep the output open longer."""
+        """Wait for the end of the process, then a few seconds for the rest of its output.
+
+        The process's children may keep the output open for longer.
+        """
         self._process.wait()
         self._reader.join(_SECONDS_FOR_OUTPUT)
         if not self._reader.is_alive():
@@ -315,7 +330,7 @@ def _serve(function: str, requests: Iterable[str], messages: TextIO) -> None:
 
 
 def _gpu_works() -> bool:
-    """Return whether this process can still use its GPU. After a CUDA error, it cannot."""
+    """Return whether this process can still use its GPU. After some CUDA errors, it cannot."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True

@@ -14,7 +14,7 @@ import pytest
 import torch
 import worker_requests
 
-from fedskew.workers import Message, PoolWatcher, WorkerPool, _gpu_works
+from fedskew.workers import Message, PoolWatcher, WorkerPool, _environment, _gpu_works
 
 WORK = "worker_requests:work"
 
@@ -56,6 +56,24 @@ def test_requests_are_answered_and_failures_end_only_themselves(pool: WorkerPool
     assert noted.failures[5].startswith("KeyError: 'missing' (worker_requests.py, line ")
     assert "killed by signal 9" in noted.failures[6]
     assert noted.progress[0] == {"seen": {"number": 0}}
+
+
+def test_a_worker_that_ends_itself_is_not_said_to_have_been_killed(tmp_path: Path) -> None:
+    noted = Noted()
+    with WorkerPool("no_such_module:work", 1, tmp_path) as pool:
+        pool.run([{}], noted)
+    assert noted.failures[0] == (
+        "its process ended with status 1: ModuleNotFoundError: No module named 'no_such_module'"
+    )
+
+
+def test_workers_keep_the_variables_that_the_user_has_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "OMP_WAIT_POLICY")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert set(names) <= _environment(0, 2).keys()
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert "OMP_WAIT_POLICY" not in _environment(0, 2)
 
 
 def test_a_file_in_the_current_folder_does_not_replace_a_standard_module(

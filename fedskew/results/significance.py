@@ -3,7 +3,7 @@
 With the same seed, all methods get the same split and, with few exceptions, the same clients and batches. So their
 results can be subtracted seed by seed, and different seeds give independent differences. The differences are tested
 with Student's t test. It assumes that they are roughly normal, which cannot be checked with a few seeds. With fewer
-than three seeds, nothing is tested. The comparisons with the best method, or in a race with FedAvg, are corrected
+than three seeds, nothing is tested. The comparisons with one method, such as the best one or FedAvg, are corrected
 together by Holm's method.
 """
 

@@ -47,7 +47,7 @@ def scalars(row: RoundRow) -> dict[str, float]:
 
 
 def final_scalars(result: Result) -> dict[str, float]:
-    """Return the metrics of the final model's probabilities."""
+    """Return the metrics that need the final model's probabilities, such as AUROC."""
     names = [metric.score for metric in METRICS.values() if metric.score is not None]
     found = {f"test/{name}": getattr(result.scores, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
