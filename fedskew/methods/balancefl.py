@@ -16,7 +16,7 @@ f_i and its class's mean μ_{y_i} are those of the received model. The covarianc
 needs no d×d matrix. As in the published code, a client draws 500 noise vectors per round, and each perturbed sample
 takes one of them.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: one forward pass of each sample per round.
 """
 

@@ -16,7 +16,8 @@ that no participant of a round has keeps its features.
 
 The method chooses the model's head (`--head retrained`).
 
-Sent to the server: the model, and for each class of the client the gradient of R, which has the size of a head.
+Sent to the server: the model, the client's number of samples, and for each of its classes the gradient of R, which has
+the size of a head.
 Extra compute: one forward pass of each sample per round.
 """
 

@@ -12,7 +12,7 @@ In fedskew, clients compute with v = u − λ·m. So v starts from the received 
 to λ·m. The direction is ∇CE(v + λ·m) + μ·(v − w). The models are the same as in the formulas above, and the server
 tests and keeps w instead of s. Weight decay acts on v instead of u.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.
 """
 

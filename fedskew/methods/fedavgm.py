@@ -6,7 +6,7 @@ Hsu et al., "Measuring the effects of non-identical data distribution for federa
 
 w is the global model, w̄ is FedAvg's mean of the clients' models, and m is the momentum, which starts at 0.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none on the client.
 """
 

@@ -10,7 +10,7 @@ steps without momentum that would move as far.
 
 This is MoFedSAM (fedsam.py) without sharpness-aware steps.
 
-Sent to the server: the model and J_k.
+Sent to the server: the model, the client's number of samples and J_k.
 Extra compute: none.
 """
 

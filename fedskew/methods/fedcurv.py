@@ -10,7 +10,7 @@ computed from the client's batches: it is the mean of the squared gradients of t
 server keeps Σ F_j and Σ F_j∘w_j. A client remembers its own share of both sums, subtracts it from what it receives, and
 sends the change of its share.
 
-Sent to the server: the model, and the changes of F_k and of F_k∘w_k.
+Sent to the server: the model, the client's number of samples, and the changes of F_k and of F_k∘w_k.
 Extra compute: one forward and backward pass of each sample per round.
 """
 

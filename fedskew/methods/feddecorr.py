@@ -7,7 +7,7 @@ Shi et al., "Towards understanding and mitigating dimensional collapse in hetero
 X has one row for each of the batch's N samples and one column per feature, and its columns are standardised. i and j
 are features. The base is cross entropy, or the loss of the objective that FedDecorr is combined with.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.
 """
 

@@ -8,7 +8,7 @@ n_k is the number of samples of client k, and p_k is its label distribution. T i
 the test population, which is uniform by default. The sums are over the round's participants. With `distance=l2`, the
 distance ‖p_k − T‖ is not divided by the sum. If no participant has a positive weight, the weights are n_k/Σn.
 
-Sent to the server: the model and the client's distance, one number, but no label counts.
+Sent to the server: the model, the client's number of samples and its distance, one number, but no label counts.
 Extra compute: none.
 """
 

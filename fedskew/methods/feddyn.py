@@ -9,7 +9,7 @@ v is the client's model during training, and w_k is that model at the end. w is 
 k's weight in the average. h_k stays on the client, and h on the server; both start at 0. K is the number of clients,
 and S is the set of participants. The server's h is the paper's h divided by α, so the server does not need to know α.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.
 """
 

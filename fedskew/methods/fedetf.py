@@ -11,7 +11,7 @@ and the scale s are trained like all other weights. n_c is the client's number o
 
 The method chooses the model's head (`--head etf`). Personal fine-tuning, the paper's second part, is not included.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none.
 """
 

@@ -7,7 +7,7 @@ Jhunjhunwala et al., "FedExP: speeding up federated averaging via extrapolation"
 w is the global model, w_k is the model that client k sends back, and a_k is its weight in the average. The norms are
 over the parameters only. Buffers, such as BatchNorm's statistics, are averaged.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none on the client.
 """
 

@@ -12,7 +12,7 @@ becomes more similar to the other clients' rows of other labels. FedGR uses the 
 paper no two clients share a label, so every row has one owner. If clients share labels, the mean over a row's owners
 gives one common model.
 
-Sent to the server: the model and which labels the client has.
+Sent to the server: the model, the client's number of samples, and which labels the client has.
 Extra compute: none on the client; on the server, one gradient step on the participants' heads.
 """
 

@@ -11,7 +11,7 @@ not push features away from that class. The global model has φ = 1.
 
 The method chooses the model's head (`--head etf`). The paper's personal models, which keep φ, are not included.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none.
 """
 

@@ -15,7 +15,7 @@ Clients drift farther if they train longer. So by default, T_D is the published 
 rate of 0.01), scaled to the round's steps and learning rate. With momentum, a step moves farther, and counts
 as the number of steps without momentum that would move as far.
 
-Sent to the server: the model and the client's number of steps.
+Sent to the server: the model and the client's numbers of samples and steps.
 Extra compute: one more forward and backward pass.
 """
 

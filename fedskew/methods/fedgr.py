@@ -8,7 +8,8 @@ Guo et al., "FedGR: federated learning with gravitation regulation for double im
 U^k are the rows of client k's head, Y_k are its labels, and η is the learning rate. A attracts rows of the same label,
 and R repels rows of different labels (see `gravitation`). The head's bias, if any, counts as one more column.
 
-Sent to the server: the model. With the server rule, also which labels the client has.
+Sent to the server: the model and the client's number of samples. With the server rule, also which labels the client
+has.
 Extra compute: none on the client; on the server, one gradient step on the participants' heads.
 """
 

@@ -12,7 +12,7 @@ z are the client's logits, and z^g are those of the received global model, the t
 temperature. z_{≠y} are the logits of all classes but the target y. p_y is the target's entry of σ(z/τ), and b^g is the
 teacher's b.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: one forward pass of the teacher.
 """
 

@@ -9,7 +9,7 @@ w is the global model, and w_k is the model that client k sends back. Weights th
 which acts like weight decay. The server needs samples that no client trains on (`--server-data 0.02`). They come from
 the training set, equally many of each class if there are enough.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none on the clients.
 """
 

@@ -8,7 +8,7 @@ z_c is the logit of class c, and n_c is the client's number of samples of it. Th
 paper's denominator sums over c ≠ y only, which makes training collapse (docs/fidelity.md). With τ > 0, a vacant class
 has an infinite margin and drops out.
 
-Sent to the server: the model. Label counts stay on the client.
+Sent to the server: the model and the client's number of samples. Label counts stay on the client.
 Extra compute: none.
 """
 

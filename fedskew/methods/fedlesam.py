@@ -11,7 +11,7 @@ moved from w_old to w to lower the loss. So the way back estimates the direction
 FedSAM (fedsam.py) estimates this direction with the gradient on the client's batch, which costs a second gradient per
 step.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.
 """
 

@@ -10,7 +10,7 @@ vacant class. X has one row for each of the batch's N samples and one column per
 standardised. i and j are features. The first term is FedRS's with `soft`, and the last is FedDecorr's
 (docs/fidelity.md).
 
-Sent to the server: the model. Label counts and centres stay on the client.
+Sent to the server: the model and the client's number of samples. Label counts and centres stay on the client.
 Extra compute: one forward pass of each sample per round.
 """
 

@@ -12,7 +12,7 @@ C is the number of classes. A class is a majority class of the client if it has 
 All other classes are the client's minority, including vacant ones. With `majority_rule=paper`, C is the number of
 classes that the client has, and n/C samples are enough.
 
-Sent to the server: the model. Label counts stay on the client.
+Sent to the server: the model and the client's number of samples. Label counts stay on the client.
 Extra compute: one forward pass of the teacher; none for Tf.
 """
 

@@ -18,7 +18,8 @@ sends its mean feature, and g_c is the mean of these. If no participant of the l
 The base is cross entropy, or the loss of the objective that FedMR is combined with. The authors' code has only L_intra.
 L_inter is our reading of the paper's text (docs/fidelity.md).
 
-Sent to the server: the model; with L_inter also the mean feature of each of the client's classes.
+Sent to the server: the model and the client's number of samples; with L_inter also the mean feature of each of its
+classes.
 Extra compute: negligible; with L_inter one forward pass of each sample per round.
 """
 

@@ -8,7 +8,7 @@ w is the global model, w_k is the model that client k sends back, and a_k is its
 number of local steps or, with momentum, the number of steps without momentum that would move as far. A client that
 takes no step has d_k = 0.
 
-Sent to the server: the model and ‖A_k‖₁.
+Sent to the server: the model, the client's number of samples and ‖A_k‖₁.
 Extra compute: none.
 """
 

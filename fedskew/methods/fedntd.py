@@ -8,7 +8,7 @@ Lee et al., "Preservation of the global knowledge by not-true distillation in fe
 z_{≠y} are the client's logits of all classes but the target y, and z^g are the logits of the received global model, the
 teacher. σ is the softmax and τ is the temperature.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: one forward pass of the teacher; none for Tf.
 """
 

@@ -11,7 +11,7 @@ Reddi et al., "Adaptive federated optimization", ICLR 2021.
 w is the global model, w_k is the model that client k sends back, and a_k is its weight in the average. Each coordinate
 has its own m and v. Before the first round, m = 0 and v = τ².
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none on the client.
 """
 

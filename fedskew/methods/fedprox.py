@@ -6,7 +6,7 @@ Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
 v is the client's model during training, and w is the received model. The norm is over the trainable parameters.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.
 """
 

@@ -10,7 +10,7 @@ client's classes were balanced. A vacant class drops out of that term's softmax.
 personal head P, for the client's own label distribution. The global model predicts g, and a client's own model
 g + P h.
 
-Sent to the server: the model without the personal head.
+Sent to the server: the model without the personal head, and the client's number of samples.
 Extra compute: negligible.
 """
 

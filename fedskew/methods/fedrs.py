@@ -6,7 +6,7 @@ Li and Zhan, "FedRS: federated learning with restricted softmax for label distri
 
 z_c is the logit of class c. A class is present if the client has samples of it, and vacant otherwise.
 
-Sent to the server: the model. Label presence stays on the client.
+Sent to the server: the model and the client's number of samples. Label presence stays on the client.
 Extra compute: none.
 """
 

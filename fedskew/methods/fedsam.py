@@ -9,7 +9,7 @@ v is the client's model during training, and w_k is that model at the end. w is 
 weight in the average, and η is the learning rate. J_k is the client's number of steps or, with momentum, the number of
 steps without momentum that would move as far.
 
-Sent to the server: the model, and J_k for MoFedSAM.
+Sent to the server: the model and the client's number of samples, and J_k for MoFedSAM.
 Extra compute: one more forward and backward pass.
 """
 

@@ -10,7 +10,7 @@ smooth landscape", ICML 2023.
 v is the client's model during training, w_k is that model at the end, and w is the received model. h_k is as in FedDyn.
 The dual variables μ_k pull the perturbations of all clients towards a common one, s.
 
-Sent to the server: the model and μ_k, which has the size of one model.
+Sent to the server: the model, the client's number of samples, and μ_k, which has the size of one model.
 Extra compute: one more forward and backward pass.
 """
 

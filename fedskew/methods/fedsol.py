@@ -12,7 +12,7 @@ and τ is the temperature.
 Lowering the loss at v + ε makes the loss insensitive to moves along the proximal gradient g. So local steps become
 nearly orthogonal to g, and forget less of w.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: one forward pass of the teacher, and one more forward and backward pass.
 """
 

@@ -10,7 +10,7 @@ batch's squared distances that are not 0.
 
 The base is cross entropy, or the loss of the objective that FedUV is combined with.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: the distances between all pairs of a batch's features.
 """
 

@@ -10,7 +10,7 @@ z are the logits, and p(c) is the share of class c in the client's samples. n is
 the softmaxes of the client's model and of the teacher, the received global model. With the paper's w = 1, the loss has
 no minimum. The published code has w = 0.005 and a variant of the last term with a lower bound (docs/fidelity.md).
 
-Sent to the server: the model. Label counts stay on the client.
+Sent to the server: the model and the client's number of samples. Label counts stay on the client.
 Extra compute: one forward pass of the teacher.
 """
 

@@ -6,7 +6,7 @@ Lin et al., "Focal loss for dense object detection", ICCV 2017; a baseline in PK
 
 p_y is the predicted probability of the sample's class.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none.
 """
 

@@ -13,7 +13,7 @@ The base is cross entropy, or the loss of the objective that FPL is combined wit
 round, and for classes that no participant of the last round had. A client's prototypes are its mean features at the end
 of its round. The published code accumulates them during the last epoch, while the model changes.
 
-Sent to the server: the model and the mean feature of each of the client's classes.
+Sent to the server: the model, the client's number of samples, and the mean feature of each of its classes.
 Extra compute: one forward pass of each sample per round.
 """
 

@@ -4,7 +4,7 @@ Szegedy et al., "Rethinking the Inception architecture for computer vision", CVP
 
     L = CE against (1 − μ)·one-hot + μ/C
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none.
 """
 

@@ -8,7 +8,7 @@ The features h, h^g and h^prev are the inputs of the head in three models: the m
 and the model that this client trained when it last took part. In a client's first round, the received model serves as
 the previous one, so ℓ = log 2 has no gradient.
 
-Sent to the server: the model. The client keeps one model.
+Sent to the server: the model and the client's number of samples. The client keeps one model.
 Extra compute: two forward passes of frozen models.
 """
 

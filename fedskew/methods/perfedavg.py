@@ -11,7 +11,7 @@ v are the client's parameters, and L is the objective's loss. B₁ and B₂ are 
 has one sample, both halves are that sample. The recorded loss is that of the whole batch at v. The run evaluates and
 saves the global model, without a personal step.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: one more forward and backward pass, or three for hessian-free. Each pass runs on the whole batch, as
 BatchNorm requires, and ignores half of the labels.
 """

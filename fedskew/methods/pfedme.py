@@ -9,7 +9,7 @@ T Dinh et al., "Personalized federated learning with Moreau envelopes", NeurIPS 
 w_k is the model of client k, and a_k is the client's weight in the average. The run evaluates and saves the global
 model w. The personal models θ exist only within a step.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: κ − 1 more forward and backward passes.
 """
 

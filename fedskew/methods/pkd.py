@@ -9,10 +9,11 @@ learning", arXiv:2411.15403 (docs/fidelity.md lists every choice made here).
     3. distil      FedAvg with L = CE + λ·KL(expert ‖ student) within the group, at temperature T, for samples whose
                    label and wrong prediction lie in one group
 
-Sent to the server: the model. Unless the groups are given, also the client's label counts and, for each true class, the
-mean predicted probability of every class, once. For each expert, all clients report how many of their samples have a
-label of the expert's group. While it distils, a client also sends how many samples each expert taught. The sites of a
-federation send the latter numbers only if they share their losses (`share_loss`).
+Sent to the server: the model and the client's number of samples. Unless the groups are given, also the client's label
+counts and, for each true class, the mean predicted probability of every class, once. For each expert, all clients
+report how many of their samples have a label of the expert's group. While it distils, a client also sends how many
+samples each expert taught. The sites of a federation send the latter numbers only if they share their losses
+(`share_loss`).
 Extra compute: the experts' training, and one forward pass of an expert for every distilled sample, as the paper counts
 it. In fact, every expert runs on every batch of the last stage.
 """

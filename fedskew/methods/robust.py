@@ -11,7 +11,7 @@ w is the global model, and w_k is the model of client k. M is the number of thes
 in the average. Median and trimmed mean give every participant the same weight, regardless of its number of samples.
 With β = 0.1, nothing is trimmed in rounds of fewer than ten participants. BatchNorm's buffers are averaged as usual.
 
-Sent to the server: the model.
+Sent to the server: the model and the client's number of samples.
 Extra compute: none on the client.
 """
 

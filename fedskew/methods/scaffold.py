@@ -10,7 +10,7 @@ control variates of client and server, and η is the learning rate. S is the set
 clients, and a_k is client k's weight in the average. J is the number of local steps or, with momentum, the number of
 steps without momentum that would move as far.
 
-Sent to the server: the model and the change of the client's control variate.
+Sent to the server: the model, the client's number of samples, and the change of its control variate.
 Extra compute: negligible.
 """
 

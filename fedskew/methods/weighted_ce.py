@@ -9,7 +9,7 @@ classes. These are the "balanced" weights of scikit-learn. The mean weight of th
 the same for all clients, can be given. The setting `class_weights` weighs the cross entropy of other methods in this
 way. In a run of this method, it replaces the balanced weights, and is refused beside given ones.
 
-Sent to the server: the model. Label counts stay on the client.
+Sent to the server: the model and the client's number of samples. Label counts stay on the client.
 Extra compute: none.
 """
 

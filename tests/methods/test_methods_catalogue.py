@@ -47,6 +47,13 @@ def test_an_entry_says_where_it_comes_from_and_what_it_is(name: str) -> None:
 
 
 @every_method
+def test_the_docstring_says_that_numbers_of_samples_leave_a_client(name: str) -> None:
+    entry = find(name)
+    sent = " ".join(entry.document.partition("Sent to the server: ")[2].split())
+    assert "sample count" not in entry.sends or "samples" in sent or "label counts" in sent
+
+
+@every_method
 def test_every_hyper_parameter_has_a_default_that_is_accepted_back(name: str) -> None:
     method = make_method(name)
     assert make_method(name, method.params) == method
