@@ -10,9 +10,10 @@ Luo et al., "No fear of heterogeneity: classifier calibration for federated lear
 N_c is the sum of N_ck over all clients k. CCVR takes the last round of a run, after rounds of any objective. A class
 without samples has no virtual features. A class with one sample has Σ_c = 0.
 
-Sent to the server: number, mean and covariance of the features of each class, in the last round. The model is also
-sent, unchanged. With C classes and d features, the covariances are C·d² numbers per client: 105 MB in float32 for 100
-classes and 512 features. A simulation holds those of all clients at once, also in float64, which takes twice as much.
+Sent to the server: in the last round, the number of samples of each class, and the mean and covariance of their
+features. The model is also sent, unchanged. With C classes and d features, the covariances are C·d² numbers per client:
+105 MB in float32 for 100 classes and 512 features. A simulation holds those of all clients at once, also in float64,
+which takes twice as much.
 Extra compute: one forward pass of each sample in the last round, in which no client trains.
 """
 
