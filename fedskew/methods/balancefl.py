@@ -96,8 +96,9 @@ class BalanceFL(Objective):
 
 def _scales(counts: Tensor, like: Tensor) -> Tensor:
     """Return √(n_c/((n_c − 1)·n)). It is 0 for a class with one sample, which has no covariance."""
-    n = counts.to(like.dtype)
-    return torch.where(n > 1, n / ((n - 1).clamp(min=1) * n.sum().clamp(min=1)), 0.0).sqrt()
+    n_c = counts.to(like.dtype)
+    n = n_c.sum().clamp(min=1)
+    return torch.where(n_c > 1, n_c / ((n_c - 1).clamp(min=1) * n), 0.0).sqrt()
 
 
 def _normal(keys: Tensor, draws: Tensor, dtype: torch.dtype) -> Tensor:

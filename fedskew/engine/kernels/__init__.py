@@ -1,8 +1,8 @@
 """GPU kernels for layers and SGD steps of many clients, each with its own weights. Most are Triton programs.
 
 PyTorch's own operations are slow for such layers. cuDNN's grouped convolution is designed for a few large
-groups, not for one group per client. A BatchNorm over valid samples, written as tensor operations, reads its images
-many times. Images have their channels last in memory.
+groups, not for one group per client. A BatchNorm that leaves out the padding of short batches reads its images many
+times if it is written as tensor operations. Images have their channels last in memory.
 
 Importing this package needs neither Triton nor a GPU. `supported` returns whether the kernels can run.
 """
