@@ -1,7 +1,8 @@
 # mypy: ignore-errors
 """The Triton programs of max-pooling with an optional ReLU before it: images [N, h, w, C], results [N, ho, wo, C].
 
-Windows do not overlap. A program processes a block of windows and channels.
+Windows do not overlap. A program processes a block of windows and channels. It applies the ReLU to the maximum, which
+gives the same result as a ReLU before it.
 """
 
 import triton
