@@ -109,7 +109,7 @@ def start_mark(process: int) -> str | None:
 def parent_of(process: int) -> int:
     """Return the process id of a process's parent, or 0 if the process has ended or the system has no /proc."""
     try:
-        status = Path(f"/proc/{process}/stat").read_text()
+        status = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return 0
     return int(status.rpartition(")")[2].split()[1])

@@ -227,6 +227,18 @@ def test_a_process_learns_that_its_parent_was_killed() -> None:
     platforms.wait_for_end(parent.pid)  # it is gone, so this returns at once
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_process_whose_name_is_not_text_has_a_parent() -> None:
+    """Linux cuts names after 15 bytes, perhaps in the middle of a character."""
+    code = "open('/proc/self/comm', 'wb').write(b'a) 1 \\xc3'); print('named', flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "named\n"
+        assert platforms.parent_of(child.pid) == os.getpid()
+        child.kill()
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says when a process began")
 def test_a_process_has_a_mark_until_it_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:

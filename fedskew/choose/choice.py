@@ -161,8 +161,11 @@ def choose(
     race tries 1/3, 1 and 3 times the learning rate.
     """
     refuse_data_settings(settings, data, partition)
-    if "method" in settings:
-        raise UserError(f"method is {settings['method']!r}; expected methods= in a race")
+    for key, value in settings.items():
+        if key.partition(".")[0] == "method":
+            raise UserError(f"{key} is {value!r}; expected methods= in a race")
+    if config is not None and not isinstance(config, Config):
+        raise UserError(f"config is {config!r}; expected a fedskew.Config")
     valid = workers is None or (isinstance(workers, Integral) and not isinstance(workers, bool) and workers >= 1)
     expect(valid, "workers", workers, "a whole number ≥ 1")
     default_seed = {"seed": data.seed} if isinstance(data, Federation) else {}

@@ -57,7 +57,7 @@ def _site_lead(run: Result, site: str) -> str:
     kept = "Its personal tensors never left that site. " if run.sites else ""
     return (
         f"A classifier for {len(run.classes)} classes ({parameter_count(run.model):,} parameters), {_trained(run)} "
-        f"on {_data(run)}: {_rounds(run)}. It is the model of {escape(name_site(site))}. {kept}"
+        f"on {escape(_data(run))}: {_rounds(run)}. It is the model of {escape(name_site(site))}. {kept}"
         "It fits the data of that site, and may be worse elsewhere."
     )
 
@@ -81,7 +81,7 @@ def _lead(run: Result) -> str:
     in_encoders = f" in {encoders} concatenated encoders" if encoders else ""
     size = f"{parameter_count(run.model):,} parameters{in_encoders}"
     lead = (
-        f"A classifier for {len(run.classes)} classes ({size}), {_trained(run)} on {_data(run)}: "
+        f"A classifier for {len(run.classes)} classes ({size}), {_trained(run)} on {escape(_data(run))}: "
         f"{_rounds(run)}, accuracy {percent(evaluation.accuracy)}, "
         f"{'results by class unknown' if evaluation.totals else f'worst class {percent(evaluation.worst_class)}'}."
     )
@@ -193,9 +193,7 @@ def _training(run: Result) -> str:
     split_hash = [("SHA-256 of the split", (run.federation or {}).get("split", "–"))]
     params = ", ".join(f"{name} = {value}" for name, value in config.method_params.items())
     held = [("training samples at the server", f"{config.server_data:.2%}")] if config.server_data else []
-    start = (
-        [("initial weights", f"{escape(Path(config.init).name)}, SHA-256 {config.init_sha256}")] if config.init else []
-    )
+    start = [("initial weights", f"{Path(config.init).name}, SHA-256 {config.init_sha256}")] if config.init else []
     part = [("trained part", config.train)] if config.train != "all" else []
     rows = [
         ("method", config.method + (f" ({params})" if params else "")),
@@ -211,13 +209,14 @@ def _training(run: Result) -> str:
         ("optimiser, momentum, weight decay", f"{config.optimizer}, {config.momentum}, {config.weight_decay}"),
         ("augmentation", ", ".join(config.augment) or "none"),
         ("class weights, batches", f"{describe_weights(config.class_weights)}, {config.batches}"),
-        ("discarded updates (not finite)", run.diverged),
+        ("updates discarded because of values that were not finite", run.diverged),
         ("seed", config.seed),
         *([] if run.sites else split_hash),  # in a federation, it is only that of the sites' names
         ("versions", ", ".join(f"{name} {number}" for name, number in run.about.get("versions", {}).items())),
         ("started", run.about.get("begun", "–")),
     ]
-    return table(("what", "value"), rows) + "\n\nThe complete configuration is in `model.json`."
+    cells = [(what, escape(str(value))) for what, value in rows]
+    return table(("what", "value"), cells) + "\n\nThe complete configuration is in `model.json`."
 
 
 def _checks(onnx_difference: float | None, site: str | None) -> str:

@@ -212,8 +212,8 @@ def test_an_interrupted_race_in_one_process_ends_like_one_in_several(finished: f
     for stop_after in (4, 7):
         with pytest.raises(KeyboardInterrupt):
             race(tmp_path / "race", Counting(stop_after))
-    with (tmp_path / "race" / TRIALS).open("a") as file:
-        file.write('{"key": "torn')
+    with (tmp_path / "race" / TRIALS).open("ab") as file:
+        file.write(b'{"key": "\xfftorn')  # no UTF-8
     again = race(tmp_path / "race", whole)
     assert whole.run == len((finished.folder / TRIALS).read_text().splitlines()) - 11
     assert _without_times(again) == _without_times(finished)
@@ -411,6 +411,10 @@ def test_the_folder_of_another_race_is_refused(finished: fs.Choice) -> None:
 def test_settings_that_a_race_cannot_use_are_refused() -> None:
     with pytest.raises(UserError, match="method is 'fedvls'; expected methods= in a race"):
         choose("digits", ["fedprox"], BUDGET, method="fedvls")
+    with pytest.raises(UserError, match=r"method\.mu is 0\.3; expected methods= in a race"):
+        choose("digits", ["fedprox"], BUDGET, **{"method.mu": 0.3})
+    with pytest.raises(UserError, match=r"config is 'race\.yaml'; expected a fedskew\.Config"):
+        choose("digits", ["fedprox"], BUDGET, config="race.yaml")  # type: ignore[arg-type]
     for workers in (0, -1, "2", True):
         with pytest.raises(UserError, match=f"workers is {workers!r}; expected a whole number ≥ 1"):
             choose("digits", ["fedprox"], BUDGET, workers=workers)  # type: ignore[arg-type]

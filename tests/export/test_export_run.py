@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,17 @@ def test_programs_read_null_for_what_such_a_method_sends_and_reveals(run: Result
     assert (described["sends"], described["reveals"]) == (None, None)
 
 
+def test_paths_and_class_names_do_not_break_the_card_s_tables() -> None:
+    run = finished("dnn", form("dnn"), partition=PartitionConfig("column", params={"column": "ward|year"}))
+    weights = {"cat": 1.0, "dog": 1.0, "a|b": 2.0}
+    run = replace(run, config=replace(run.config, data="my|data/_x_.csv", class_weights=weights))
+    card = model_card(run, None, with_words=False)
+    assert "trained by federated learning on my\\|data/\\_x\\_.csv: 7 rounds" in card
+    assert "| data | my\\|data/\\_x\\_.csv |" in card
+    assert "| split | rule column, column ward\\|year |" in card
+    assert "| class weights, batches | cat 1, dog 1, a\\|b 2, shuffled |" in card
+
+
 def test_classes_of_few_clients_are_named() -> None:
     card = model_card(finished("dnn", form("dnn"), label_counts=[[4, 0, 0], [2, 3, 0]]), None, with_words=False)
     assert "Classes held by only one client: dog." in card
@@ -332,6 +344,8 @@ def test_an_unknown_format_has_its_nearest(run: Result, tmp_path: Path) -> None:
     assert run.folder is not None
     with pytest.raises(UserError, match="did you mean 'onnx'"):
         export_run(run.folder, tmp_path, ["onx"])
+    with pytest.raises(UserError, match="unknown format 'onx'; did you mean 'onnx'"):
+        export_run(run.folder, tmp_path, "onx")
 
 
 @pytest.mark.parametrize(

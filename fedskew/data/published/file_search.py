@@ -38,11 +38,12 @@ def cache_folder() -> Path:
 
 def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """List the folders to search: `data_dir`, FEDSKEW_DATA and the cache."""
-    if data_dir is not None and not Path(data_dir).is_dir():
-        found = "is not a folder" if Path(data_dir).exists() else "does not exist"
+    folder = Path(os.path.expanduser(data_dir)) if data_dir else None  # neither YAML nor `--data-dir=~/x` expands ~
+    if folder is not None and not folder.is_dir():
+        found = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"data folder {str(data_dir)!r} {found}; expected a folder")
-    given = [data_dir, os.environ.get("FEDSKEW_DATA"), cache_folder()]
-    return [Path(folder) for folder in given if folder]
+    given = [folder, os.environ.get("FEDSKEW_DATA"), cache_folder()]
+    return [Path(path) for path in given if path]
 
 
 def find_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:

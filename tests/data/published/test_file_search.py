@@ -129,6 +129,15 @@ def test_a_truncated_archive_leaves_nothing_behind(tmp_path: Path, name: str) ->
     assert list((tmp_path / "inner").iterdir()) == []
 
 
+def test_a_data_folder_may_be_in_the_home_folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    expected = put(tmp_path / "data")
+    assert ensure_files(published(), "~/data") == expected
+    with pytest.raises(UserError, match=r"data folder '~/gone' does not exist; expected a folder"):
+        ensure_files(published(), "~/gone")
+
+
 def test_a_data_folder_that_is_missing_or_a_file_is_refused(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"data folder '.*file' is not a folder; expected a folder"):
