@@ -6,7 +6,8 @@ for instance without noise, is refused.
 With noise, the file also counts the releases, from which ε is computed. The updates of all sites in a round are one
 release. A round that is repeated after a crash is another release.
 
-If an encoding was fitted to the sites' sums, the file has it, so that a resumed run does not request the sums again.
+If a table's encoding was fitted to column sums from the sites, the file has the encoding. So a resumed run does not
+request the sums again.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RunRecord:
         self._fixed = _fixed_settings(settings, contract)
         self.releases = 0
         self.fitted: FittedEncoding | None = None
-        """The encoding that was fitted to the sites' sums. None if there is none yet."""
+        """The encoding of a table that was fitted to column sums from the sites. None if there is none yet."""
 
     def check(self) -> None:
         """Read the folder's record, if it has one. Refuse a run with other settings, and rounds without a record."""

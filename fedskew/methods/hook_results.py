@@ -82,7 +82,7 @@ def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
 
 
 def wrong_perturbation(part: object, returned: object, features: Tensor) -> UserError:
-    """Make the error for perturbed features that differ from the features in shape or type."""
+    """Make the error for perturbed features that are not a tensor with the shape of the features."""
     what, expected = _call(part, "perturbed"), _describe(features)
     return UserError(f"{what} returned {_describe(returned)}; expected {expected}, like the features")
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Division by sizes that are not compiled in. It is expensive except for powers of two."""
+"""Division by sizes that are known only when a program runs. It is slow, except by powers of two."""
 
 import triton
 import triton.language as tl

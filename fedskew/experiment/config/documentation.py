@@ -12,7 +12,7 @@ from fedskew.experiment.config.keys import Config
 
 Function = TypeVar("Function", bound=Callable[..., object])
 _NOT_LISTED = ("data", "data_params", "data_dir", "method", "method_params", "partition")
-"""The keys of data, method and partition. Functions have parameters for these, so they are not listed as settings."""
+"""Keys that are not listed as settings. They choose data, method and partition, for which functions have parameters."""
 
 
 def documents_settings(*excluded: str) -> Callable[[Function], Function]:

@@ -27,7 +27,7 @@ class Sweep:
 
     @property
     def keys(self) -> list[str]:
-        """The axes of the grid."""
+        """The axes of the grid. The seed is not an axis."""
         return [key for key in self.points[0].grid_values if key != "seed"]
 
     @property
