@@ -14,7 +14,7 @@ from filelock import FileLock
 
 @contextlib.contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Let one process at a time enter the `with` block. If the file cannot be locked, none waits for another."""
+    """Let one process at a time enter the `with` block. If the file cannot be locked, no process waits."""
     lock = FileLock(path, thread_local=False, fallback_to_soft=False)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -62,13 +62,14 @@ def _command(
     test set is never used. Repeat the command to continue a race that was interrupted.
     """
     from fedskew.choose.choice import choose
+    from fedskew.choose.trial import RACE_METRICS
     from fedskew.cli.campaigns import parse_count
     from fedskew.cli.race_display import racing
     from fedskew.cli.terminal import print_json, stdout
     from fedskew.report.race import final_table
     from fedskew.results.ranking import DEFAULT_METRIC, find_metric
 
-    config, metric = settings.config(), find_metric(rank_by or DEFAULT_METRIC).name
+    config, metric = settings.config(), find_metric(rank_by or DEFAULT_METRIC, RACE_METRICS).name
     with racing(config, metric, as_json or quiet) as watcher:
         choice = choose(
             config=config, methods=split_names(methods) or None, budget=budget, rank_by=metric, out=out,

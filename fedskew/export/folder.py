@@ -65,6 +65,7 @@ def export_run(
     With `site`, export that client's or site's own model. The method must have such models. In a federation across
     machines, `kept` is the site's state. `licence` is the model's licence for its card, such as `cc-by-4.0`.
     """
+    formats = [formats] if isinstance(formats, str) else formats
     for name in formats:
         if name not in FORMATS:
             raise unknown("format", name, FORMATS)
@@ -156,7 +157,7 @@ def _words(run: Result) -> tuple[tuple[str, ...], list[str]]:
         found = load(run.config.data, run.config.data_dir, **run.config.data_params).words
     except UserError as error:
         return (), [f"words.txt is left out: the data cannot be read: {error}"]
-    if len(found) + 2 != run.inputs["vocabulary"]:  # the model also knows padding and any unknown word
+    if len(found) + 2 != run.inputs["vocabulary"]:  # besides the words, padding and unknown words have a number
         return (), ["words.txt is left out: the data have changed or have no vocabulary"]
     return found, []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from fedskew.errors import UserError
@@ -73,12 +74,17 @@ def write_loaded(
 
 
 def _folders(runs: Runs | Iterable[Runs]) -> list[str | Path]:
-    several = [runs] if isinstance(runs, str | Path | Result) else list(runs)
+    several: list[object] = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     if not several:
         raise UserError("no runs given; expected run folders, folders of run folders, or results")
     folders: list[str | Path] = []
     for run in several:
-        folder = run.folder if isinstance(run, Result) else run
+        if not isinstance(run, str | PathLike | Result):
+            raise UserError(
+                f"a report on an object of type {type(run).__name__}; expected run folders, folders of run folders, or "
+                "results, such as the `runs` of a comparison"
+            )
+        folder = run.folder if isinstance(run, Result) else run if isinstance(run, str) else Path(run)
         if folder is None:
             raise UserError("a report needs runs saved in a folder; pass out='runs/NAME' to fedskew.run")
         folders.append(folder)

@@ -74,6 +74,8 @@ def compare(
     exceptions are methods with another head, and methods that train in stages with other clients or samples.
     """
     check_callbacks(callbacks)
+    if config is not None and not isinstance(config, Config):
+        raise UserError(f"config is {config!r}; expected a fedskew.Config")
     metric = find_metric(rank_by)
     parsed = _parse_methods(methods)
     base, given = _base_federation(data, partition, config or Config(), settings)
@@ -120,9 +122,10 @@ def _base_federation(
 
 
 def _parse_methods(methods: Sequence[AnyMethod]) -> list[AnyMethod]:
-    if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable) or not methods:
+    listed = list(methods) if isinstance(methods, Iterable) and not isinstance(methods, str | Mapping) else []
+    if not listed:
         raise UserError(f"methods is {methods!r}; expected a list, for example ['fedavg', 'fedvls']")
-    return [parse_method(method) if isinstance(method, str) else method for method in methods]
+    return [parse_method(method) if isinstance(method, str) else method for method in listed]
 
 
 def _list_seeds(seeds: int | Sequence[int], first: int) -> list[int]:

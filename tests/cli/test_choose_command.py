@@ -53,6 +53,7 @@ def test_the_help_names_only_metrics_that_a_race_can_rank_by(
         (["--budget", "20r"], r"racing 3 methods over 3 rounds needs about 35 rounds"),
         (["--budget", "soon"], r"expected a time such as 5m or 200s, or rounds such as 2000r"),
         (["--budget", "60r", "--methods", "fedproxx"], r"did you mean 'fedprox'"),
+        (["--budget", "60r", "--rank-by", "x"], r"choose from: accuracy, balanced-accuracy, macro-f1, worst-class\n"),
         (["--budget", "60r", "--rank-by", "auroc"], r"known only after the last round"),
         (["--budget", "60r", "--clients-per-round", "9"], r"at most 4, the number of clients"),
     ],

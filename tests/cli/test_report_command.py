@@ -95,5 +95,9 @@ def test_python_says_in_one_line_what_cannot_be_reported(comparison: Path, tmp_p
         fs.write_report(kept_nowhere)
     with pytest.raises(fs.UserError, match="no runs given; expected run folders"):
         fs.write_report([])
+    with pytest.raises(fs.UserError, match=r"of type Comparison; expected .* such as the `runs` of a comparison"):
+        fs.write_report(fs.compare(fed, ["fedavg"], seeds=1, rounds=1, local_epochs=1))  # type: ignore[arg-type]
+    with pytest.raises(fs.UserError, match="of type list; expected run folders"):
+        fs.write_report([[comparison]])  # type: ignore[list-item]
     with pytest.raises(fs.UserError, match=r"ends in \.html"):
         fs.write_report(comparison, tmp_path / "page.pdf")

@@ -113,6 +113,11 @@ def test_methods_as_mappings_and_objects_and_a_model_of_ones_own() -> None:
     assert len({method.label for method in found.methods}) == 3
 
 
+def test_methods_in_an_array() -> None:
+    found = fs.compare("digits", np.array(["fedavg", "fedprox"]), 1, partition=RULE, **SHORT)
+    assert [method.label for method in found.methods] == ["fedavg", "fedprox"]
+
+
 def test_the_method_of_the_configuration_is_ignored_with_its_parameters() -> None:
     config = fs.Config(method="fedprox", method_params={"mu": 1.0})
     methods = [FedVLS(distill_weight=0.5), "fedvls", "fedprox"]
@@ -147,6 +152,8 @@ def test_data_in_memory() -> None:
         ({"methods": "fedavg"}, "methods is 'fedavg'; expected a list, for example"),
         ({"methods": 5}, "methods is 5; expected a list, for example"),
         ({"methods": []}, r"methods is \[\]; expected a list"),
+        ({"methods": iter(())}, "methods is .*; expected a list"),
+        ({"methods": ["fedavg"], "config": "start.yaml"}, "config is 'start.yaml'; expected a fedskew.Config"),
         ({"methods": ["fedavg", "fedavg"]}, "method 'fedavg' is given twice with the same settings"),
         ({"methods": ["fedavgg"]}, "unknown method 'fedavgg'; did you mean 'fedavg'"),
         ({"methods": ["fedavg"], "seeds": 0}, "seeds is 0; expected a number of seeds, at least 1"),

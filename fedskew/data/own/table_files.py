@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, boolean_strings, is_unnamed, make_strings
 from fedskew.data.own.table_columns import Table
-from fedskew.errors import UserError, plural
+from fedskew.errors import UserError, plural, shorten
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
 TEST_NAMES = ("test", "validation", "valid", "val")
@@ -195,7 +195,10 @@ def _read_split(folder: Path) -> Table:
         raise UserError(f"{folder / 'state.json'}: lists no data files; expected what save_to_disk writes")
     info = folder / "dataset_info.json"
     features = _read_json(info).get("features") if info.is_file() else None
-    table = pyarrow.concat_tables([_read_arrow_file(folder / name) for name in names])
+    try:
+        table = pyarrow.concat_tables([_read_arrow_file(folder / name) for name in names])
+    except pyarrow.ArrowInvalid as error:
+        raise UserError(f"{folder}: the files {shorten(names)} do not have the same columns and types") from error
     return arrow_table(table, str(folder), features if isinstance(features, dict) else {})
 
 
@@ -242,7 +245,7 @@ def _arrow_column(chunked: Any, where: str, name: str) -> tuple[Column, str | No
         return make_strings(column, categorical), None
     if types.is_null(kind):
         return make_strings([None] * len(column)), None
-    if types.is_temporal(kind):
+    if types.is_temporal(kind) and not types.is_interval(kind):
         return make_strings(column.cast(pyarrow.string())), describe_unusable(where, name, "dates or times")
     if types.is_binary(kind) or types.is_large_binary(kind):
         _refuse_gaps(column, where, name)

@@ -191,7 +191,7 @@ def plan_batches(
 
 
 def padded_targets(y: Tensor, valid: Tensor) -> Tensor:
-    """Set the labels of rows that are not valid to `IGNORE`. Labels may have one more axis than `valid`."""
+    """Set the labels of padding, where `valid` is False, to `IGNORE`. Labels may have one more axis than `valid`."""
     return torch.where(valid.view(*valid.shape, *(1,) * (y.dim() - valid.dim())), y, IGNORE)
 
 

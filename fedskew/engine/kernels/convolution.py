@@ -89,7 +89,7 @@ def product_tiling(columns: int, channels: int, taps: int, dtype: torch.dtype, t
     (positions in the window) and over `channels` channels per tap. Blocks are as wide as the result, up to 128 columns,
     so that the images are read as few times as possible. If 16 divides `channels`, one step of the sum stays inside one
     tap. Otherwise, a step takes 32 products, or up to 128 if pixels have four channels of 16 bits, because such pixels
-    are loaded whole. Exact float32 needs smaller blocks, because a program holds each block in two parts.
+    are loaded whole. Exact float32 needs smaller blocks and steps, because a program holds each block in two parts.
     """
     if _precision(dtype, tf32) == "tf32x3":
         return Tiling(64, power_of_two(16, 64, columns), 32 if channels % 32 == 0 else 16, warps=4, stages=3)

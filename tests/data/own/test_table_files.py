@@ -70,12 +70,27 @@ def test_a_saved_dataset_of_arrays_and_one_of_text(tmp_path: Path) -> None:
     assert load(tmp_path / "text", length=3).train.x.tolist() == [[2, 3, 0]] * 8
 
 
+def test_intervals_are_left_out_on_request(tmp_path: Path) -> None:
+    """pyarrow cannot write a month_day_nano_interval as text."""
+    waits = pa.array([(1, 2, 3)] * 8, pa.month_day_nano_interval())
+    save_split(tmp_path / "train", pa.table({"wait": waits, "age": range(8), "ill": [0, 1] * 4}), {})
+    with pytest.raises(UserError, match=r"column 'wait' holds month_day_nano_interval values; .* drop=wait"):
+        load(tmp_path / "train", label="ill")
+    assert load(tmp_path / "train", label="ill", drop="wait").input_shape == (1,)
+
+
 def test_a_broken_saved_dataset_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "train"
     save_split(folder, image_table(10).set_column(2, "fine", pa.array([0, 1, 5] * 3 + [0])), IMAGE_FEATURES)
     with pytest.raises(UserError, match=r"label '5' in row 2; expected 0 to 2"):
         load(folder)
-    (folder / "data-00001-of-00002.arrow").write_bytes(b"rubbish")
+    second = folder / "data-00001-of-00002.arrow"
+    other = pa.table({"img": [1], "id": ["no 5"], "fine": [0]})
+    with pa.OSFile(str(second), "wb") as sink, pa.ipc.new_stream(sink, other.schema) as writer:
+        writer.write_table(other)
+    with pytest.raises(UserError, match=r"data-00001-of-00002.arrow' do not have the same columns and types"):
+        load(folder)
+    second.write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"data-00001-of-00002.arrow: cannot be read"):
         load(folder)
     (folder / "state.json").write_text('{"_data_files": [{}]}')
