@@ -148,13 +148,13 @@ class Trials:
         if not self._file.is_file():
             return {}
         with reporting_os_errors("read", self._file):
-            lines = self._file.read_text(encoding="utf-8").splitlines()
+            content = self._file.read_bytes()
         found = {}
-        for line in lines:
+        for line in content.splitlines():
             with contextlib.suppress(ValueError, KeyError, TypeError):
-                content = json.loads(line)
-                found[content["key"], content["until"]] = TrialResult.from_json(content["measured"])
-        if lines and not self._file.read_bytes().endswith(b"\n"):
+                entry = json.loads(line)
+                found[entry["key"], entry["until"]] = TrialResult.from_json(entry["measured"])
+        if content and not content.endswith(b"\n"):
             with self._file.open("a", encoding="utf-8") as file:
                 file.write("\n")
         return found

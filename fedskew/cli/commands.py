@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedskew.errors import unknown
+from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import KEYS, Config, PartitionConfig, load_yaml, parse_assignments, with_values
 from fedskew.experiment.config.values import parse_yaml, read_yaml
 
@@ -233,6 +233,8 @@ def takes_settings(
         def with_flags(**arguments: Any) -> None:
             values = {flag: arguments.pop(flag.parameter) for flag in flags}
             file, assignments = arguments.pop("config", None), arguments.pop("set") or ()
+            if file == "":  # for example, `-c "$FILE"` with an unset variable
+                raise UserError("--config is ''; expected a YAML file")
             command(settings=Settings(file, _values(values, assignments)), **arguments)
 
         parameters = [

@@ -48,8 +48,9 @@ def check_callbacks(callbacks: object) -> None:
 class EarlyStopping(Callback):
     """Stops a run when its test metric no longer improves.
 
-    Only evaluations of the global model count. The test set decides when the run stops, so the final accuracy of a
-    stopped run is slightly optimistic, like the best accuracy of any run.
+    Evaluations of models that a method trains besides the global one, such as PKD's experts, do not count. The test set
+    decides when the run stops, so the final accuracy of a stopped run is slightly optimistic, like the best accuracy of
+    any run.
     """
 
     METRICS = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class")
@@ -63,7 +64,7 @@ class EarlyStopping(Callback):
             raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
         is_number = isinstance(min_delta, int | float | np.number) and not isinstance(min_delta, bool)
         if not is_number or not 0 <= min_delta < math.inf:
-            raise UserError(f"min_delta is {min_delta!r}; expected a number, 0 or more")
+            raise UserError(f"min_delta is {min_delta!r}; expected a finite number of at least 0")
         if metric not in self.METRICS:
             raise unknown("metric", str(metric), self.METRICS)
         self.patience, self.metric, self.min_delta = patience, metric, min_delta

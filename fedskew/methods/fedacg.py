@@ -9,8 +9,8 @@ w is the global model and m the server's momentum. u is the client's model durin
 end, and a_k is client k's weight in the average.
 
 In fedskew, clients compute with v = u − λ·m. So v starts from the received w, and the server adds the mean of v_k − w
-to λ·m. The direction is ∇CE(v + λ·m) + μ·(v − w). The models are the same as in the formulas above, and the server
-tests and keeps w instead of s. Weight decay acts on v instead of u.
+to λ·m. The direction is ∇CE(v + λ·m) + μ·(v − w). The models are the same as in the formulas above. The server sends w
+and λ·m, and tests w. Weight decay acts on v, not u.
 
 Sent to the server: the model and the client's number of samples.
 Extra compute: negligible.

@@ -32,7 +32,7 @@ def mobilenetv2(data: DataShape) -> Classifier:
 
 
 class InvertedResidual(nn.Module):
-    """A 1×1 convolution adds channels, a 3×3 one filters each channel, and a 1×1 one reduces the channels again.
+    """A 1×1 convolution makes `expansion` times as many channels, a 3×3 one filters each, and a 1×1 one reduces them.
 
     With stride 1, the input is added to the result. If the result has another number of channels, the input first
     passes through a 1×1 convolution.

@@ -178,9 +178,9 @@ def load_race(folder: str | Path) -> RaceRecord | None:
     if not path.is_file():
         return None
     with reporting_os_errors("read", path):
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     try:
-        return RaceRecord.from_json(json.loads(text))
+        return RaceRecord.from_json(json.loads(content))
     except (ValueError, UserError) as error:
         raise UserError(f"{path}: {error}") from error
 

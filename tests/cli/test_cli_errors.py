@@ -49,6 +49,7 @@ MISTAKES = {
     "run --set method.nope=1": "has no parameter 'nope'",
     "run --set data.nope=1": "nope",
     "run -c nofile.yaml": "cannot read nofile.yaml",
+    "run --config= --rounds 1": "--config is ''; expected a YAML file",
     "run -c corrupt.yaml": "corrupt.yaml: line",
     "run -c unknown.yaml": "did you mean 'rounds'?",
     "run -c list.yaml": "list.yaml",

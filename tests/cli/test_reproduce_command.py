@@ -72,6 +72,7 @@ def test_an_illegible_number_is_not_called_unpublished(cli) -> None:
         (("fedlmd/table3", "--methods", "fedlmdx"), "did you mean 'fedlmd'"),
         (("fedlmd/table3", "--variant", "cdoe"), "did you mean 'code'"),
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
+        (("fedlmd/table3", "--set", "lr=2020-01-01"), "lr is '2020-01-01'; expected a finite number"),
         (("--list", "--dataset", "cifar"), "unknown dataset of these tables 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
         (("--plan", "none.yaml", "--methods", "fedavg"), "a selection was given besides --plan; expected"),

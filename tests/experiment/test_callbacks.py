@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,8 @@ def test_a_resumed_run_stops_where_the_whole_run_does() -> None:
     ("arguments", "line"),
     [
         ({"patience": 0}, "patience is 0; expected a number of evaluations, at least 1"),
-        ({"min_delta": -1}, "min_delta is -1; expected a number, 0 or more"),
+        ({"min_delta": -1}, "min_delta is -1; expected a finite number of at least 0"),
+        ({"min_delta": math.inf}, "min_delta is inf; expected a finite number of at least 0"),
         ({"metric": "acuracy"}, "unknown metric 'acuracy'; did you mean 'accuracy'?"),
     ],
 )

@@ -62,6 +62,9 @@ def test_a_race_that_is_not_finished_says_so_and_a_damaged_one_is_refused(race: 
     (tmp_path / RACE).write_text('{"format": 1, "rungs": 3}')
     with pytest.raises(UserError, match="damaged record of a race"):
         load_runs_and_races([tmp_path])
+    (tmp_path / RACE).write_bytes(b'{"format": 1, "budget": "\xff')
+    with pytest.raises(UserError, match=r"race\.json: 'utf-8' codec can't decode"):
+        load_runs_and_races([tmp_path])
 
 
 def test_the_runs_of_a_race_are_hidden_from_reports_of_runs(race: Path) -> None:

@@ -152,7 +152,7 @@ def make_job(cell: Cell, seed: int, choice: CellChoice) -> Job:
     protocol = read_protocol(cell.paper)
     seed += int(integer(0)("seed", choice.values.get("seed", 0)))
     values = protocol.values(cell.table, *cell.setting, cell.method, choice.variant) | {**choice.values, "seed": seed}
-    config = _config(json.dumps(values))
+    config = _config(_to_json(values))
     words = [f"{cell.paper}/{cell.table}", *cell.setting, cell.method, choice.variant or "", f"seed {seed}"]
     label = " ".join(filter(None, words))
     update = protocol.tables[cell.table].update
@@ -165,8 +165,13 @@ def _update_job(cell: Cell, config: Config, label: str, seed: int, choice: CellC
     """Make a run of one round. It starts from a model that `trained_by` trained, and evaluates each client's update."""
     protocol = read_protocol(cell.paper)
     values = protocol.values(cell.table, *cell.setting, trained_by, choice.variant) | {**choice.values, "seed": seed}
-    start = _config(json.dumps(values))
+    start = _config(_to_json(values))
     return Job(with_values(config, {"rounds": 1, "eval_local": True}), label, start=start)
+
+
+def _to_json(values: Mapping[str, Any]) -> str:
+    """Return the values as JSON. Dates become text, because JSON has none."""
+    return json.dumps(values, default=str)
 
 
 @lru_cache(maxsize=100_000)
