@@ -82,7 +82,7 @@ class TrialResult:
     round_seconds: float
     """The median time of a round of this trial, without the first, which is slow.
 
-    If the trial has only one round, this is the median over all rounds of the run.
+    If the trial has at most one round, this is the median over all rounds of the run.
     """
     compute: float
     """Local computation per round, as a multiple of a FedAvg round's."""

@@ -55,7 +55,7 @@ def run_campaign(campaign: Campaign, jobs: Sequence[Job], quiet: bool) -> None:
 
 
 def conclude(campaign: Campaign) -> None:
-    """Print how many runs the time limit stopped, and which runs failed. If any failed, exit with status 1."""
+    """Print how many runs the time limit left unfinished, and which failed. If any failed, exit with status 1."""
     if campaign.stopped:
         count = len(campaign.stopped)
         unfinished = "1 run is unfinished" if count == 1 else f"{count} runs are unfinished"

@@ -7,6 +7,8 @@ https://huggingface.co/docs/hub/model-cards describes the keys.
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -30,7 +32,8 @@ _HUB_DATASETS = {
     "ag_news": "fancyzhx/ag_news",
     "femnist": "flwrlabs/femnist",
 }
-"""Names on the Hub of datasets in the catalogue. Other datasets are not linked."""
+"""Names on the Hub of datasets in the catalogue. Other datasets are not linked, unless they are `hf:owner/name`."""
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 def metadata_header(run: Result, title: str, site: str | None = None, licence: str | None = None) -> str:
@@ -92,7 +95,10 @@ def _hub_dataset(run: Result) -> str | None:
     if run.sites:
         return None
     name = run.config.data
-    return name.removeprefix("hf:") if name.startswith("hf:") else _HUB_DATASETS.get(name.lower())
+    if not name.startswith("hf:"):
+        return _HUB_DATASETS.get(name.lower())
+    name = name.removeprefix("hf:")  # a name on the Hub, or the path of a folder
+    return name if _HUB_NAME.fullmatch(name) and not Path(name).exists() else None
 
 
 def name_site(site: str) -> str:

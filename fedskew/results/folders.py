@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,6 +67,16 @@ def load_runs(paths: Iterable[str | Path]) -> LoadedRuns:
     return LoadedRuns(runs, unreadable)
 
 
+@contextmanager
+def _reporting_unreadable_folders() -> Iterator[None]:
+    """Turn an error such as a missing permission into one line with the path and the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
+
+
+@_reporting_unreadable_folders()
 def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
     """Read all runs in these folders, and the races that `fedskew choose` saved in them or directly below them."""
     folders = find_races(paths)
@@ -75,6 +86,7 @@ def load_runs_and_races(paths: Sequence[str | Path]) -> LoadedRuns:
     return replace(load_runs(paths), races=races) if paths else LoadedRuns([], races=races)
 
 
+@_reporting_unreadable_folders()
 def find_runs(paths: Iterable[str | Path]) -> list[Path]:
     """Find the run folders among these paths and up to three levels below them."""
     found: dict[Path, None] = {}

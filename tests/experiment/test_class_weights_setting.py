@@ -116,6 +116,12 @@ def test_a_bad_setting_is_refused(value: object, message: str) -> None:
         with_values(Config(), {"class_weights": value})
 
 
+def test_classes_may_be_numpy_numbers() -> None:
+    classes = np.unique(np.array([1, 0, 1]))
+    weights = with_values(Config(), {"class_weights": dict(zip(classes, (1, 2.5), strict=True))}).class_weights
+    assert weights == {"0": 1.0, "1": 2.5}
+
+
 def test_batches_has_two_choices() -> None:
     with pytest.raises(UserError, match="batches is 'balance'; expected one of shuffled, balanced; did you mean 'bal"):
         with_values(Config(), {"batches": "balance"})

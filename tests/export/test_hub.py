@@ -229,6 +229,17 @@ def test_data_on_the_hub_are_linked() -> None:
         assert found.license is None
 
 
+def test_a_folder_of_the_user_is_not_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own" / "scans").mkdir(parents=True)
+    made_up = finished("dnn", form("dnn"))
+    for place in (tmp_path / "own", "./own", "../scans", "own/scans", "own/scans/2024", "~/scans", r"C:\scans"):
+        config = replace(made_up.config, data=f"hf:{place}")
+        found = metadata(model_card(replace(made_up, config=config), None, False))
+        assert found.datasets is None
+        assert found.eval_results[0].dataset_type == "private"
+
+
 def test_metrics_that_the_sites_kept_are_left_out() -> None:
     sites = PartitionConfig("sites", 2, None, {"names": ["north", "south"]})
     data = metadata(model_card(finished("dnn", form("dnn"), partition=sites), None, False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 import fedskew as fs
 from fedskew.errors import UserError
 from fedskew.experiment.result import describe_participation
-from fedskew.results import Result, compare_runs, comparisons, load_run, load_runs
+from fedskew.results import Result, compare_runs, comparisons, load_run, load_runs, load_runs_and_races
 from fedskew.results.checks import require_comparable, setting_differences
 
 
@@ -112,6 +113,18 @@ def test_notebooks_show_the_numbers_and_escape_names(runs: list[Result]) -> None
     assert "<b>" not in odd._repr_html_()
     assert f"{100 * odd.accuracy:.2f} %" in odd._repr_html_()
     assert "pkd" in compare_runs(runs)._repr_html_()
+
+
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    (tmp_path / "private").mkdir()
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(UserError, match=r"cannot read .*config\.yaml: Permission denied"):
+        load_runs([tmp_path])
+    with pytest.raises(UserError, match=r"cannot read .*race\.json: Permission denied"):
+        load_runs_and_races([tmp_path])
 
 
 def test_runs_that_do_not_compare_are_refused(runs: list[Result]) -> None:

@@ -368,7 +368,8 @@ def _respell(column: Strings, words: Mapping[str, str]) -> Strings:
     if all(old == new for old, new in words.items()):
         return column
     values = tuple(dict.fromkeys(words.get(text, text) for text in column.values))
-    lookup = np.array([*(values.index(words.get(text, text)) for text in column.values), -1], np.int64)
+    place = {value: number for number, value in enumerate(values)}
+    lookup = np.array([*(place[words.get(text, text)] for text in column.values), -1], np.int64)
     return Strings(values, lookup[column.codes], column.categorical)
 
 
@@ -409,7 +410,10 @@ def _exact_integers(column: Strings) -> npt.NDArray[np.int64] | None:
 
 
 def _label_numbers(column: Strings, decimal: str) -> Array | None:
-    """Return numbers, or None if a cell is empty or not a number. Large whole numbers are exact."""
+    """Return numbers, or None if a cell is empty or not a number.
+
+    The numbers are exact if all of them are written as integers and fit int64.
+    """
     numbers, odd = parse_numbers(column, (), decimal)
     if odd is not None or (column.codes < 0).any():
         return None

@@ -1,4 +1,4 @@
-"""BatchNorm of stacked clients over their valid samples, with the activation that follows it.
+"""BatchNorm of stacked clients, with the activation that follows it. Statistics leave out the padding of batches.
 
 Memory bandwidth limits the speed: both the forward and the backward pass read the images twice. The forward pass keeps
 only its inputs and the statistics for the backward pass. The operations take and return contiguous images
@@ -26,10 +26,12 @@ _BOUNDS = {"none": (-math.inf, math.inf), "relu": (0.0, math.inf), "relu6": (0.0
 def stacked_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, valid: Tensor | None, eps: float, activation: Activation
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images [K, B, C, H, W] by each client's batch, apply weight and bias [K, C], and activate them.
+    """Normalise images [K, B, C, H, W] by each client's batch. Then apply weight and bias [K, C], and the activation.
 
-    Also return the mean and biased variance [K, C] in float32, without gradient. Samples that are not `valid` [K, B]
-    are normalised, too. They do not count in the statistics, nor in the gradient's sums over a batch.
+    `valid` [K, B] is False for padding. None means that there is no padding. Padding is normalised, too, but does not
+    count in the statistics, nor in the gradient's sums over a batch.
+
+    Also return the mean and biased variance [K, C] in float32, without gradient.
     """
     y, mean, var = _forward(channels_last(x), weight, bias, valid, eps, activation)
     return channels_first(y), mean.detach(), var.detach()
@@ -125,7 +127,10 @@ def _as_bytes(valid: Tensor | None, x: Tensor) -> Tensor:
 
 
 def launch_statistics(x: Tensor, valid: Tensor | None, tiling: Tiling) -> tuple[Tensor, Tensor]:
-    """Return means and sums of squared deviations [splits, K, 2, C], and numbers of valid rows [splits, K]."""
+    """Return means and sums of squared deviations [splits, K, 2, C], and numbers of rows [splits, K].
+
+    Padding does not count.
+    """
     from fedskew.engine.kernels.batch_norm_programs import statistics_program
 
     clients, channels = x.shape[0], x.shape[4]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from fedskew.errors import UserError, nearest
 class _Loader(yaml.SafeLoader):
     """A safe loader that reads YAML 1.2 floats and refuses repeated keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[str] = set()
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()  # of the keys as written: later, `<<` adds those of another mapping
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
@@ -31,7 +32,7 @@ class _Loader(yaml.SafeLoader):
                         None, None, f"the key {key.value!r} is repeated", key.start_mark
                     )
                 seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        return node
 
 
 _Loader.add_implicit_resolver(
@@ -132,9 +133,16 @@ def text(key: str, value: Any) -> str:
     return value.strip()
 
 
+_CLASS_NAME = "a name, in quotes if YAML reads it as something else"
+"""What a class is expected to be. YAML reads yes as true, for example."""
+
+
 def label(key: str, value: Any) -> str:
     """Accept the name of a class, which may be a whole number."""
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else text(key, value)
+    value = _without_numpy(value)
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise invalid_value(key, value, _CLASS_NAME)
+    return text(key, str(value))
 
 
 def choice(*choices: str) -> Check:
@@ -188,8 +196,9 @@ def weights_by_class(what: str, value: Mapping[Any, Any]) -> dict[str, float]:
     """Check weights by class: finite numbers of at least 0, and at least one above 0. Errors begin with `what`."""
     weights: dict[str, float] = {}
     for name, weight in value.items():
+        name = _without_numpy(name)
         if isinstance(name, bool) or not isinstance(name, str | int):
-            raise invalid_value(f"{what}: a class", name, "a name, in quotes if YAML reads it as something else")
+            raise invalid_value(f"{what}: a class", name, _CLASS_NAME)
         if str(name) in weights:
             raise UserError(f"{what}: class {str(name)!r} is repeated; expected one weight per class")
         weights[str(name)] = real(at_least=0)(f"{what}: the weight of {str(name)!r}", weight)

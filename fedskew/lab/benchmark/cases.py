@@ -58,7 +58,7 @@ class Workload:
     """The work per round, chosen for the device."""
 
     batches: int
-    """Batches per client and epoch. With unequal sizes, clients have the same number of samples on average."""
+    """Batches per client and epoch. With unequal sizes, clients have as many samples on average as with equal sizes."""
     epochs: int
     tests: int
     """Test samples per round."""

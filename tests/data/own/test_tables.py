@@ -15,7 +15,9 @@ import pytest
 from own_data import encoded
 
 from fedskew.data import Column, federation, load
+from fedskew.data.own.columns import spell_booleans
 from fedskew.data.own.labels import ClassesElsewhere
+from fedskew.data.table_encoding import Strings
 from fedskew.errors import UserError
 
 
@@ -190,6 +192,23 @@ def test_booleans_are_the_same_classes_from_every_source(tmp_path: Path) -> None
         for loaded in (data, listed, at_site):
             assert np.array_equal(loaded.train.y, expected)
         assert np.bincount(load(source, classes=["True", "False"]).train.y).tolist() == [6, 3]  # True is the first
+
+
+def test_one_boolean_among_many_texts_takes_no_longer() -> None:
+    compared = 0
+
+    class Text(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    texts = tuple(map(Text, (*map(str, range(1000)), "true")))
+    assert spell_booleans(Strings(texts, np.arange(1001))).values == (*texts[:-1], "True")
+    assert compared < 20_000
 
 
 def test_booleans_in_one_part_go_with_names_or_numbers_in_the_other(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
@@ -25,6 +26,7 @@ from fedskew.experiment.config import (
     run_name,
     with_values,
 )
+from fedskew.experiment.config.values import parse_yaml
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 params = st.dictionaries(
@@ -201,6 +203,20 @@ def test_a_broken_file_is_one_line_with_file_and_place(tmp_path: Path, content: 
     assert str(path) in message
     assert expected in message
     assert "\n" not in message
+
+
+def test_a_key_that_replaces_a_merged_one_is_not_repeated() -> None:
+    merged = "a: {b: &base {x: 0, y: 1}, c: &new {<<: *base, x: 1}}\nd: {<<: *new, y: 2}\n"
+    assert parse_yaml(merged, "text") == {"a": {"b": {"x": 0, "y": 1}, "c": {"x": 1, "y": 1}}, "d": {"x": 1, "y": 2}}
+    with pytest.raises(UserError, match="line 1, column 49: the key 'x' is repeated"):
+        parse_yaml("{a: {b: &base {x: 0}, c: &new {<<: *base, x: 1, x: 2}}, d: {<<: *new}}", "text")
+
+
+def test_the_positive_class_may_be_a_number(tmp_path: Path) -> None:
+    assert [Config(positive=name).positive for name in (1, "1", np.int64(1))] == ["1", "1", "1"]  # type: ignore[arg-type]
+    (tmp_path / "run.yaml").write_text("positive: yes\n")
+    with pytest.raises(UserError, match="positive is True; expected a name, in quotes if YAML reads it as something"):
+        load_yaml(tmp_path / "run.yaml")
 
 
 def test_an_unreadable_file_is_one_line(tmp_path: Path) -> None:
