@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedskew.errors import UserError
 from fedskew.experiment.config import Config
 from fedskew.experiment.config.keys import SKEW_KEYS
 from fedskew.methods import make_method
@@ -47,30 +46,47 @@ def varied_keys(configs: Sequence[Config]) -> list[str]:
 
 
 def labels(configs: Sequence[Config]) -> list[str]:
-    """Return one label per configuration: the method's name and the parameters that distinguish it.
+    """Return one label per configuration: the method's name, and the parameters that distinguish it.
 
-    These are the parameters in which the configurations with the same method differ. If several parameters differ, a
-    label leaves out the parameters with default values.
+    These are the parameters that are not the method's defaults, and those in which the configurations with the same
+    method differ. If several parameters differ, a label leaves out those with default values.
     """
-    found = []
+    by_method: dict[str, list[Config]] = {}
     for config in configs:
-        same_method = [other for other in configs if other.method == config.method]
-        names = sorted({name for other in same_method for name in other.method_params})
-        differing = [name for name in names if len({to_key(o.method_params.get(name)) for o in same_method}) > 1]
-        defaults = _defaults(config.method) if len(differing) > 1 else {}
-        chosen = {name: config.method_params.get(name, defaults.get(name)) for name in differing}
-        shown = ", ".join(
-            f"{n}={v}" for n, v in chosen.items() if n not in defaults or to_key(v) != to_key(defaults[n])
-        )
-        found.append(f"{config.method} ({shown})" if shown else config.method)
-    return found
+        by_method.setdefault(config.method, []).append(config)
+    defaults = {method: _defaults(method) for method in by_method}
+    differing = {method: _differing_parameters(members) for method, members in by_method.items()}
+    return [_label(config, differing[config.method], defaults[config.method]) for config in configs]
+
+
+def _differing_parameters(configs: Sequence[Config]) -> list[str]:
+    """Return the parameters of the method in which its configurations differ."""
+    names = {name for config in configs for name in config.method_params}
+    return [name for name in names if len({to_key(config.method_params.get(name)) for config in configs}) > 1]
+
+
+def _label(config: Config, differing: Collection[str], defaults: Mapping[str, object]) -> str:
+    not_recorded = {name: defaults.get(name) if len(differing) > 1 else None for name in differing}
+    values = not_recorded | config.method_params
+    shown = [name for name in sorted(values) if _is_shown(name, values[name], differing, defaults)]
+    listed = ", ".join(f"{name}={values[name]}" for name in shown)
+    return f"{config.method} ({listed})" if listed else config.method
+
+
+def _is_shown(name: str, value: object, differing: Collection[str], defaults: Mapping[str, object]) -> bool:
+    if name not in defaults:
+        return name in differing
+    return to_key(value) != to_key(defaults[name]) or list(differing) == [name]
 
 
 def _defaults(method: str) -> dict[str, object]:
-    """Return the default parameters of a method. Return {} if its name is not found, as for a user's own object."""
+    """Return the default parameters of a method. Return {} if they are unknown, as for a user's own object.
+
+    A method in a module of the user may raise any error by now.
+    """
     try:
         return make_method(method).params
-    except UserError:
+    except Exception:
         return {}
 
 
