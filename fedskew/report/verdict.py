@@ -179,9 +179,14 @@ def _significance(difference: Difference, comparison: Comparison) -> str:
         return f", {wins}. The difference is identical for every seed, so it cannot be tested"
     how = _p_value(difference.p)
     if difference.comparisons > 1:
-        how += f", corrected for {difference.comparisons} comparisons"
+        how += f", corrected for {_pairs(difference.comparisons, comparison)} of methods"
     result = "significant" if difference.significant else "not significant"
     return f", {wins}: {result} ({how}{_interval(difference, comparison)}){_seeds_needed(difference)}"
+
+
+def _pairs(tested: int, comparison: Comparison) -> str:
+    """Count the pairs for which p is corrected. Pairs that cannot be tested do not count."""
+    return f"all {tested} pairs" if tested == math.comb(len(comparison.competing), 2) else f"{tested} pairs"
 
 
 def _p_value(p: float) -> str:

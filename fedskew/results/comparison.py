@@ -19,7 +19,7 @@ from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.notebook import curves, label_map
 from fedskew.results.naming import flat_config, labels, naming_keys, setting_label, to_key, varied_keys
 from fedskew.results.ranking import DEFAULT_METRIC, RankingMetric, find_metric, require_metric
-from fedskew.results.significance import Difference, holm, paired
+from fedskew.results.significance import Difference, leads
 
 if TYPE_CHECKING:
     import pandas
@@ -214,15 +214,13 @@ class Comparison:
         return set.intersection(*seeds) if seeds else set()
 
     def differences(self) -> list[Difference | None]:
-        """The lead of the best method over each other method in `competing`, corrected for the number of comparisons.
+        """The lead of the best method over each other method in `competing`, corrected for all pairs of these methods.
 
-        A lead is positive if the best method is better, also for metrics in which lower values are better. It is None
-        for a method that shares no seed with the best method.
+        The correction counts all pairs because the best method is chosen by the same values (see `significance`). A
+        lead is positive if the best method is better, also for metrics in which lower values are better. It is None for
+        a method that shares no seed with the best method.
         """
-        best, *others = [method.by_seed(self.metric.merit) for method in self.competing] or [{}]
-        raw = [paired(best, other, self.metric.limit) for other in others]
-        corrected = iter(holm([d for d in raw if d is not None]))
-        return [None if d is None else next(corrected) for d in raw]
+        return leads([method.by_seed(self.metric.merit) for method in self.competing], self.metric.limit)
 
     def to_json(self) -> dict[str, Any]:
         shared = {key: value for key, value in self.config.to_mapping().items() if key not in ("method", "seed")}

@@ -3,8 +3,13 @@
 With the same seed, all methods get the same split and, with few exceptions, the same clients and batches. So their
 results can be subtracted seed by seed, and different seeds give independent differences. The differences are tested
 with Student's t test. It assumes that they are roughly normal, which cannot be checked with a few seeds. With fewer
-than three seeds, nothing is tested. The comparisons with one method, such as the best one or FedAvg, are corrected
-together by Holm's method.
+than three seeds, nothing is tested.
+
+Comparisons with a method that was chosen beforehand, such as FedAvg in `fedskew choose`, are corrected together by
+Holm's method. The best method of a comparison is chosen on the same seeds on which it is tested, and chance alone makes
+one method the best. So `leads` corrects for all pairs of methods: whichever method is the best, its comparisons are
+among these. If all methods are equally good, a significant lead is then found in at most 5 % of comparisons. Correcting
+only for the comparisons with the best of 14 methods, it was found in 13 % of them (five seeds).
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 LEVEL = 0.05
 """A difference is significant if its p-value is below this."""
@@ -81,21 +87,22 @@ class Difference:
 
 def paired(first: Mapping[int, float], second: Mapping[int, float], limit: float = 1.0) -> Difference | None:
     """Compare values by seed. `limit` is the largest possible difference. None if the two share no seed."""
-    common = sorted(first.keys() & second.keys())
-    if not common:
-        return None
-    differences = [first[seed] - second[seed] for seed in common]
-    n, mean = len(differences), math.fsum(differences) / len(differences)
-    found = Difference(n, mean, sum(d > NO_SPREAD for d in differences), limit=limit)
-    if n < MIN_SEEDS:
-        return found
-    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    if spread < NO_SPREAD:  # the differences are equal, so chance cannot be estimated
-        return replace(found, spread=0.0, p=1.0 if found.is_zero else None)
-    from scipy.stats import t
+    found = _subtract(first, second, limit)
+    return None if found is None else _with_intervals([replace(found, p=_p_values([found])[0])])[0]
 
-    p = 2 * float(t.sf(abs(mean) / (spread / math.sqrt(n)), n - 1))
-    return _with_interval(replace(found, spread=spread, p=p))
+
+def leads(values: Sequence[Mapping[int, float]], limit: float = 1.0) -> list[Difference | None]:
+    """Compare the first method with each other one, by seed. p is corrected for all pairs of methods.
+
+    `values` has each method's values by seed. The first method may thus be chosen by these values. A lead is None for a
+    method that shares no seed with the first.
+    """
+    pairs = [_subtract(first, second, limit) for first, second in combinations(values, 2)]
+    ps = iter(_p_values([pair for pair in pairs if pair is not None]))
+    steps = _holm_steps([None if pair is None else next(ps) for pair in pairs])
+    with_first = list(zip(pairs, steps, strict=True))[: max(0, len(values) - 1)]
+    corrected = iter(_with_intervals([replace(pair, **vars(step)) for pair, step in with_first if pair is not None]))
+    return [None if pair is None else next(corrected) for pair, _ in with_first]
 
 
 def holm(differences: Sequence[Difference]) -> list[Difference]:
@@ -105,34 +112,76 @@ def holm(differences: Sequence[Difference]) -> list[Difference]:
     5 % / (m − 1), and so on. The comparisons after the first that is not significant are not significant either, and
     have the same level.
     """
-    order = sorted((d.p, i) for i, d in enumerate(differences) if d.p is not None)
-    corrected: dict[int, tuple[float, int]] = {}
+    steps = _holm_steps([d.p for d in differences])
+    return _with_intervals([replace(d, **vars(step)) for d, step in zip(differences, steps, strict=True)])
+
+
+@dataclass
+class _Correction:
+    """The fields of a `Difference` that Holm's method sets."""
+
+    p: float | None
+    comparisons: int
+    divisor: int = 1
+
+
+def _holm_steps(ps: Sequence[float | None]) -> list[_Correction]:
+    """Correct p-values. None, for what was not tested, stays None and does not count."""
+    order = sorted((p, i) for i, p in enumerate(ps) if p is not None)
+    found = [_Correction(None, len(order)) for _ in ps]
     p, divisor = 0.0, len(order)
     for rank, (raw, i) in enumerate(order):
         divisor = len(order) - rank if p < LEVEL else divisor
         p = max(p, min(1.0, raw * (len(order) - rank)))
-        corrected[i] = p, divisor
-    return [
-        _with_interval(replace(d, p=corrected[i][0], comparisons=len(order), divisor=corrected[i][1]))
-        if i in corrected
-        else replace(d, comparisons=len(order))
-        for i, d in enumerate(differences)
-    ]
+        found[i] = _Correction(p, len(order), divisor)
+    return found
 
 
-def _with_interval(difference: Difference) -> Difference:
-    """Add the interval at this comparison's level, limited to the possible differences."""
-    if not difference.spread:
-        return difference
+def _subtract(first: Mapping[int, float], second: Mapping[int, float], limit: float) -> Difference | None:
+    """Return the difference without p. None if the two share no seed."""
+    differences = [value - second[seed] for seed, value in sorted(first.items()) if seed in second]
+    if not differences:
+        return None
+    n, mean = len(differences), math.fsum(differences) / len(differences)
+    spread = None
+    if n >= MIN_SEEDS:
+        found = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
+        spread = 0.0 if found < NO_SPREAD else found
+    return Difference(n, mean, sum(d > NO_SPREAD for d in differences), spread, limit=limit)
+
+
+def _p_values(differences: Sequence[Difference]) -> list[float | None]:
+    """Return the p-values. There is one call of scipy for all, because each takes long."""
+    varying = [d for d in differences if d.spread]
+    ps: list[float] = []
+    if varying:
+        from scipy.stats import t
+
+        statistics = [abs(d.mean) / (d.spread or math.nan) * math.sqrt(d.seeds) for d in varying]
+        ps = (2 * t.sf(statistics, [d.seeds - 1 for d in varying])).tolist()
+    found = iter(ps)
+    return [next(found) if d.spread else _p_without_spread(d) for d in differences]
+
+
+def _p_without_spread(difference: Difference) -> float | None:
+    """Return 1 if all differences are 0. If all are equal, but not 0, chance cannot be estimated."""
+    return 1.0 if difference.spread == 0 and difference.is_zero else None
+
+
+def _with_intervals(differences: Sequence[Difference]) -> list[Difference]:
+    """Add the interval of each comparison at its level, limited to the possible differences."""
+    varying = [d for d in differences if d.spread]
+    if not varying:
+        return list(differences)
     from scipy.stats import t
 
-    n, level = difference.seeds, LEVEL / difference.divisor
-    half = float(t.ppf(1 - level / 2, n - 1)) * difference.spread / math.sqrt(n)
-    return replace(
-        difference,
-        low=max(-difference.limit, difference.mean - half),
-        high=min(difference.limit, difference.mean + half),
-    )
+    critical = iter(t.ppf([1 - LEVEL / d.divisor / 2 for d in varying], [d.seeds - 1 for d in varying]).tolist())
+    return [_with_interval(d, next(critical) * d.spread / math.sqrt(d.seeds)) if d.spread else d for d in differences]
+
+
+def _with_interval(difference: Difference, half: float) -> Difference:
+    low, high = difference.mean - half, difference.mean + half
+    return replace(difference, low=max(-difference.limit, low), high=min(difference.limit, high))
 
 
 def _power(effect: float, seeds: int, level: float) -> float:

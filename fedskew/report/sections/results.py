@@ -32,7 +32,8 @@ def results(comparison: Comparison) -> Section:
         tables.append(_significance(comparison))
         paragraphs.append(
             f"The second table compares the best method by {comparison.metric.label} with each of the others, paired "
-            "by seed. p is two-sided, from Student's t test, and corrected by Holm's method for these comparisons. "
+            "by seed. p is two-sided, from Student's t test, and corrected by Holm's method for all pairs of methods, "
+            "because the best one is chosen on the same runs. "
             "Each interval has the level at which Holm's method tests that comparison, so it excludes 0 if and only if "
             'the difference is significant. "Seeds to settle it" is the number of seeds with which the difference '
             f"would be significant with a probability of {100 * POWER:.0f} %, if its mean and spread stay as they are."
