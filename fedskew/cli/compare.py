@@ -140,7 +140,8 @@ def read_plan(
     keys: dict[str, Any] = dict(content) if isinstance(content, Mapping) else {}
     listed = keys.pop("methods", None) if methods is None else ",".join(methods)
     seed_count = keys.pop("seeds", None) if seeds is None else seeds
-    metric = find_metric(rank_by or keys.get("rank_by", DEFAULT_METRIC))
+    named = rank_by or keys.get("rank_by")
+    metric = find_metric(DEFAULT_METRIC if named is None else named)
     keys = {key: value for key, value in keys.items() if key not in ("methods", "seeds", "rank_by")}
     if content is not None and not isinstance(content, Mapping):
         raise UserError(f"{settings.file}: expected a mapping of keys to values")
@@ -231,8 +232,6 @@ def _with_parameters(methods: list[Config], params: Mapping[str, Any]) -> list[C
 
 
 def _has_parameter(config: Config, key: str) -> bool:
-    from fedskew.methods import find, make_method
+    from fedskew.methods.composition import has_parameter
 
-    owner, _, name = key.removeprefix(METHOD_PREFIX).rpartition(".")
-    owners = {n for part in config.method.split("+") for n in (find(part).name, *find(part).aliases)}
-    return name in make_method(config.method).params and owner in ("", *owners)
+    return has_parameter(config.method, key.removeprefix(METHOD_PREFIX))

@@ -73,7 +73,10 @@ def load_synthetic(
 
 def _class_names(classes: object) -> tuple[str, ...]:
     if isinstance(classes, str | list | tuple):
-        return class_list(classes) or ()
+        names = class_list(classes)
+        if not names:
+            raise UserError(f"classes is {classes!r}; expected a whole number ≥ 2, or the names of all classes")
+        return names
     return tuple(str(c) for c in range(_whole("classes", classes, 2)))
 
 

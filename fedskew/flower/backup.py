@@ -53,12 +53,20 @@ def back_up(folder: Path, run: Path, app: Path, database: Path, keys: Path | Non
             raise UserError(f"{folder} exists and is not an empty folder; choose another")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
-        shutil.copytree(app, folder / "app")
+        _copy_folder(app, folder / "app")
         if keys is not None:
-            shutil.copytree(keys, folder / "keys")
+            _copy_folder(keys, folder / "keys")
         copy_run(run, folder / "run")
     copy_database(database, folder / "superlink.db")
     return _check_backup(folder)
+
+
+def _copy_folder(source: Path, target: Path) -> None:
+    try:
+        shutil.copytree(source, target)
+    except shutil.Error as error:
+        file, _, reason = error.args[0][0]  # the first of the files that cannot be copied
+        raise UserError(f"cannot copy {file}: {reason}") from error
 
 
 def copy_database(source: Path, target: Path) -> None:

@@ -98,7 +98,7 @@ class Method:
 
     @property
     def head(self) -> str:
-        """The kind of head that the objective chooses. Empty if it works with any."""
+        """The kind of head that the objective chooses. Empty if it chooses none."""
         return next((member.head for member in self.members if isinstance(member, Objective) and member.head), "")
 
     @property
@@ -239,15 +239,26 @@ def slot_name(part: type[Part]) -> str:
     return next(slot for slot, kinds in _SLOTS if issubclass(part, kinds))
 
 
+def has_parameter(name: str, key: str) -> bool:
+    """Return whether a part of the method `name` has the hyper-parameter `key`, written as for `make_method`."""
+    parts = {slot_name(part): (entry, part) for entry in map(find, name.split("+")) for part in entry.parts}
+    return bool(_slots_with(parts, key))
+
+
+def _slots_with(parts: Mapping[str, tuple[Entry, Part | type[Part]]], key: str) -> list[str]:
+    """Return the slots whose parts have this hyper-parameter. A slot or method may precede its name: `solver.mu`."""
+    owner, _, name = key.rpartition(".")
+    return [
+        slot
+        for slot, (entry, part) in parts.items()
+        if name in {f.name for f in fields(part)} and owner in ("", slot, entry.name, *entry.aliases)
+    ]
+
+
 def _set_parameters(name: str, chosen: dict[str, tuple[Entry, Part]], params: dict[str, Any]) -> None:
     """Set each hyper-parameter on the part that has it."""
     for key, value in params.items():
-        owner, _, bare = key.rpartition(".")
-        slots = [
-            slot
-            for slot, (entry, part) in chosen.items()
-            if bare in {f.name for f in fields(part)} and owner in ("", slot, entry.name, *entry.aliases)
-        ]
+        slots, bare = _slots_with(chosen, key), key.rpartition(".")[2]
         if not slots:
             known = [f.name for _, part in chosen.values() for f in fields(part)]
             raise unknown_parameter(f"method {name!r}", key, known)
@@ -290,7 +301,7 @@ def _convert(kind: Any, value: Any, what: str) -> Any:
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return value
     if kind is float and not isinstance(value, bool):
-        with contextlib.suppress(TypeError, ValueError):
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
             if math.isfinite(number := float(value)):
                 return number
     if kind is str and isinstance(value, str):

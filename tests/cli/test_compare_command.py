@@ -91,6 +91,26 @@ def test_a_parameter_goes_to_the_methods_that_have_it(cli):
     assert (fedntd["beta"], fedntd["temperature"]) == (0.5, 2.0)
 
 
+@pytest.mark.parametrize("owner", ["fedprox", "solver"])
+def test_a_parameter_that_two_parts_share_goes_to_the_part_that_is_named(cli, owner):
+    told = cli(*TINY, "--methods", "fedprox,moon+fedprox", "--set", f"method.{owner}.mu=0.5", "--json").json
+    fedprox, combined = (method["params"] for method in told["methods"])
+    assert fedprox["mu"] == 0.5
+    assert combined["solver.mu"] == 0.5
+    assert combined["objective.mu"] != 0.5
+
+
+def test_a_parameter_that_two_parts_share_is_not_left_out_in_silence(cli):
+    outcome = cli(*TINY, "--methods", "fedprox,moon+fedprox", "--set", "method.mu=0.5")
+    assert outcome.status == 2
+    assert "parameter 'mu' belongs to moon and fedprox; write moon.mu" in outcome.err
+
+
+def test_empty_values_in_a_file_are_the_defaults(cli):
+    Path("c.yaml").write_text("methods: fedavg\nseeds:\nrank_by:\nrounds: 1\npartition: {rule: iid, clients: 4}\n")
+    assert cli("compare", "-c", "c.yaml", "--quiet").status == 0
+
+
 def test_a_file_may_list_methods_and_seeds(cli):
     Path("c.yaml").write_text(
         "methods: [fedavg, {name: fedprox, mu: 0.3}]\nseeds: 2\nrounds: 1\nlocal_epochs: 1\n"

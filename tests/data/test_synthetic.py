@@ -57,6 +57,7 @@ def test_the_data_are_the_same_on_every_machine_and_differ_by_seed() -> None:
     ("options", "reason"),
     [
         ({"classes": 1}, "classes is 1; expected a whole number ≥ 2"),
+        ({"classes": []}, "classes is \\[\\]; expected a whole number ≥ 2, or the names of all classes"),
         ({"classes": ["ill", "well", "ill"]}, "dataset 'synthetic' has two classes 'ill'; expected different names"),
         ({"samples": 3}, "samples is 3; expected a whole number ≥ 10"),
         ({"separation": 0}, "separation is 0; expected a finite number above 0"),

@@ -23,7 +23,7 @@ from fedskew.experiment.config import Config, with_values
 from fedskew.experiment.preparation import prepare
 from fedskew.experiment.run import run_prepared
 from fedskew.flower.app_folder import write_app
-from fedskew.flower.backup import back_up, copy_database
+from fedskew.flower.backup import _copy_folder, back_up, copy_database
 from fedskew.flower.chained_log import head_path
 from fedskew.flower.contract import Contract
 from fedskew.flower.credentials import Credentials
@@ -159,6 +159,10 @@ def test_mistakes_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (tmp_path / "text.db").write_text("no database" * 100)
     with pytest.raises(UserError, match=r"cannot copy .*; expected the SuperLink's --database"):
         copy_database(tmp_path / "text.db", tmp_path / "copy.db")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "server.key").symlink_to(tmp_path / "gone.key")
+    with pytest.raises(UserError, match=r"^cannot copy \S+/keys/server\.key: \[Errno 2\] No such file or directory"):
+        _copy_folder(tmp_path / "keys", tmp_path / "copied")
     with pytest.raises(UserError, match=r"missing\.db does not exist; expected the SuperLink's --database"):
         copy_database(tmp_path / "missing.db", tmp_path / "copy.db")
     database(tmp_path / "superlink.db").close()

@@ -184,6 +184,7 @@ def test_a_parameter_can_name_its_part() -> None:
         ("fedprox", {"mu": None}, "parameter 'mu' is None; expected a finite number"),
         ("fedprox", {"mu": float("inf")}, "parameter 'mu' is inf; expected a finite number"),
         ("fedprox", {"mu": float("nan")}, "parameter 'mu' is nan; expected a finite number"),
+        ("fedprox", {"mu": 10**400}, "; expected a finite number"),
         ("fedrs", {"soft": 1}, "parameter 'soft' is 1; expected true or false"),
         ("pkd", {"warmup_rounds": 2.5}, "parameter 'warmup_rounds' is 2.5; expected a whole number"),
         ("pkd", {"warmup_rounds": True}, "parameter 'warmup_rounds' is True; expected a whole number"),

@@ -2,8 +2,8 @@
 """The Triton programs of a depthwise convolution. Each computes one block of a client's result.
 
 Sizes are named as in `Geometry`. All memory is contiguous: images [K, pixels, C], weights [K, taps, C] with
-taps = KH·KW in row order, and gradients of the weights [splits, K, taps, C]. A split is a `chunk` of the pixels, over
-which one program sums the gradient.
+taps = KH·KW in row order, and gradients of the weights [splits, K, taps, C]. A split has `chunk` pixels, or fewer at
+the end. One program sums the gradient over one split.
 
 Parameters in capitals are compiled in. Sizes are not, because then every layer would need its own compilation. The
 number of channels C is passed as `groups` times ALIGNED (`geometry.alignment`). So the compiler knows that ALIGNED

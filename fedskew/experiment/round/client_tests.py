@@ -3,9 +3,9 @@
 In a round with an evaluation, the new global model is evaluated on every client's held-out samples. If there is no
 global model, each client's own model is evaluated instead. A method with both, such as Ditto, has both evaluated.
 FedBABU fine-tunes the global model for each client, and the fine-tuned models are evaluated only at the end of the run.
-Unless clients train alone, the participants' models are evaluated before and after their local training. Rounds that
-train another model, such as PKD's experts, are left out. After the last round, each client's own model is scored if it
-has one, or else the global model.
+The participants' models are also evaluated before and after their local training, except for `centralised` and
+`local-only`. Rounds that train another model, such as PKD's experts, are left out. After the last round, each client's
+own model is scored if it has one, or else the global model.
 """
 
 from __future__ import annotations
@@ -79,6 +79,6 @@ class ClientTests:
         return found
 
     def _correct_shares(self, model: ModelState, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Return 1 for each sample that is classified correctly, or its share of correct labels if it has several."""
+        """Return each sample's share of correct predictions. With one class per sample, the share is 0 or 1."""
         probabilities, true = self._evaluator.probabilities(model, rows)
         return correct_shares(probabilities.cpu().numpy(), true.cpu().numpy())

@@ -86,7 +86,7 @@ def _mean_replies(total: Total, work: RoundWork, contributors: list[int]) -> dic
 
 
 def _mean_model(total: Total, work: RoundWork) -> Tensors:
-    """Add the mean change to the model that the sites received. Where it is 0, a number keeps its exact value."""
+    """Add the mean change to the model that the sites received. A number whose change is 0 keeps its exact value."""
     mean: Tensors = {}
     for name, sent in model_tensors("trained", work.exchanged).items():
         change = torch.from_numpy(total.means[name])

@@ -21,7 +21,8 @@ def over_keys(comparisons: Sequence[Comparison]) -> Figure:
     panels = curves_over(comparisons)
     if not panels:
         raise UserError(
-            "no two evaluated runs of a method differ in one numeric setting alone; expected runs of a sweep"
+            "no two evaluated runs of a method differ only in one key whose values are all numbers; "
+            "expected runs of a sweep"
         )
     return Figure("over-keys", "Accuracy over the varied keys", panels, min(2, len(panels)))
 

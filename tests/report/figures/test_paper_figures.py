@@ -98,7 +98,7 @@ def test_a_key_that_only_varies_together_with_others_gets_no_panel() -> None:
     assert [chart.title for chart in find_figure("fedlmd/7").draw(comparisons([*alone, together])).charts] == [
         "over lr"
     ]
-    with pytest.raises(UserError, match="no two evaluated runs of a method differ in one numeric setting alone"):
+    with pytest.raises(UserError, match="no two evaluated runs of a method differ only in one key"):
         find_figure("fedlmd/7").draw(comparisons([alone[0], together]))
 
 
