@@ -6,10 +6,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from fedskew.data.catalogue import DATASETS
 from fedskew.errors import plural
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
-from fedskew.export.card_metadata import metadata_header, name_site
+from fedskew.export.card_metadata import metadata_header, name_site, published_dataset
 from fedskew.export.card_usage import describe_inputs, describe_use
 from fedskew.markdown import escape, percent, table
 from fedskew.methods import is_reference_bound
@@ -232,7 +231,7 @@ def _checks(onnx_difference: float | None, site: str | None) -> str:
 
 def _citation(run: Result) -> str:
     lines = [f"- method: {entry.name}, {entry.paper}" for entry in method_entries(run) if entry.paper]
-    known = None if run.sites else DATASETS.get(run.config.data.lower())
+    known = published_dataset(run)
     if known is not None:
         lines.append(f"- data: {known.name}, {known.citation}; licence: {known.licence}")
     versions = run.about.get("versions", {})

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from fedskew.data.catalogue import DATASETS
+from fedskew.data.catalogue import DATASETS, DatasetEntry
 from fedskew.export.card_disclosures import method_entries
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.scores import Scores
@@ -90,9 +90,15 @@ def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:
     ]
 
 
+def published_dataset(run: Result) -> DatasetEntry | None:
+    """Return the dataset of the catalogue that the run used. Data in memory may have the name of one by chance."""
+    own = run.sites or "in_memory" in run.config.data_params
+    return None if own else DATASETS.get(run.config.data.lower())
+
+
 def _hub_dataset(run: Result) -> str | None:
     """Return the name of the training data on the Hub. None if fedskew knows no name, as for the data of sites."""
-    if run.sites:
+    if run.sites or "in_memory" in run.config.data_params:
         return None
     name = run.config.data
     if not name.startswith("hf:"):
@@ -112,6 +118,6 @@ def _dataset(run: Result, site: str | None) -> dict[str, str]:
         return {"type": "private", "name": f"held-out samples of {name_site(site)}", "split": "test"}
     if run.sites:
         return {"type": "private", "name": "test samples of the federation", "split": "test"}
-    hub, known = _hub_dataset(run), DATASETS.get(run.config.data.lower())
+    hub, known = _hub_dataset(run), published_dataset(run)
     name = known.name if known else hub or "own data"
     return {"type": hub or (known.name if known else "private"), "name": name, "split": "test"}

@@ -229,6 +229,16 @@ def test_data_on_the_hub_are_linked() -> None:
         assert found.license is None
 
 
+def test_data_in_memory_with_the_name_of_a_published_dataset_are_not_that_dataset() -> None:
+    made_up = finished("dnn", form("dnn"))
+    config = replace(made_up.config, data="mnist", data_params={"in_memory": "ndarray"})
+    card = model_card(replace(made_up, config=config), None, False)
+    assert metadata(card).datasets is None
+    assert metadata(card).eval_results[0].dataset_type == "private"
+    assert "LeCun" not in card
+    assert "LeCun" in model_card(replace(made_up, config=replace(made_up.config, data="mnist")), None, False)
+
+
 def test_a_folder_of_the_user_is_not_a_name_on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own" / "scans").mkdir(parents=True)
