@@ -219,11 +219,11 @@ def _try_device(name: str, detail: str) -> Check:
 
 def _check_data(data_dir: str | None) -> Iterator[Check]:
     from fedskew.data.catalogue import DATASETS, find_location
-    from fedskew.data.published.file_search import cache_folder
+    from fedskew.data.published.file_search import cache_folder, shared_folder
 
-    if given := os.environ.get("FEDSKEW_DATA"):
-        exists = Path(given).is_dir()
-        yield Check("FEDSKEW_DATA", "ok" if exists else "broken", given if exists else f"{given} is not a folder")
+    if given := shared_folder():
+        exists = given.is_dir()
+        yield Check("FEDSKEW_DATA", "ok" if exists else "broken", f"{given}" if exists else f"{given} is not a folder")
     else:
         yield Check("FEDSKEW_DATA", "note", "is not set; datasets are downloaded to the cache")
     yield _check_writable("cache", cache_folder())

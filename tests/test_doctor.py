@@ -75,6 +75,14 @@ def test_a_data_folder_that_does_not_exist_is_broken(monkeypatch: pytest.MonkeyP
     assert find(examine(), "data", "FEDSKEW_DATA").detail.endswith("file is not a folder")
 
 
+def test_a_data_folder_in_the_home_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("FEDSKEW_DATA", "~/data")
+    assert find(examine(), "data", "FEDSKEW_DATA") == Check("FEDSKEW_DATA", "ok", str(tmp_path / "data"))
+
+
 def test_datasets_that_are_not_found_are_noted_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedskew.data.catalogue.find_location", lambda entry, _: entry.name != "mnist")
     assert find(examine(), "data", "not found") == Check("not found", "note", "mnist")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.table_encoding import RawTable, TableEncoding
-from fedskew.errors import UserError, plural, unknown
+from fedskew.errors import UserError, plural, shorten, unknown
 from fedskew.randomness import permutation
 from fedskew.task import Task, task_for
 
@@ -152,6 +152,35 @@ def keep_classes(dataset: Dataset, kept: Sequence[int]) -> Dataset:
         parts.append(replace(rows, y=new_number[rows.y]))
     classes = tuple(dataset.classes[c] for c in kept)
     return replace(dataset, classes=classes, train=parts[0], test=parts[1])
+
+
+def lacking_notes(dataset: Dataset) -> tuple[str, ...]:
+    """Return a line for the user about classes without test samples, and one about classes without training samples.
+
+    A class without any samples has no line, because only the user's own list of classes names it.
+    """
+    trained, tested = (_occurring(part.y, len(dataset.classes)) for part in (dataset.train, dataset.test))
+    notes = []
+    if lacking := [name for name, lacks in zip(dataset.classes, trained & ~tested, strict=True) if lacks]:
+        has, is_ = ("has", "it is") if len(lacking) == 1 else ("have", "they are")
+        notes.append(f"{_classes(dataset, lacking)} {has} no test samples, so no metric says how well {is_} predicted")
+    if lacking := [name for name, lacks in zip(dataset.classes, tested & ~trained, strict=True) if lacks]:
+        has, it = ("has", "it") if len(lacking) == 1 else ("have", "them")
+        notes.append(f"{_classes(dataset, lacking)} {has} test samples, but no training samples to learn {it} from")
+    return tuple(notes)
+
+
+def _occurring(y: npt.NDArray[np.int64], classes: int) -> npt.NDArray[np.bool_]:
+    """Return whether a sample has each class or label: [classes]."""
+    if y.ndim == 2:
+        return np.asarray(y.any(axis=0))
+    return np.bincount(y, minlength=classes) > 0
+
+
+def _classes(dataset: Dataset, names: Sequence[str]) -> str:
+    noun = "class" if dataset.task.name == "single-label" else "label"
+    nouns = {"class": "classes", "label": "labels"}
+    return f"{dataset.name}: {noun if len(names) == 1 else nouns[noun]} {shorten(names, 5)}"
 
 
 def check_samples(samples: Samples, classes: int, where: str) -> None:

@@ -256,8 +256,7 @@ def federation(
     dataset, train = arranged.dataset, arranged.dataset.train
     groups, names = dataset.groups
     indices = partition.split(groups, len(names), seed, names=names, domain=train.domain, site=train.site)
-    notes = (*dataset.notes, *arranged.notes)
-    return Federation(dataset, indices, partition.describe(), int(seed), arranged.client_names, notes)
+    return Federation(dataset, indices, partition.describe(), int(seed), arranged.client_names, arranged.all_notes)
 
 
 def load_for(

@@ -112,7 +112,7 @@ def _read_or_draw(key: str, dataset: Dataset, config: Config) -> Federation:
                 arranged = rule.arrange(dataset)
                 indices = read_split(path, arranged.dataset.groups[0])
                 return Federation(arranged.dataset, indices, rule.describe(), config.partition_seed,
-                                  arranged.client_names, (*arranged.dataset.notes, *arranged.notes))  # fmt: skip
+                                  arranged.client_names, arranged.all_notes)  # fmt: skip
         start = time.perf_counter()
         drawn = build_federation(config, dataset)
         if time.perf_counter() - start > _MIN_CACHED_SECONDS and len(drawn.samples) <= _MAX_CACHED_SAMPLES:

@@ -23,7 +23,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedskew.data import load
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, lacking_notes
 from fedskew.errors import UserError
 from fedskew.experiment.callbacks import Callback
 from fedskew.experiment.config import Config, config_hash
@@ -249,7 +249,10 @@ def _server_data(settings: FederationSettings, contract: Contract) -> Dataset:
     name, options = data_source(settings.test_data)
     folder = options.pop("data_dir", None)
     dataset = load(name, folder, **contract.data_options(Path(name).expanduser(), options))
-    return replace(blank, test=contract.admit(dataset).test)
+    tested = replace(blank, test=contract.admit(dataset).test)
+    for note in lacking_notes(tested):
+        log(f"warning: {note}")
+    return tested
 
 
 def _fit_encoding(

@@ -119,12 +119,12 @@ def _data(config: Config) -> dict[str, Any]:
     name = str(Path(config.data).resolve()) if Path(config.data).exists() else config.data
     options = data_options(config)
     if isinstance(options.get("test"), str):
-        options["test"] = str(Path(options["test"]).resolve())
+        options["test"] = str(Path(options["test"]).expanduser().resolve())
     return {"name": name, **options}
 
 
 def _data_dir(config: Config) -> str | None:
-    return None if config.data_dir is None else str(Path(config.data_dir).resolve())
+    return None if config.data_dir is None else str(Path(config.data_dir).expanduser().resolve())
 
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from in_process import small_data
 from real_federation import NAMES, Real, processes, worker_of
 from real_federation import until as wait_until
@@ -50,6 +51,18 @@ def test_the_same_folder_with_other_settings_is_refused(tmp_path: Path) -> None:
         plan_trial(tmp_path / "trial", with_values(config, {"lr": 0.3}), {})
     with pytest.raises(UserError, match=r"trial/run holds a run with federation\.share_loss = true, not false"):
         plan_trial(tmp_path / "trial", config, {"share_loss": False})
+
+
+def test_the_data_folder_of_a_trial_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    (tmp_path / "datasets").mkdir()
+    config = with_values(Config(), {"data": "digits", "data_dir": "~/datasets", "partition.clients": 2})
+    trial = plan_trial(tmp_path / "trial", config, {})
+    settings, _, _ = read_app(trial.app)
+    assert f'"data_dir": "{tmp_path / "datasets"}"' in str(settings.test_data)
+    site = yaml.safe_load(trial.site_file(settings.sites[0]).read_text())
+    assert site["data_dir"] == str(tmp_path / "datasets")
 
 
 def test_the_files_of_a_process_are_private_and_its_log_has_times_and_no_colours(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
 
     Raise `UserError` for anything else. The message names the first bad row if there is one.
     """
+    if values.ndim and not len(values):
+        raise UserError(f"{where}: no samples")
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     if values.ndim != 1:

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from fedskew.data.dataset import Dataset
+from fedskew.data.dataset import Dataset, lacking_notes
 from fedskew.errors import UserError, plural, unknown, unknown_parameter
 from fedskew.randomness import permutation
 from fedskew.user_code import import_user_module
@@ -116,6 +116,11 @@ class Arrangement:
     notes: tuple[str, ...] = ()
     """Lines for the user about what the rule changed."""
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The lines about what loading and the rule changed, and about classes that one of the two parts lacks."""
+        return (*self.dataset.notes, *lacking_notes(self.dataset), *self.notes)
+
 
 @dataclass(frozen=True)
 class Partition(ABC):
@@ -194,9 +199,19 @@ class Partition(ABC):
             raise self.error(f"sample {int(np.argmax(owner_counts == 0))} goes to no client")
         if not len(indices):
             raise self.error("it makes no clients; expected at least one")
+        self._check_number(len(indices))
         if sizes.min() < self.smallest:
             short = f"client {int(sizes.argmin())} gets {plural(int(sizes.min()), 'sample')}"
             raise self.error(f"{short}; expected at least {self.smallest}")
+
+    def _check_number(self, drawn: int) -> None:
+        """Refuse another number of clients than the parameter `clients`, because a configuration repeats the parameter.
+
+        None leaves the number to the rule.
+        """
+        asked = self._parameters().get("clients")
+        if asked is not None and asked != drawn:
+            raise self.error(f"draw returned {plural(drawn, 'client')}; expected {asked}, as clients={asked} says")
 
     def error(self, reason: str) -> UserError:
         """Make the error for an impossible split."""

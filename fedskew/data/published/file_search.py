@@ -36,14 +36,21 @@ def cache_folder() -> Path:
     return Path(base) / "fedskew"
 
 
+def shared_folder() -> Path | None:
+    """Return the folder that FEDSKEW_DATA names. It may not exist. None if the variable is not set."""
+    given = os.environ.get("FEDSKEW_DATA")
+    return Path(os.path.expanduser(given)) if given else None
+
+
 def roots(data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """List the folders to search: `data_dir`, FEDSKEW_DATA and the cache."""
-    folder = Path(os.path.expanduser(data_dir)) if data_dir else None  # neither YAML nor `--data-dir=~/x` expands ~
+    # Neither YAML, an env file nor `--data-dir=~/x` expands ~.
+    folder = Path(os.path.expanduser(data_dir)) if data_dir else None
     if folder is not None and not folder.is_dir():
         found = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"data folder {str(data_dir)!r} {found}; expected a folder")
-    given = [folder, os.environ.get("FEDSKEW_DATA"), cache_folder()]
-    return [Path(path) for path in given if path]
+    given = [folder, shared_folder(), cache_folder()]
+    return [path for path in given if path]
 
 
 def find_files(published: Published, data_dir: str | os.PathLike[str] | None) -> list[Path] | None:

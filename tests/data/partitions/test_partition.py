@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from fedskew.data import (
     make_partition,
 )
 from fedskew.data.partitions import dirichlet
-from fedskew.data.partitions.rule import IntArray, Partition, split_hash, stable_order
+from fedskew.data.partitions.rule import IntArray, Labels, Partition, split_hash, stable_order
 from fedskew.data.partitions.saved import write_split
 from fedskew.errors import UserError
 
@@ -352,6 +353,25 @@ def test_a_rule_that_draws_no_indices_is_refused(drawn: object, reason: str) -> 
 
     with pytest.raises(UserError, match=reason):
         Own().split(np.array([0, 0, 1, 1]), 2, 0)
+
+
+@dataclass(frozen=True)
+class Halves(Partition):
+    """Half as many clients as the parameter says, as if two sites merged."""
+
+    clients: object = None
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        return np.array_split(np.arange(len(labels)), self.clients // 2 if isinstance(self.clients, int) else 4)
+
+
+@pytest.mark.parametrize("clients", [8, ("a", "b")])
+def test_a_rule_returns_as_many_clients_as_its_parameter_says(clients: object) -> None:
+    """The configuration of a run repeats the parameter. With another number, it would not repeat the run."""
+    with pytest.raises(UserError) as error:
+        Halves(clients).split(SHUFFLED, 10, 0)
+    assert str(error.value).endswith(f": draw returned 4 clients; expected {clients}, as clients={clients} says")
+    assert len(Halves().split(SHUFFLED, 10, 0)) == 4, "without a number, the rule may choose one"
 
 
 def test_a_module_that_ends_the_program_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

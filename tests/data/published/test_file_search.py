@@ -136,6 +136,8 @@ def test_a_data_folder_may_be_in_the_home_folder(cache: Path, tmp_path: Path, mo
     assert ensure_files(published(), "~/data") == expected
     with pytest.raises(UserError, match=r"data folder '~/gone' does not exist; expected a folder"):
         ensure_files(published(), "~/gone")
+    monkeypatch.setenv("FEDSKEW_DATA", "~/data")  # an env file does not expand ~
+    assert ensure_files(published(), None) == expected
 
 
 def test_a_data_folder_that_is_missing_or_a_file_is_refused(cache: Path, tmp_path: Path) -> None:
