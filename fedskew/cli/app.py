@@ -1,10 +1,11 @@
 """The app with all commands, in the order of `fedskew --help`, and `main`, which runs one of them.
 
-`main` reports a user's mistake in one line on stderr and returns exit status 2.
+`main` reports a user's mistake, or a full disk, in one line on stderr and returns exit status 2.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ from fedskew.cli.terminal import allow_any_encoding
 from fedskew.errors import UserError, nearest
 
 __all__ = ["EXAMPLES", "app", "main"]
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 app = typer.Typer(
     cls=Commands,
@@ -101,9 +104,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Rich and click answer a closed pipe with SystemExit(1). That status would mean that something failed.
         if not isinstance(end, BrokenPipeError) and not isinstance(end.__context__, BrokenPipeError):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise flushing at exit fails again
+        _discard_output()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _DISK_FULL:
+            raise
+        try:
+            sys.stdout.flush()
+        except OSError:  # stdout is the file that cannot be written
+            _discard_output()
+        return _print_error(f"cannot write{f' {error.filename}' if error.filename else ''}: {error.strerror}")
     return status if isinstance(status, int) else 0
+
+
+def _discard_output() -> None:
+    """Discard what stdout has not written yet. Otherwise Python would try to write it at exit, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_error(message: str) -> int:

@@ -51,7 +51,7 @@ class Document:
     summary: Section | None
     """The overview, if there are several settings."""
     problems: Sequence[str]
-    """One line for each run folder that could not be read."""
+    """Lines about problems, such as a run folder that could not be read."""
 
     @property
     def sections(self) -> list[Section]:

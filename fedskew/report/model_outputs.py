@@ -95,8 +95,9 @@ class ModelOutputs:
 def model_outputs(run: Result) -> ModelOutputs:
     """Run the model on test samples.
 
-    Raise a UserError if the model or the data are missing, if the data are at sites, if their classes or the shape of
-    their inputs have changed since the run, if samples have several labels, or if an output is not finite.
+    Raise a UserError if the model or the data are missing, if the data are at sites, if their classes have changed
+    since the run, if their inputs no longer fit the model, if samples have several labels, or if an output is not
+    finite.
     """
     if run.sites:
         raise UserError("the data are at the sites, so features cannot be computed here")
@@ -111,10 +112,9 @@ def model_outputs(run: Result) -> ModelOutputs:
     rows = _choose_balanced(dataset)
     features, probabilities = [], []
     with torch.no_grad():
-        for first in range(0, len(rows), BATCH_SIZE):
-            x = samples.inputs(torch.from_numpy(rows[first : first + BATCH_SIZE]))
-            hidden = _encode(encoder, x, run)
-            logits = head(hidden)
+        # The batches have about equal sizes. A model that uses the batch's statistics would fail on a single sample.
+        for batch in np.array_split(rows, -(-len(rows) // BATCH_SIZE)):
+            hidden, logits = _forward(encoder, head, samples.inputs(torch.from_numpy(batch)), run)
             features.append(hidden.flatten(1).double().numpy())
             probabilities.append(logits.double().softmax(dim=-1).numpy())
     found = ModelOutputs(dataset.test.y[rows], np.concatenate(features), np.concatenate(probabilities))
@@ -133,12 +133,13 @@ def _dataset(settings: str) -> Dataset:
     return partition_rule(config).arrange(load(config.data, config.data_dir, **data_options(config))).dataset
 
 
-def _encode(encoder: nn.Module, x: Tensor, run: Result) -> Tensor:
+def _forward(encoder: nn.Module, head: nn.Module, x: Tensor, run: Result) -> tuple[Tensor, Tensor]:
+    """Return features and logits."""
     try:
-        hidden: Tensor = encoder(x)
-    except RuntimeError as error:
+        hidden = encoder(x)
+        return hidden, head(hidden)
+    except (RuntimeError, IndexError) as error:  # IndexError: a word that the model does not know
         raise UserError(f"{run.config.data} has changed since the run: its inputs do not fit the model") from error
-    return hidden
 
 
 def _choose_balanced(dataset: Dataset) -> npt.NDArray[np.int64]:

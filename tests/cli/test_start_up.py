@@ -13,7 +13,7 @@ import pytest
 
 import fedskew.cli
 from fedskew.__main__ import main
-from fedskew.cli.commands import BROKEN_PIPE, INTERRUPTED
+from fedskew.cli.commands import BROKEN_PIPE, INTERRUPTED, USAGE_ERROR
 
 HEAVY = ("torch", "numpy", "pandas", "scipy", "sklearn", "matplotlib", "pyarrow", "asyncio")
 UNUSED_IN_A_RUN = (
@@ -112,3 +112,12 @@ def test_a_closed_pipe_has_its_own_exit_status(arguments: tuple[str, ...]) -> No
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (BROKEN_PIPE, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+@pytest.mark.parametrize("arguments", [("methods",), ("partitions", "--json")], ids=" ".join)
+def test_a_full_disk_is_reported_in_one_line(arguments: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "fedskew", *arguments]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (USAGE_ERROR, "error: cannot write: No space left on device\n")

@@ -159,6 +159,7 @@ def test_fashion_mnist_files_are_not_taken_for_mnist(cache: Path, tmp_path: Path
     [
         ("train-images-idx3-ubyte", idx(pixels(20, 28, 28))[:-1], r"train-images.*15679 bytes.*expected 15680"),
         ("train-images-idx3-ubyte", b"<html>", r"train-images.*not an idx file"),
+        ("train-images-idx3-ubyte", b"\0\0\x08\x03" + b"\xff" * 12, r"train-images.* 0 bytes.*expected 7922816"),
         ("train-labels-idx1-ubyte", idx(np.arange(9)), r"20 images but .*train-labels.* 9 labels"),
         ("t10k-labels-idx1-ubyte", idx(np.array([0, 1, 2, 10] * 3)[:10]), r"label 10 in row 3; expected 0 to 9"),
     ],

@@ -178,3 +178,5 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
         federation(TOY, Saved(tmp_path / "none.json"))
     with pytest.raises(UserError, match="cannot write"):
         federation(TOY, IID(2)).save_split(tmp_path)
+    with pytest.raises(UserError, match=r"cannot save a split as ''; expected a file name"):
+        federation(TOY, IID(2)).save_split("")

@@ -42,6 +42,8 @@ def write_split(
         "clients": [part.tolist() for part in indices],
     }
     target = Path(path)
+    if not target.name:
+        raise UserError(f"cannot save a split as {str(path)!r}; expected a file name")
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -90,10 +91,9 @@ def _matlab_samples(path: Path) -> Samples:
 
     try:
         content = loadmat(path, variable_names=("X", "y"))
-        images, labels = content["X"], content["y"]
-    except (OSError, EOFError, ValueError, TypeError, KeyError, NotImplementedError, MatReadError) as error:
+        images, y = content["X"], content["y"].astype(np.int64).reshape(-1)
+    except (OSError, EOFError, ValueError, TypeError, KeyError, NotImplementedError, MatReadError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); expected a MATLAB file with X and y") from error
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3:
         raise UserError(f"{path}: X has shape {images.shape} and type {images.dtype}; expected (32, 32, 3, n), uint8")
-    y = labels.astype(np.int64).reshape(-1)
     return Samples(np.ascontiguousarray(images.transpose(3, 2, 0, 1)), np.where(y == 10, 0, y))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,12 +76,10 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     if len(data) < 4 or data[:3] != b"\x00\x00\x08" or len(data) < 4 + 4 * data[3]:
         raise UserError(f"{path}: not an idx file of unsigned bytes; expected the publisher's file")
     dimensions = data[3]
-    shape = np.frombuffer(data, ">u4", dimensions, 4).astype(np.int64)
+    shape = tuple(np.frombuffer(data, ">u4", dimensions, 4).tolist())
     body = np.frombuffer(data, np.uint8, offset=4 + 4 * dimensions)
-    if len(body) != shape.prod():
-        raise UserError(
-            f"{path}: {len(body)} bytes of data; expected {shape.prod()} for its shape {tuple(shape.tolist())}"
-        )
+    if len(body) != math.prod(shape):
+        raise UserError(f"{path}: {len(body)} bytes of data; expected {math.prod(shape)} for its shape {shape}")
     return body.reshape(shape).copy()  # the buffer is read-only, which torch warns about
 
 

@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""The Triton program that sums images [K, rows, C] to [splits, K, C]. A row is a pixel of a sample."""
+"""The Triton program that sums the images of K clients, [K, rows, C], to [splits, K, C].
+
+A row is a pixel of a sample. A split has `chunk` rows, or fewer at the end. Channels at or after C are not `known`.
+"""
 
 import triton
 import triton.language as tl

@@ -45,6 +45,7 @@ def identifying_values(config: Config) -> dict[str, Any]:
     for key, earlier_value in _LATER_KEYS.items():
         if mapping[key] == earlier_value:
             del mapping[key]
+    mapping.pop("init_sha256", None)  # without `init`, a run ignores it
     if (digest := _init_digest(config)) is not None:  # the content of the initial weights counts, wherever the file is
         mapping["init_sha256"] = digest
         del mapping["init"]
@@ -55,8 +56,10 @@ def identifying_values(config: Config) -> dict[str, Any]:
 
 
 def _init_digest(config: Config) -> str | None:
-    """Return the digest of the initial weights. None if there are none, or if neither digest nor file is available."""
-    if config.init is None or config.init_sha256 is not None:
+    """Return the digest of the file `init`. None if `init` is not set, or if neither digest nor file is available."""
+    if config.init is None:
+        return None
+    if config.init_sha256 is not None:
         return config.init_sha256
     path = Path(config.init).expanduser()
     return _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else None
@@ -148,23 +151,22 @@ def merge_jobs(jobs: Iterable[Job]) -> list[Job]:
 
     A job that ends between two evaluations of the longer run remains a run of its own.
     """
-    found: dict[str, list[Job]] = {}
+    found: dict[str, list[tuple[Job, set[int]]]] = {}
     for job in jobs:
         merged = found.setdefault(job.identity, [])
-        for i, before in enumerate(merged):
-            if _can_merge(before.config, job.config):
-                merged[i] = _merge(before, job)
+        for i, (before, ends) in enumerate(merged):
+            both, all_ends = _merge(before, job), ends | {job.config.rounds}
+            if all(_evaluates_after(both.config, end) for end in all_ends):
+                merged[i] = both, all_ends
                 break
         else:
-            merged.append(job)
-    return [job for merged in found.values() for job in merged]
+            merged.append((job, {job.config.rounds}))
+    return [job for merged in found.values() for job, _ in merged]
 
 
-def _can_merge(one: Config, other: Config) -> bool:
-    """Whether the longer run is evaluated after the last round of the shorter one."""
-    fewest = min(one.rounds, other.rounds)
-    longer = _longer(one, other)
-    return fewest == longer.rounds or fewest % longer.eval_every == 0
+def _evaluates_after(config: Config, round: int) -> bool:
+    """Whether a run is evaluated after this round."""
+    return round == config.rounds or round % config.eval_every == 0
 
 
 def _merge(one: Job, other: Job) -> Job:

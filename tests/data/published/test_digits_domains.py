@@ -111,6 +111,20 @@ def test_a_matlab_file_of_other_content_is_refused(data_dir: Path) -> None:
         load("svhn", data_dir)
 
 
+@pytest.mark.parametrize("damage", ["bytes", "labels"])
+def test_a_damaged_matlab_file_is_refused(damage: str, data_dir: Path) -> None:
+    file = data_dir / "svhn" / "train_32x32.mat"
+    labels = ["one", "two"] if damage == "labels" else [1, 2]
+    x = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 2), dtype=np.uint8)
+    savemat(file, {"X": x, "y": labels}, do_compression=True)
+    if damage == "bytes":
+        content = bytearray(file.read_bytes())
+        content[1000:1030] = bytes(30)
+        file.write_bytes(content)
+    with pytest.raises(UserError, match=r"train_32x32.mat: cannot be read .*expected a MATLAB file with X and y"):
+        load("svhn", data_dir)
+
+
 def test_the_domains_are_joined_at_one_size(data_dir: Path) -> None:
     joined = load("digits-domains", data_dir)
     assert joined.domains == ("mnist", "usps", "svhn", "syn-digits")

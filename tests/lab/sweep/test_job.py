@@ -62,6 +62,11 @@ def test_the_content_of_initial_weights_counts_and_their_place_does_not(tmp_path
     assert identity(recorded) == identity(configs[0]) != identity(Config())
 
 
+def test_a_digest_without_initial_weights_does_not_count() -> None:
+    """A run ignores it. It is left over if only `init` is deleted from a run's configuration."""
+    assert identity(Config(init_sha256="0" * 64)) == identity(Config())
+
+
 def test_a_method_without_training_has_one_round() -> None:
     assert planned_rounds(Config(method="fedncm", rounds=60)) == 1
     assert planned_rounds(Config(method="fedavg", rounds=60)) == 60

@@ -95,6 +95,12 @@ def test_one_run_serves_all_who_want_it(tiny_job) -> None:
         assert update.start.rounds == 7, "a model that was trained less does not serve who wants the other"
 
 
+def test_a_job_that_was_merged_is_still_served_after_the_next_merge(tiny_job) -> None:
+    """Eight rounds, evaluated every four, serve the job of four rounds, but not that of two."""
+    jobs = [tiny_job(rounds=rounds, eval_every=every) for rounds, every in ((2, 2), (4, 2), (8, 4))]
+    assert [(job.config.rounds, job.config.eval_every) for job in merge_jobs(jobs)] == [(4, 2), (8, 4)]
+
+
 def test_a_shorter_run_of_a_method_with_stages_is_found(tiny_job) -> None:
     job = tiny_job(method="fedlmd-switch", rounds=2)
     record = execute(job, SweepSettings(), quietly).record

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made_up_runs import made_up
+from torch import Tensor
 
 import fedskew
 from fedskew.data import make_partition
+from fedskew.engine.data.device import DeviceSamples
 from fedskew.errors import UserError
 from fedskew.experiment.config import PartitionConfig
 from fedskew.report.figures.heat_maps import model_internals
@@ -58,6 +60,47 @@ def test_features_of_a_federation_across_machines_are_not_drawn() -> None:
     at_sites = replace(run, config=replace(run.config, partition=PartitionConfig("sites", params={"names": ["north"]})))
     with pytest.raises(UserError, match="the data are at the sites, so features cannot be computed here"):
         model_outputs(at_sites)
+
+
+@pytest.mark.parametrize("model", ["tfcnn", "fasttext"])
+def test_data_that_no_longer_fit_the_model_are_named(model: str, tmp_path: Path) -> None:
+    """TFCNN fails in its head, and fastText on a word that it does not know."""
+
+    def write(size: int) -> Path:
+        rng = np.random.default_rng(size)
+        y = np.arange(40) % 2
+        if model == "tfcnn":
+            x = rng.integers(0, 256, (40, 1, size, size), dtype=np.uint8)
+            np.savez(tmp_path / "data.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+            return tmp_path / "data.npz"
+        texts = [" ".join(f"w{word}" for word in rng.integers(0, size, 20)) for _ in y]
+        lines = [f"{text},{'ab'[label]}" for text, label in zip(texts, y, strict=True)]
+        (tmp_path / "data.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+        return tmp_path / "data.csv"
+
+    data = write(12)
+    federation = fedskew.federation(fedskew.load(str(data)), make_partition("iid", clients=2), seed=0)
+    run = fedskew.run(federation, "fedavg", model, rounds=1, local_epochs=1, out=tmp_path / "run", progress=False)
+    write(24)
+    with pytest.raises(UserError, match="has changed since the run: its inputs do not fit the model"):
+        model_outputs(run)
+
+
+def test_no_batch_is_much_smaller_than_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """resnet10, which normalises by the batch's statistics, cannot compute the logits of one small image alone."""
+    run = trained_run(tmp_path, np.arange(6)).methods[0].first
+    assert run is not None
+    sizes: list[int] = []
+    inputs = DeviceSamples.inputs
+
+    def recorded(self: DeviceSamples, indices: Tensor) -> Tensor:
+        sizes.append(len(indices))
+        return inputs(self, indices)
+
+    monkeypatch.setattr(DeviceSamples, "inputs", recorded)
+    monkeypatch.setattr("fedskew.report.model_outputs.BATCH_SIZE", 5)
+    model_outputs(run)
+    assert sizes == [3, 3]
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e39])
