@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -99,6 +100,11 @@ def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[s
     path = Path(name).expanduser()
     if _exists(path):
         return load_own(path, options)
+    if re.fullmatch(r"[\w.]+:[\w-]+", name):
+        raise UserError(
+            f"{name!r} is code, but data are a name or a path; pass data that your own code makes to "
+            "fedskew.federation, in Python"
+        )
     if path.suffix or len(path.parts) > 1:
         raise UserError(f"{name!r} does not exist; expected a file, a folder or one of {', '.join(DATASETS)}")
     raise unknown("dataset or path", name, DATASETS)

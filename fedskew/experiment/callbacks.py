@@ -12,6 +12,7 @@ from fedskew.experiment.preparation import Prepared
 from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import RunState
+from fedskew.metrics.confusion import Evaluation
 
 
 class Callback:
@@ -53,21 +54,28 @@ class EarlyStopping(Callback):
     any run.
     """
 
-    METRICS = ("accuracy", "macro_f1", "micro_f1", "worst_class", "mean_class", "best_class")
+    METRICS = (
+        "accuracy", "macro_f1", "micro_f1", "worst_class", "balanced_accuracy", "mean_class", "best_class", "kappa",
+        "log_loss",
+    )  # fmt: skip
+    """The metrics of every evaluation. `mean_class` is another name of `balanced_accuracy`. Only `log_loss` improves if
+    it falls."""
 
     def __init__(self, patience: int = 10, metric: str = "accuracy", min_delta: float = 0.0) -> None:
         """Stop after `patience` evaluations in a row without a gain of more than `min_delta` over the best one.
 
-        An evaluation with a smaller gain does not become the best one.
+        An evaluation with a smaller gain does not become the best one. If the metric is unknown, the evaluation has no
+        gain. `metric` may also be spelled as in `rank_by`: `macro-f1`.
         """
         if isinstance(patience, bool) or not isinstance(patience, int | np.integer) or patience < 1:
             raise UserError(f"patience is {patience!r}; expected a number of evaluations, at least 1")
         is_number = isinstance(min_delta, int | float | np.number) and not isinstance(min_delta, bool)
         if not is_number or not 0 <= min_delta < math.inf:
             raise UserError(f"min_delta is {min_delta!r}; expected a finite number of at least 0")
-        if metric not in self.METRICS:
+        spelled = str(metric).replace("-", "_").lower()
+        if spelled not in self.METRICS:
             raise unknown("metric", str(metric), self.METRICS)
-        self.patience, self.metric, self.min_delta = patience, metric, min_delta
+        self.patience, self.metric, self.min_delta = patience, spelled, min_delta
         self._reset()
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
@@ -93,8 +101,15 @@ class EarlyStopping(Callback):
     def _observe(self, row: RoundRow) -> None:
         if not row.is_evaluated or row.round == 0:  # row 0 is the initial model
             return
-        value = float(getattr(row.evaluation, self.metric))
+        value = self._merit(row.required_evaluation)
         if value > self._best + self.min_delta:
             self._best, self._evaluations_without_gain = value, 0
         else:
             self._evaluations_without_gain += 1
+
+    def _merit(self, evaluation: Evaluation) -> float:
+        """Return the metric with the sign that makes the highest value the best. NaN if it is unknown."""
+        value = getattr(evaluation, "mean_class" if self.metric == "balanced_accuracy" else self.metric)
+        if value is None:
+            return math.nan
+        return -float(value) if self.metric == "log_loss" else float(value)

@@ -185,7 +185,8 @@ def find(name: str) -> Entry:
     key = name.strip().lower()
     key = _ALIASES.get(key, key)
     if key not in METHODS:
-        raise unknown("method", name, [*METHODS, *_ALIASES])
+        own = f"; a method of your own needs its module: my_module:{key}" if key else ""
+        raise UserError(f"{unknown('method', name, [*METHODS, *_ALIASES])}{own}")
     return METHODS[key]
 
 

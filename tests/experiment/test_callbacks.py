@@ -60,6 +60,25 @@ def test_another_metric() -> None:
     assert stopping.on_round(row(2, 0.4), 5), "the accuracy rose, the worst class stayed at 0"
 
 
+@pytest.mark.parametrize("metric", ["macro-f1", "macro_f1", "Macro-F1"])
+def test_a_metric_may_be_spelled_as_in_rank_by(metric: str) -> None:
+    assert fs.EarlyStopping(metric=metric).metric == "macro_f1"
+
+
+@pytest.mark.parametrize("metric", ["balanced-accuracy", "mean_class", "kappa"])
+def test_a_metric_whose_highest_value_is_the_best(metric: str) -> None:
+    assert stopped_after(fs.EarlyStopping(patience=1, metric=metric), [0.1, 0.2, 0.3, 0.2, 0.9]) == 4
+
+
+def test_the_log_loss_improves_if_it_falls_and_an_unknown_one_is_no_gain() -> None:
+    stopping = fs.EarlyStopping(patience=2, metric="log-loss", min_delta=0.1)
+    losses = [1.0, 0.5, 0.45, 0.2, None, math.nan, 0.1]
+    rows = [RoundRow(number, evaluation=Evaluation(np.eye(2), None, loss)) for number, loss in enumerate(losses, 1)]
+    assert [stopping.on_round(row, 9) for row in rows[:6]] == [False] * 5 + [True]
+    resumed = fs.EarlyStopping(patience=2, metric="log-loss", min_delta=0.1)
+    assert resumed.on_resume(rows[:6])
+
+
 def test_a_resumed_run_stops_where_the_whole_run_does() -> None:
     rows = [row(number, 0.2) for number in range(1, 4)]
     resumed = fs.EarlyStopping(patience=3)
@@ -75,6 +94,7 @@ def test_a_resumed_run_stops_where_the_whole_run_does() -> None:
         ({"min_delta": -1}, "min_delta is -1; expected a finite number of at least 0"),
         ({"min_delta": math.inf}, "min_delta is inf; expected a finite number of at least 0"),
         ({"metric": "acuracy"}, "unknown metric 'acuracy'; did you mean 'accuracy'?"),
+        ({"metric": "auroc"}, "choose from: accuracy, balanced_accuracy, best_class, kappa, log_loss, macro_f1, mean_cl"),
     ],
 )
 def test_mistakes_get_one_line(arguments: dict[str, Any], line: str) -> None:

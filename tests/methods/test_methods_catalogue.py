@@ -198,6 +198,8 @@ def test_patterns_match_names_and_aliases() -> None:
 def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown method 'fedprx'; did you mean 'fedprox'\? choose from: "):
         find("fedprx")
+    with pytest.raises(UserError, match=r"; a method of your own needs its module: my_module:mine$"):
+        find("mine")
 
 
 @pytest.mark.parametrize("name", ["fedavg", "feded"])

@@ -11,6 +11,9 @@ written beside its name:
     method: {name: fedvls, distill_weight: 0.5}
     rounds: 60
 
+A method with settings may also be one text: `method: fedvls:distill_weight=0.5`. This holds wherever a configuration
+gets a method: in files, flags, grids and Python.
+
 Types and ranges are checked here. The catalogues of datasets, partitions, models and methods check that names and
 parameters exist. `preparation` checks that the choices fit each other.
 """
@@ -141,7 +144,9 @@ class Config:
     lora_rank: int = _option(8, integer(1), "rank of the adapters, for train: lora")
     lora_alpha: float = _option(16.0, real(above=0), "the adapters' output is multiplied by lora_alpha/lora_rank")
     lora_targets: tuple[str, ...] = _option((), names, "layers with adapters, as patterns of names (default: all)")
-    method: str = _option("fedvls", _check_method_name, "method name, or several joined with +")
+    method: str = _option(
+        "fedvls", _check_method_name, "method name, or several joined with +, with settings as in fedprox:mu=1"
+    )
     method_params: dict[str, Any] = field(default_factory=dict, metadata=_parameters_of("method"))
     rounds: int = _option(60, integer(1), "communication rounds")
     clients_per_round: int | None = _option(None, optional(integer(1)), "clients sampled per round (default: all)")
@@ -221,6 +226,7 @@ class Config:
     def __post_init__(self) -> None:
         if not isinstance(self.partition, PartitionConfig):
             raise invalid_value("partition", self.partition, "a PartitionConfig")
+        self._split_method()
         _check_fields(self)
         _refuse_reserved("data", self.data_params, ("name",))
         _refuse_reserved("method", self.method_params, ("name",))
@@ -232,6 +238,13 @@ class Config:
             raise invalid_value(
                 "clients_per_round", self.clients_per_round, f"at most {clients}, the number of clients"
             )
+
+    def _split_method(self) -> None:
+        """Move settings in the text of the method, as in `fedprox:mu=1`, to its parameters. Given parameters win."""
+        if isinstance(self.method, str) and "=" in self.method and isinstance(self.method_params, dict):
+            settings = parse_method(self.method)
+            object.__setattr__(self, "method", settings.pop("name"))
+            object.__setattr__(self, "method_params", settings | self.method_params)
 
     def _check_example_privacy(self) -> None:
         """Refuse `example_clip` and `example_noise` without each other. With both, refuse balanced batches."""
@@ -254,7 +267,8 @@ class Config:
     def from_mapping(cls, mapping: Any) -> Config:
         """Make a configuration from a mapping, such as the content of a YAML file or the result of `to_mapping`.
 
-        `data`, `partition` and `method` may be names or mappings. Missing keys get their defaults.
+        `data`, `partition` and `method` may be names or mappings. A method may have settings, as in `fedprox:mu=1`.
+        Missing keys get their defaults.
         """
         values = _as_mapping("the configuration", mapping, "a mapping of keys to values")
         for key, value in values.items():
@@ -326,9 +340,29 @@ def parse_method(text: str) -> dict[str, Any]:
     Several settings are separated by colons: `fedvls:distill_weight=0.5:suppress_weight=0`. The name itself
     may have a colon, as in `package.module:Class`.
     """
+    if _SETTING_BEFORE_PLUS.search(text):
+        named = [_split_settings(part) for part in re.split(_PLUS, text)]
+        whole = "+".join(name for name, _ in named)
+        expected = ":".join([whole, *(setting for _, settings in named for setting in settings)])
+        raise UserError(f"method is {text!r}; settings go after the whole combination, such as {expected}")
+    name, assignments = _split_settings(text)
+    if not name:
+        raise UserError(f"method is {text!r}; expected the name of a method first, such as fedprox:mu=1")
+    settings = parse_assignments(assignments)
+    _refuse_reserved("method", settings, ("name",))
+    return {"name": name, **settings}
+
+
+def _split_settings(text: str) -> tuple[str, list[str]]:
+    """Split `fedprox:mu=1` into the name and its settings."""
     words = text.split(":")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
-    return {"name": ":".join(words[:first]), **parse_assignments(words[first:])}
+    return ":".join(words[:first]), words[first:]
+
+
+_PLUS = r"\+(?=\s*[A-Za-z_])"
+"""A plus before the name of a method. That of 1e+5 is part of a number."""
+_SETTING_BEFORE_PLUS = re.compile(rf"=[^:]*{_PLUS}")
 
 
 def with_values(config: Config, values: Mapping[str, Any]) -> Config:
@@ -452,7 +486,7 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
         raise _unknown_key(key)
     if not dot:
         if section not in _CHOICE_KEY or not isinstance(value, str):
-            mapping[section] = value
+            mapping[section] = _require_method_name(value) if section == "method" else value
             return
         name = _CHOICE_KEY[section]
     if (section, name) == ("method", "name"):
@@ -463,6 +497,15 @@ def _assign(mapping: dict[str, Any], key: str, value: Any) -> None:
     if name == _CHOICE_KEY[section] and part.get(name) != value:  # a new choice starts with its defaults
         part = {k: part[k] for k in ("clients", "seed") if section == "partition" and k in part}
     mapping[section] = part | {name: value}
+
+
+def _require_method_name(value: Any) -> Any:
+    """Refuse settings without the method that they belong to. They would silently be those of the default method."""
+    if isinstance(value, Mapping) and "name" not in value:
+        raise UserError(
+            f"method is {dict(value)!r}, without a name; expected a mapping such as {{name: fedprox, mu: 0.1}}"
+        )
+    return value
 
 
 def _as_mapping(what: str, value: Any, expected: str) -> dict[str, Any]:

@@ -9,6 +9,8 @@
       clients_per_round: [2, 8, 20]
     seeds: 3
 
+A method with settings may also be text, such as fedvls:distill_weight=0.5.
+
 An axis may also have named cases, which set several keys at once:
 
       start:
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedskew.errors import UserError
-from fedskew.experiment.config import Config, with_values
+from fedskew.experiment.config import Config, parse_method, with_values
 from fedskew.experiment.config.values import integer, read_yaml
 from fedskew.experiment.preparation import partition_rule
 from fedskew.lab.sweep.job import NON_IDENTIFYING_KEYS, Job
@@ -91,6 +93,8 @@ def read_grid(path: str | Path, values: Mapping[str, Any], seeds: str | int | No
     keys = dict(content)
     axes, listed = keys.pop("grid", None), keys.pop("seeds", 1)
     try:
+        if not axes and "search" in keys:
+            raise UserError("no grid, but a search; expected --search optuna for this file")
         varied = _axes(axes)
         base = with_values(Config.from_mapping(keys), values)
         refuse_overridden(values, base, _varied_keys(varied), "grid")
@@ -105,15 +109,21 @@ def _axes(axes: Any) -> dict[str, Sequence[Any]]:
         raise UserError(f"{what}; expected a mapping such as grid: {{method: [fedavg, fedvls], partition.beta: [0.1]}}")
     found: dict[str, Sequence[Any]] = {}
     for key, given in axes.items():
-        found[str(key)] = listed = _cases(str(key), given) if isinstance(given, Mapping) else given
+        listed = _cases(str(key), given) if isinstance(given, Mapping) else given
         if not isinstance(listed, list) or not listed:
             raise UserError(f"grid.{key} is {given!r}; expected a list of values, or a mapping of names to settings")
         if key in ("seed", "seeds") or any("seed" in case.values for case in listed if isinstance(case, Case)):
             raise UserError(f"grid.{key} sets the seed; expected seeds outside the grid, such as seeds: 3")
         if key in _RESERVED:
             raise UserError(f"grid.{key} is a result in the table; expected another name for the axis")
+        found[str(key)] = listed = [_read_value(str(key), value) for value in listed]
         refuse_duplicates(f"grid.{key}", listed)
     return found
+
+
+def _read_value(key: str, value: Any) -> Any:
+    """Turn a method with settings, such as `fedprox:mu=1`, into a mapping. Other values are not changed."""
+    return parse_method(value) if key == "method" and isinstance(value, str) and "=" in value else value
 
 
 _RESERVED = {"status", *(name.replace("-", "_") for name in METRICS)}
@@ -173,7 +183,10 @@ def _cases(axis: str, settings_by_name: Mapping[Any, Any]) -> list[Case]:
             raise UserError(
                 f"grid.{axis}.{name} is {settings!r}; expected the keys that this case sets, such as {{lr: 0.1}}"
             )
-    return [Case(str(name), {str(key): v for key, v in case.items()}) for name, case in settings_by_name.items()]
+    return [
+        Case(str(name), {str(key): _read_value(str(key), value) for key, value in case.items()})
+        for name, case in settings_by_name.items()
+    ]
 
 
 def _settings(by_axis: Mapping[str, Any]) -> dict[str, Any]:

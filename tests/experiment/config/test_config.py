@@ -264,6 +264,54 @@ def test_another_method_drops_the_old_methods_parameters(key: str) -> None:
     assert with_assignments(base, [f"{key}=fedvls"]) == base
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "settings"),
+    [
+        ("fedprox:mu=1", "fedprox", {"mu": 1}),
+        ("fedprox+fedvls:mu=1:distill_weight=1e+1", "fedvls+fedprox", {"mu": 1, "distill_weight": 10.0}),
+        ("package.module:Class", "package.module:Class", {}),
+        ("package.module:Class:strength=0.2", "package.module:Class", {"strength": 0.2}),
+        ("mine:a+mine:b-server:strength=0.2", "mine:a+mine:b-server", {"strength": 0.2}),
+    ],
+)
+def test_a_method_may_have_its_settings_wherever_it_is_named(text: str, name: str, settings: dict[str, Any]) -> None:
+    for config in (
+        Config(method=text),
+        Config.from_mapping({"method": text}),
+        Config.from_mapping({"method": {"name": text}}),
+        with_assignments(Config(), [f"method={text}"]),
+        with_values(Config(method="fedavgm", method_params={"server_momentum": 0.5}), {"method.name": text}),
+    ):
+        assert (config.method, config.method_params) == (name, settings)
+
+
+def test_settings_in_the_text_of_a_method_count_as_those_of_a_mapping() -> None:
+    base = Config(method="fedprox", method_params={"mu": 3})
+    assert with_values(base, {"method": "fedprox:mu=1"}) == Config(method="fedprox", method_params={"mu": 1})
+    assert with_values(base, {"method.mu": 2, "method": "fedprox:mu=1"}).method_params == {"mu": 2}
+    assert config_hash(Config(method="fedprox:mu=1")) == config_hash(with_values(base, {"method.mu": 1}))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("fedprox:mu=1+fedvls", "settings go after the whole combination, such as fedprox+fedvls:mu=1"),
+        ("mine:a:x=1+mine:b-server:y=2", "after the whole combination, such as mine:a+mine:b-server:x=1:y=2"),
+        ("fedprox:mu=1:2", "setting '2' lacks a key or '='"),
+        ("mu=1", "method is 'mu=1'; expected the name of a method first, such as fedprox:mu=1"),
+        ("fedprox:name=fedvls", "'name' is a configuration key"),
+    ],
+)
+def test_a_wrong_text_of_a_method_is_one_line(text: str, expected: str) -> None:
+    assert expected in refusal({"method": text})
+
+
+def test_settings_that_replace_a_method_name_theirs() -> None:
+    assert Config.from_mapping({"method": {"distill_weight": 0.5}}).method == "fedvls"  # a run's default method
+    with pytest.raises(UserError, match=r"method is \{'mu': 1\}, without a name; expected a mapping such as \{name:"):
+        with_values(Config(method="fedprox"), {"method": {"mu": 1}})
+
+
 def test_a_combination_given_in_another_order_is_the_same_run() -> None:
     one, other = Config(method="fedvls+fpl"), Config.from_mapping({"method": " fpl + FedVLS"})
     assert one == other

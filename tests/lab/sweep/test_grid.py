@@ -40,6 +40,15 @@ def test_every_combination_is_a_run_and_seeds_vary_slowest(grid: Path) -> None:
     assert points[1].job.label == "method fedavg, partition.beta 0.5, seed 0"
 
 
+def test_a_method_with_settings_may_be_text(grid: Path) -> None:
+    axis = "[fedprox:mu=1, fedvls+fedavgm:distill_weight=0.5]"
+    grid.write_text(GRID.replace("[fedavg, {name: fedvls, distill_weight: 0.5}]", axis))
+    points = read_grid(grid, {}, 1).points()
+    assert points[0].grid_values["method"] == "fedprox(mu=1)"
+    assert (points[0].config.method, points[0].config.method_params) == ("fedprox", {"mu": 1})
+    assert (points[2].config.method, points[2].config.method_params) == ("fedvls+fedavgm", {"distill_weight": 0.5})
+
+
 def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
     points = read_grid(grid, {"rounds": 2, "lr": 0.3}, 1).points()
     assert {point.config.rounds for point in points} == {2}
@@ -52,6 +61,7 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
     ("old", "new", "complaint"),
     [
         ("grid:", "grit:", r"no grid; expected a mapping such as"),
+        ("grid:", "search:", r"no grid, but a search; expected --search optuna"),
         ("grid:", "grid: [fedavg]\nx:", r"grid is \['fedavg'\]; expected a mapping such as"),
         ("[0.1, 0.5]", "0.1", r"grid.partition.beta is 0.1; expected a list"),
         ("partition.beta:", "partition.bet:", r"at method=fedavg, partition.bet=0.1: .*beta"),
@@ -62,6 +72,8 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("partition.beta: [0.1, 0.5]", "start: {}", r"grid.start is \{\}; expected a list .* or a mapping"),
         ("[0.1, 0.5]", "[0.1, 0.10]", r"grid.partition.beta has 0.1 twice; expected different values"),
         ("fedavg,", "fedavg, {name: fedavg},", r"grid.method has fedavg twice"),
+        ("fedavg,", "fedvls:distill_weight=0.5,", r"grid.method has fedvls\(distill_weight=0.5\) twice"),
+        ("fedavg,", "{mu: 1},", r"method is \{'mu': 1\}, without a name"),
         ("partition.beta: [0.1, 0.5]", "augment: [[], []]", r"grid.augment has \[\] twice"),
         ("seeds: 2", "seeds: [4, 7, 4]", r"seeds has 4 twice"),
         ("seeds: 2", "seeds: []", r"seeds is \[\]; expected at least 1 seed"),
@@ -107,6 +119,7 @@ def test_a_case_sets_several_keys_and_is_shown_by_its_name(grid: Path) -> None:
     [
         ("method: [fedavg, fedprox]", "method.mu", r"method.mu is given by a flag, but method fedavg in the grid"),
         ("method: [{name: fedprox}]", "method.mu", r"in the grid replaces it; expected mu in the grid"),
+        ("method: [fedvls, 'fedvls:suppress_weight=1']", "method.distill_weight", r"expected distill_weight in the grid"),
         ("method: [{name: fedprox, mu: 1}, {name: fedprox, mu: 2}]", "method.mu", r"expected mu in the grid"),
         ("partition: [iid, {rule: shards}]", "partition.clients", r"is given by a flag, but partition"),
         ("split: {a: {partition: {rule: shards}}}", "partition.clients", r"expected clients in the grid"),
