@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -97,7 +98,7 @@ def _load_named(name: str, data_dir: str | PathLike[str] | None, options: dict[s
         from fedskew.data.own.hub import load_hub
 
         return load_hub(name, options)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # unlike `Path.expanduser`, it accepts an unknown user
     if _exists(path):
         return load_own(path, options)
     if re.fullmatch(r"[\w.]+:[\w-]+", name):

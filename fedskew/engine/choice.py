@@ -244,7 +244,8 @@ def estimated_seconds(model: nn.Module, sample: Tensor, steps: float, visits: fl
 def count_multiplications(model: nn.Module, sample: Tensor) -> float:
     """Count the multiplications of linear and convolutional layers in the forward pass of one sample.
 
-    Products of activations are not counted, nor are the projections within `nn.MultiheadAttention`.
+    Products of activations are not counted, nor are the projections within `nn.MultiheadAttention`. The pass has the
+    sample twice, because a BatchNorm without running statistics refuses a single value per channel.
     """
     total = 0.0
 
@@ -258,5 +259,5 @@ def count_multiplications(model: nn.Module, sample: Tensor) -> float:
     for layer in hooked.modules():
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             layer.register_forward_hook(count)
-    hooked(sample)
-    return total
+    hooked(torch.cat([sample, sample]))
+    return total / 2

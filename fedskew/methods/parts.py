@@ -361,7 +361,7 @@ class Objective(Part):
     takes_class_weights: ClassVar[bool] = False
     """Whether the loss weighs its cross entropy by `client.class_weights`, if they are not None."""
     head: ClassVar[str] = ""
-    """The kind of head that the loss is made for, such as `etf`; empty if it works with any."""
+    """The kind of head that the loss is made for, such as `etf`; empty if it chooses none."""
 
     def loss(self, out: Outputs, y: Tensor, client: Client) -> Tensor:
         """Return a scalar, the mean over the batch. Ignore rows with the target `losses.IGNORE`: they are padding."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +105,7 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
 
 
 def _read(file: str) -> bytes:
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))  # unlike `Path.expanduser`, it accepts an unknown user
     if path.is_dir():
         found = sorted(p.name for p in path.glob("*.safetensors"))
         hint = f"; did you mean {str(path / found[-1])!r}?" if found else ""

@@ -71,6 +71,11 @@ def test_the_cost_of_a_run_grows_with_its_steps_and_its_model() -> None:
     assert seconds[0] < SHORT_RUN < seconds[2]
 
 
+def test_a_batch_norm_without_running_statistics_is_no_obstacle() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 8), nn.BatchNorm2d(2, track_running_stats=False))
+    assert count_multiplications(model, torch.zeros(1, 1, 8, 8)) == 2 * 64
+
+
 class Attention(nn.Module):
     """Attention as a user writes it, without a class that a library would recognise."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -61,7 +62,7 @@ def _init_digest(config: Config) -> str | None:
         return None
     if config.init_sha256 is not None:
         return config.init_sha256
-    path = Path(config.init).expanduser()
+    path = Path(os.path.expanduser(config.init))
     return _file_digest(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
