@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import typer
@@ -30,6 +30,9 @@ from fedskew.report.terminal import class_accuracy_table, comparison_table
 from fedskew.report.verdict import conclusion
 from fedskew.results import Comparison, compare_runs
 from fedskew.results.ranking import DEFAULT_METRIC
+
+if TYPE_CHECKING:
+    from fedskew.tracking.trackers import Tracker
 
 FolderOf = Callable[[Prepared], Path]
 """Returns the folder of a run."""
@@ -293,7 +296,7 @@ def _callbacks(
     observers: Observers, folder_of: FolderOf, folders: Sequence[Path], quiet: bool
 ) -> Iterator[list[Callback]]:
     """Yield callbacks that show progress and log to trackers. Serve the live report, if requested, within the block."""
-    trackers: list[Callback] = []
+    trackers: list[Tracker] = []
     if observers.log is not None:
         from fedskew.tracking.choice import make_trackers
 
@@ -301,6 +304,14 @@ def _callbacks(
     shown = folders if observers.live else ()
     with _live_report(shown, observers.rank_by), showing_runs(folder_of, len(folders), quiet) as progress:
         yield [progress, *trackers]
+        if trackers and trackers[0].skipped:
+            progress.on_notice(_not_logged(trackers[0].skipped, len(folders)))
+
+
+def _not_logged(skipped: int, runs: int) -> str:
+    """Say that trackers got nothing from the runs that were finished before."""
+    were = f"{skipped} of {runs} runs {'was' if skipped == 1 else 'were'}" if runs > 1 else "the run was"
+    return f"{were} already finished, so --log wrote nothing about {'it' if skipped == 1 else 'them'}"
 
 
 @contextmanager

@@ -59,6 +59,8 @@ class Tracker(Callback):
     def __init__(self, folder_of: FolderOf) -> None:
         self._folder_of = folder_of
         self._is_open = False
+        self.skipped = 0
+        """Number of runs that were not logged, because they were finished before."""
 
     def on_start(self, prepared: Prepared, state: RunState, rounds_ahead: int) -> None:  # noqa: ARG002
         self.begin(prepared, self._folder_of(prepared), state.round)
@@ -73,6 +75,8 @@ class Tracker(Callback):
                 self.log(numbers, result.rounds)
             self.end(result)
             self._is_open = False
+        else:
+            self.skipped += 1
 
     def begin(self, prepared: Prepared, folder: Path, round: int) -> None:
         """Open the log of a run. The run resumes after `round`, or starts if `round` is 0."""

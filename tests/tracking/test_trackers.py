@@ -89,6 +89,21 @@ def test_a_run_that_is_finished_is_not_told_again(tmp_path: Path) -> None:
     assert set((tmp_path / "run/tensorboard").iterdir()) == files
 
 
+def test_the_command_says_which_runs_were_finished_and_are_not_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    folder = tmp_path / "runs"
+    short = ["--clients", "3", "--rounds", "1", "--local-epochs", "1", "--log", "tensorboard", "--out", str(folder)]
+    assert main(["run", *short, "--seeds", "2"]) == 0
+    assert "--log wrote nothing" not in capsys.readouterr().err
+    assert main(["run", *short, "--seeds", "3"]) == 0
+    assert "2 of 3 runs were already finished, so --log wrote nothing about them\n" in capsys.readouterr().err
+    short[-1] = str(next(folder.glob("*-s0-*")))
+    assert main(["run", *short, "--quiet"]) == 0
+    assert "the run was already finished, so --log wrote nothing about it\n" in capsys.readouterr().err
+
+
 def test_mlflow_has_every_round(tmp_path: Path) -> None:
     tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed")
     result = tracked("mlflow", tmp_path / "runs/one")
