@@ -423,6 +423,7 @@ def test_the_vocabulary_keeps_the_most_frequent_words(cache: Path, tmp_path: Pat
         ("digits", {"length": 3}, r"unknown option 'length'; digits has no options"),
         ("mnst", {}, r"unknown dataset or path 'mnst'; did you mean 'mnist'"),
         ("no/such/file", {}, r"'no/such/file' does not exist; expected a file, a folder or one of digits"),
+        ("~nobody-here/x.csv", {}, r"'~nobody-here/x.csv' does not exist; expected a file, a folder or one of digits"),
         ("file.npz", {}, r"'file.npz' does not exist"),
     ],
 )
