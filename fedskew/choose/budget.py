@@ -153,8 +153,9 @@ def choose_plan(budget: Budget, costs: Costs, methods: Sequence[str], lr: float,
         if needed <= budget.amount:
             return plan
     raise UserError(
-        f"budget is {budget.show()}; racing {len(methods)} methods over {rounds} rounds needs about "
-        f"{budget.show(needed)} here; increase --budget (finished trials are kept), or use fewer --methods or --rounds"
+        f"budget is {budget.show()}; racing {plural(len(methods), 'method')} over {plural(rounds, 'round')} needs "
+        f"about {budget.show(needed)} here; increase --budget (finished trials are kept), or use fewer --methods or "
+        "--rounds"
     )
 
 

@@ -72,7 +72,15 @@ def require_approval(app: Path, site_folder: Path) -> bool:
 
 
 def describe_app(app: Path, approval: Approval) -> Iterator[str]:
-    """Describe an app to an administrator, line by line."""
+    """Describe an app to an administrator, line by line.
+
+    Control characters are escaped. Otherwise, a name in the app could add a false line, or hide a true one.
+    """
+    for line in _lines(app, approval):
+        yield "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _lines(app: Path, approval: Approval) -> Iterator[str]:
     settings, contract, config = read_app(app)
     yield f"app {approval.app}, hash {approval.hash}"
     yield f"sites: {_listed(settings.sites)}"

@@ -69,12 +69,19 @@ def add_approval(folder: Path, approval: Approval) -> Path:
 
 
 def file_hashes(archive: bytes) -> dict[str, str]:
-    """SHA-256 of each file in one of Flower's app archives (FAB). Flower's list of the files is left out."""
-    with zipfile.ZipFile(io.BytesIO(archive)) as files:
-        names = [name for name in files.namelist() if not name.startswith(_FILE_LIST)]
-        if len(set(names)) < len(names):
-            raise UserError("the app's archive has two files of the same name")
-        return {name: hashlib.sha256(files.read(name)).hexdigest() for name in sorted(names)}
+    """SHA-256 of each file in one of Flower's app archives (FAB). Flower's list of the files is left out.
+
+    Raise `UserError` for an archive that is damaged, or has two files of the same name.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(archive)) as files:
+            names = [name for name in files.namelist() if not name.startswith(_FILE_LIST)]
+            hashes = {name: hashlib.sha256(files.read(name)).hexdigest() for name in sorted(names)}
+    except Exception as error:  # zipfile raises errors of many types, such as BadZipFile, zlib.error and ValueError
+        raise UserError("the app's archive is damaged") from error
+    if len(hashes) < len(names):
+        raise UserError("the app's archive has two files of the same name")
+    return hashes
 
 
 def installed_file_hashes(folder: Path) -> dict[str, str]:
@@ -99,8 +106,8 @@ def refusal(site: Path, archive: bytes) -> str | None:
         return _UNPROTECTED if _requires_secure_aggregation(site) else None
     try:
         files = file_hashes(archive)
-    except (UserError, zipfile.BadZipFile) as error:
-        return str(error) if isinstance(error, UserError) else "the app's archive is damaged"
+    except UserError as error:
+        return str(error)
     if any(approval.hash == app_hash(files) for approval in approvals):
         return None
     return f"the site has not approved this app (hash {app_hash(files)[:16]}…)"

@@ -2,9 +2,9 @@
 
 The result helps the site to decide whether to accept the model. Nothing leaves the site. The local model has the app's
 architecture and settings, but is trained by the method `centralised`, without noise. In place of two heads, which only
-some methods train, it has one linear head. It trains for as many epochs as a site that takes part in every round. If
-the app has `init`, the federation's model started from a file of weights. The local model starts from the same weights
-only if the site gives this file, too (`--init`). Otherwise, it starts from random weights.
+some methods train, it has one linear head. It trains for `local_epochs` in each of the app's `rounds`. If the app has
+`init`, the federation's model started from a file of weights. The local model starts from the same weights only if the
+site gives this file, too (`--init`). Otherwise, it starts from random weights.
 
 Both models are tested on the same samples, so the interval of the difference is for paired results. Neither model has
 seen these samples, unless the site's data have changed since the federation's training: if the data have no test part
@@ -70,6 +70,8 @@ class LocalComparison:
     """Whether the local model started from the weights of `init`."""
     is_local_head_linear: bool = False
     """Whether the local model has one linear head in place of two heads, which only some methods train."""
+    diverged: int = 0
+    """The number of rounds of the local training that were discarded, because their numbers were not finite."""
 
     @property
     def verdict(self) -> str:
@@ -83,13 +85,19 @@ class LocalComparison:
 
     @property
     def caveat(self) -> str | None:
-        """Say that pretrained weights favour the federation's model. None if both models started alike."""
-        if self.is_local_pretrained or not self.is_federation_pretrained:
-            return None
-        return (
-            "The federation's model started from pretrained weights (init), and the local model from random ones, "
-            "which favours the federation's. --init FILE, with the file of these weights, lets both start alike."
-        )
+        """Say why the comparison favours the federation's model. None if there is no such reason."""
+        reasons = []
+        if self.is_federation_pretrained and not self.is_local_pretrained:
+            reasons.append(
+                "The federation's model started from pretrained weights (init), and the local model from random ones, "
+                "which favours the federation's. --init FILE, with the file of these weights, lets both start alike."
+            )
+        if self.diverged:
+            reasons.append(
+                f"The local training diverged in {plural(self.diverged, 'round')}, which did not change the local "
+                "model. This favours the federation's."
+            )
+        return " ".join(reasons) or None
 
 
 def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None = None) -> LocalComparison:
@@ -115,7 +123,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
     if not len(tests):
         raise UserError(f"{site.name} has no test samples; expected a test part of its data")
     positive = positive_class(resolved, run.held(None).dataset)
-    local_probabilities, _ = _train_alone(run, resolved, site.device)
+    (local_probabilities, _), diverged = _train_alone(run, resolved, site.device)
     probabilities, true = run.runtime().test_set.predict(_on_device(run, finished.state))
     paired = correct_shares(probabilities, true) - correct_shares(local_probabilities, true)
     difference = float(paired.mean())
@@ -136,6 +144,7 @@ def compare_with_local(model: str, app: str, site: SiteConfig, init: str | None 
         is_federation_pretrained=config.init is not None,
         is_local_pretrained=init is not None,
         is_local_head_linear=resolved.head in TWO_HEADS,
+        diverged=diverged,
     )
 
 
@@ -150,18 +159,20 @@ def _complete(contract: Contract, weights: Path) -> Contract:
         raise UserError(f"{weights.parent} has no {MODEL_FILE} with an encoding; expected an exported model") from error
 
 
-def _train_alone(run: SiteRun, config: Config, device: str) -> Predictions:
-    """Train the app's model on the site's training part only, and return its predictions of the test part.
+def _train_alone(run: SiteRun, config: Config, device: str) -> tuple[Predictions, int]:
+    """Train the app's model on the site's training part only.
 
-    The result stays at the site, so it needs no noise.
+    Return its predictions of the test part, and the number of rounds that diverged. The model stays at the site, so it
+    needs no noise.
     """
     values = {"method": "centralised", "device": device, "engine": "plain", "clients_per_round": None}
     values |= {"example_clip": None, "example_noise": None, "head": "auto" if config.head in TWO_HEADS else config.head}
     alone = prepare(with_values(config, {**values, "eval_every": config.rounds}), run.held(None))
-    model = run_prepared(alone).model
+    result = run_prepared(alone)
+    model = result.model
     state = ModelState(dict(model.named_parameters()), dict(model.named_buffers()))
     runtime = RuntimeFactory(alone.federation.dataset, alone.config, compile_steps=False).runtime(model, "plain")
-    return runtime.test_set.predict(_on_device(run, state))
+    return runtime.test_set.predict(_on_device(run, state)), result.diverged
 
 
 def _on_device(run: SiteRun, model: ModelState) -> ModelState:

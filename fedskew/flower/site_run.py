@@ -90,9 +90,9 @@ class SiteRun:
         return self._held[key]
 
     def runtime(self, frozen: Sequence[str] = (), tensors: Tensors | None = None) -> ModelRuntime:
-        """Return the runtime of the model.
+        """Return the runtime of the run's model, or of a model that concatenates the encoders of several models.
 
-        If `frozen` names companion models, the model concatenates their encoders, which are in `tensors`.
+        `frozen` names these models, and `tensors` has them. Without names, it is the runtime of the run's model.
         """
         if not frozen or tensors is None:
             return self._runtime

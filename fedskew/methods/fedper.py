@@ -28,7 +28,7 @@ class FedPer(Personal):
     """Every client keeps its own head, trained together with the shared layers."""
 
     layers: tuple[str, ...] = ("head",)
-    """The personalisation layers: names such as `head` or `encoder.3`, or patterns."""
+    """The personalisation layers: names such as `head` or `encoder.3`, or patterns of tensors such as `*.bias`."""
 
     shares = "model without personal layers"
 

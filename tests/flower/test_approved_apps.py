@@ -80,6 +80,15 @@ def test_an_administrator_sees_what_an_app_does_and_approves_it(site: Path, caps
     assert refusal(site / "site.yaml", build_archive(site / "app")) is None
 
 
+def test_names_in_an_app_cannot_add_lines_to_its_description(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "app" / PACKAGE / "a\nprivacy: perfect\x1b[2K.py").write_text("")
+    capsys.readouterr()
+    assert approve(site, "--yes") == 0
+    shown = capsys.readouterr().out
+    assert rf"{PACKAGE}/a\nprivacy: perfect\x1b[2K.py" in shown
+    assert sum(line.startswith("privacy:") for line in shown.splitlines()) == 1
+
+
 def test_a_single_round_and_a_single_epoch_are_singular(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(site / "digits.npz")
     init = ["federate", "init", str(site / "short"), "--sites", "north,south", "--data", data, "--rounds", "1"]
@@ -191,6 +200,20 @@ def test_damaged_files_refuse_everything(site: Path) -> None:
     (site / NAME).unlink()
     (site / NAME).symlink_to(site / "missing.json")
     assert is_unreadable()
+
+
+@pytest.mark.parametrize(("place", "byte"), [(36, 0xFF), (8, 99), (6, 1)], ids=["data", "compression", "encryption"])
+def test_an_archive_with_a_wrong_byte_is_damaged(place: int, byte: int) -> None:
+    """For each of these bytes, zipfile raises another type of error."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
+        files.writestr("a.py", "print(1)\n" * 100)
+    content = bytearray(archive.getvalue())
+    content[place] = byte
+    if place < 10:  # the directory at the end of an archive repeats these bytes
+        content[content.index(b"PK\x01\x02") + place + 2] = byte
+    with pytest.raises(UserError, match="the app's archive is damaged"):
+        file_hashes(bytes(content))
 
 
 def test_approvals_that_cannot_be_reached_do_not_allow_every_app(tmp_path: Path) -> None:

@@ -128,6 +128,21 @@ def test_the_local_model_starts_from_the_pretrained_weights_if_the_site_has_them
     assert caveat in page.read_text()
 
 
+def test_a_local_training_that_diverged_is_no_fair_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, site, model = federation_of_two(tmp_path)
+    data, app, page = (str(tmp_path / name) for name in ("digits.npz", "steep", "page.md"))
+    assert main(["federate", "init", app, "--sites", "north,south", "--data", data, *TRAINING, "--lr", "1e30"]) == 0
+    capsys.readouterr()
+    assert main(["federate", "compare", str(model), app, str(site), "-o", page]) == 0
+    caveat = (
+        "The local training diverged in 6 rounds, which did not change the local model. This favours the federation's."
+    )
+    assert f"warning: {caveat}" in capsys.readouterr().err
+    assert caveat in Path(page).read_text()
+
+
 def test_init_must_be_the_file_that_the_app_starts_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     app, site, model = federation_of_two(tmp_path)
     weights = model / "model.safetensors"

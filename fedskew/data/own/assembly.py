@@ -228,6 +228,7 @@ def _site_numbers(column: Strings | None, sites: tuple[str, ...]) -> IntArray:
     return np.array([index.get(value, -1) for value in column.values], np.int64)[column.codes]
 
 
-def _natural_order(text: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key that puts site 2 before site 10."""
-    return tuple((0, int(word), "") if word.isdecimal() else (1, 0, word) for word in re.split(r"(\d+)", text) if word)
+def _natural_order(text: str) -> tuple[tuple[tuple[int, int, str], ...], str]:
+    """Return a sort key that puts site 2 before site 10. Different texts have different keys."""
+    words = [word for word in re.split(r"(\d+)", text) if word]
+    return tuple((0, int(word), "") if word.isdecimal() else (1, 0, word) for word in words), text

@@ -40,15 +40,19 @@ class Column(Partition):
         """Take the clients' names from the data. A site that has only test samples is not a client."""
         site = dataset.train.site
         if site is None:
-            has_site_option = self.column is not None and dataset.name not in DATASETS
-            given = f"; load it with site={self.column!r}" if has_site_option else ""
-            expected = "partition.column to name a column" if self.column is None else "data with such a column"
-            raise self.error(f"{dataset.name} does not say which site a sample is from{given}; expected {expected}")
+            if dataset.name in DATASETS:
+                advice = "expected data with sites, such as femnist"
+            elif self.column is None:
+                advice = "expected partition.column to name a column"
+            else:
+                advice = f"load it with site={self.column!r}; expected data with such a column"
+            raise self.error(f"{dataset.name} does not say which site a sample is from; {advice}")
         if self.column not in (None, dataset.site_column):
             raise self.error(f"the sites of {dataset.name} come from {dataset.site_column!r}; expected that column")
         present = np.unique(site)
         names = tuple(dataset.sites[number] for number in present)
-        absent = [name for number, name in enumerate(dataset.sites) if number not in set(present.tolist())]
+        clients = set(present.tolist())
+        absent = [name for number, name in enumerate(dataset.sites) if number not in clients]
         notes = (f"not clients, because they have no training samples: {shorten(absent)}",) if absent else ()
         return Arrangement(dataset, names, notes)
 

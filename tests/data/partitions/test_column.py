@@ -50,6 +50,13 @@ def test_numbers_and_categories_name_sites_too() -> None:
     assert categories.client_names == ("north", "ward 2", "ward 10")
 
 
+def test_names_that_differ_only_in_zeros_have_the_same_order_in_every_process() -> None:
+    """The order of a set of texts differs between processes. With eight names, it is rarely the expected one."""
+    wards = [f"ward {'0' * zeros}1" for zeros in range(8)]
+    fed = fs.federation(frame(hospital=np.resize(wards, len(Y))), fs.Column("hospital"), label="ill")
+    assert fed.client_names == tuple(sorted(wards))
+
+
 def test_a_loaded_dataset_knows_its_sites() -> None:
     loaded = fs.load(frame(), label="ill", site="hospital")
     assert fs.federation(loaded, fs.Column()).hash == fs.federation(loaded, fs.Column("hospital")).hash
@@ -59,8 +66,11 @@ def test_a_loaded_dataset_knows_its_sites() -> None:
         fs.federation(loaded, fs.Column("clinic"))
     with pytest.raises(fs.UserError, match="does not say which site a sample is from; load it with site='hospital'"):
         fs.federation(fs.load(frame(), label="ill"), fs.Column("hospital"))
-    with pytest.raises(fs.UserError, match="digits does not say which site a sample is from; expected data with such"):
-        fs.federation("digits", fs.Column("hospital"))
+    for rule in (fs.Column("hospital"), fs.Column()):
+        with pytest.raises(
+            fs.UserError, match="digits does not say which site a sample is from; expected data with sites,"
+        ):
+            fs.federation("digits", rule)
 
 
 def test_a_site_with_only_test_samples_is_no_client() -> None:
