@@ -15,6 +15,7 @@ from fedskew.experiment.result import Result
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
+from fedskew.experiment.stopped_runs import describe_stop
 from fedskew.experiment.storage.about import describe_federation
 from fedskew.experiment.storage.run_folder import RunFolder
 from fedskew.metrics.scores import Scores
@@ -29,8 +30,12 @@ class Recorder:
     ) -> None:
         self._prepared, self._server, self._folder, self._callbacks = prepared, server, folder, callbacks
         self.rows: list[RoundRow] = []
-        self.stopped = False
+        self._stopped_by: list[Callback] = []
+
+    @property
+    def stopped(self) -> bool:
         """Whether a callback has stopped the run."""
+        return bool(self._stopped_by)
 
     def start(self, rows: list[RoundRow], state: RunState) -> None:
         """Continue after these rows. Without any, record an evaluation of the initial model as row 0."""
@@ -42,7 +47,7 @@ class Recorder:
             callback.on_start(self._prepared, state, left)
         for callback in self._callbacks if state.round else ():
             if callback.on_resume(rows) and left:
-                self.stopped = True
+                self._stopped_by.append(callback)
 
     def snapshot(self, state: RunState) -> Fetch | None:
         """Start copying this state's tensors to the host for a checkpoint. Return None if no checkpoint is due."""
@@ -62,7 +67,7 @@ class Recorder:
         left = self._server.rounds_left(state)
         for callback in self._callbacks:
             if callback.on_round(row, left) and left:
-                self.stopped = True
+                self._stopped_by.append(callback)
 
     def notify(self, lines: list[str]) -> None:
         """Pass these lines to the callbacks, and empty the list."""
@@ -89,7 +94,7 @@ class Recorder:
                 tensors = module.state_dict()
             self._folder.save_model(tensors, meta)
             self._save_predictions(self._folder, state)
-            self._folder.write_summary(result.summary())
+            self._folder.write_summary(result.summary() | describe_stop(self._stopped_by))
         for callback in self._callbacks:
             callback.on_end(result)
         return result

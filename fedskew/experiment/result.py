@@ -215,6 +215,17 @@ class Result:
         return max(0, len(self.history) - 1)
 
     @property
+    def planned_rounds(self) -> int | None:
+        """Number of rounds that the configuration asks for. None for a method with stages, which may add rounds."""
+        has_stages = any(row.stage != "train" for row in self.history)
+        return None if has_stages else self.config.rounds
+
+    @property
+    def stopped_after(self) -> str:
+        """Where a callback stopped the run, such as `after round 18 of 60`."""
+        return f"after round {self.rounds}" + ("" if self.planned_rounds is None else f" of {self.planned_rounds}")
+
+    @property
     def diverged(self) -> int:
         """Number of client updates that were discarded, because they or the server's step with them were not finite."""
         return sum(len(row.diverged) for row in self.history)

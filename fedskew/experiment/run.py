@@ -27,6 +27,7 @@ from fedskew.experiment.recorder import Recorder
 from fedskew.experiment.result import Result, recorded_scores, recorded_site_scores
 from fedskew.experiment.round.server import Server
 from fedskew.experiment.round.state import RunState
+from fedskew.experiment.stopped_runs import can_continue, must_continue, stopped_early
 from fedskew.experiment.storage.about import about
 from fedskew.experiment.storage.checkpoints import Checkpoint
 from fedskew.experiment.storage.run_folder import RunFolder
@@ -56,7 +57,8 @@ def run(
     model: a name such as `cnn`, `package.module:factory`, or a `torch.nn.Module`. The default is the model of
         `config`, or `auto`, which chooses a small model for the data.
     config: a `Config`, whose values the settings override. Data and partition are always the federation's.
-    out: a folder for the run. A repeated call resumes it there, or reads its result if it is finished.
+    out: a folder for the run. A repeated call resumes it there, or reads its result if it is finished. A run that a
+        callback stopped continues, unless these callbacks would have stopped it as well.
     method_params: the parameters of a method that is given by name, such as `{"distill_weight": 0.5}`.
     callbacks: objects that watch the run, such as `EarlyStopping(patience=10)`.
     progress: whether to show a bar, and in a notebook a live curve. None shows them in a notebook and in a terminal,
@@ -139,19 +141,40 @@ def _run_or_load(
     recorder = Recorder(prepared, server, folder, callbacks)
     if folder is not None and folder.finished:
         _check_data(folder, prepared.federation)
-        result = load_result(server, folder, recorder)
-        lacks_predictions = prepared.config.save_predictions and not folder.config.save_predictions
-        without = ""
-        if lacks_predictions and not folder.predictions_path.exists():
-            without = ", so no predictions were saved; to save them, choose another --out"
-        for callback in callbacks:
-            callback.on_notice(f"{folder.path} is already finished; nothing was run{without}")
-            callback.on_end(result)
-        return result
+        is_incomplete = must_continue(prepared, server, folder, callbacks)
+        if not is_incomplete or not can_continue(folder):
+            return _load_finished(prepared, server, folder, recorder, callbacks, is_incomplete)
+        line = f"{folder.path}: a callback stopped this run after round {folder.rounds()[-1].round}; now it continues"
+        recorder.notify([line])
     state = begin_or_resume(prepared, server, folder, recorder)
     if not recorder.stopped:
         state = loop(state, recorder)
     return recorder.finish(state)
+
+
+def _load_finished(
+    prepared: Prepared,
+    server: Server,
+    folder: RunFolder,
+    recorder: Recorder,
+    callbacks: Sequence[Callback],
+    is_incomplete: bool,
+) -> Result:
+    """Load the result. `is_incomplete` says whether the run should continue, but cannot."""
+    result = load_result(server, folder, recorder)
+    line = f"{folder.path} is already finished"
+    if result.stopped_early:
+        line += f": a callback stopped it {result.stopped_after}"
+    line += "; nothing was run"
+    lacks_predictions = prepared.config.save_predictions and not folder.config.save_predictions
+    if lacks_predictions and not folder.predictions_path.exists():
+        line += ", so no predictions were saved; to save them, choose another --out"
+    if is_incomplete:
+        line += ", because no checkpoint is left; to train all rounds, choose another --out"
+    for callback in callbacks:
+        callback.on_notice(line)
+        callback.on_end(result)
+    return result
 
 
 def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None, recorder: Recorder) -> RunState:
@@ -174,6 +197,7 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     _check_checkpoint(prepared, server, folder, checkpoint)
     _use_threads(server, recorder, checkpoint.meta.get("threads", torch.get_num_threads()))
     server.resume_with(checkpoint.meta.get("engine"))
+    folder.withdraw_result()
     folder.truncate_rounds(checkpoint.round)
     clients = folder.client_states(checkpoint.clients)
     state = RunState.restore(checkpoint.tensors, checkpoint.meta, clients, server.device)
@@ -205,7 +229,7 @@ def load_result(server: Server, folder: RunFolder, recorder: Recorder) -> Result
         )
     summary = folder.summary() or {}
     engine = summary.get("engine", server.engine_name)
-    stopped = bool(summary.get("stopped_early"))
+    stopped = stopped_early(folder)
     return recorder.result(module, rows, engine, stopped, recorded_scores(summary), recorded_site_scores(summary))
 
 

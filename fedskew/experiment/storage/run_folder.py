@@ -267,6 +267,13 @@ class RunFolder:
                 sync(self.rounds_path)
         write_file(self.summary_path, json.dumps(summary, indent=2, allow_nan=False) + "\n")
 
+    def withdraw_result(self) -> None:
+        """Remove what is written when a run ends, because it continues. The summary goes first."""
+        self._require_open()
+        with reporting_os_errors("write", self.path):
+            for path in (self.summary_path, self.model_path, self.predictions_path):
+                path.unlink(missing_ok=True)
+
     def rounds(self) -> list[RoundRow]:
         """The rows of all rounds so far, in order."""
         rows, problem = self._rounds.read()
