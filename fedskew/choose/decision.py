@@ -23,7 +23,7 @@ from fedskew.choose.trial import TrialResult
 from fedskew.errors import plural
 from fedskew.methods import combined_entry
 from fedskew.methods.class_weights import entries_with_weights, revealed_labels
-from fedskew.results.race import SPLITS, Finalist, Repeats, Standing
+from fedskew.results.race import SPLITS, Finalist, Repeats, Rung, Standing
 from fedskew.results.ranking import find_metric
 from fedskew.results.significance import Difference, holm, paired
 
@@ -49,12 +49,17 @@ cases."""
 
 
 def decide(
-    results: Sequence[FinalResult], rank_by: str, class_weights: object = None, repeats: Repeats = SPLITS
+    results: Sequence[FinalResult],
+    rank_by: str,
+    class_weights: object = None,
+    repeats: Repeats = SPLITS,
+    rungs: Sequence[Rung] = (),
 ) -> dict[str, Any]:
     """Return the last fields of the race's record: the finalists, the choice and the answer.
 
     `class_weights` is the configuration key of that name. Some of its values make clients reveal label counts.
-    `repeats` has the words for what differs between trials: splits, or seeds if the split is fixed.
+    `repeats` has the words for what differs between trials: splits, or seeds if the split is fixed. `rungs` have the
+    learning rates that were tried.
     """
     baseline, _, baseline_trials = next(result for result in results if result.standing.method == BASELINE)
     others = [result.standing for result in results if result.standing is not baseline]
@@ -76,8 +81,11 @@ def decide(
     better = enumerate(final[:baseline_rank])
     chosen = next((i for i, finalist in better if _beats(finalist.standing, baseline)), baseline_rank)
     tried = len(results[0].standing.scores) + len(results[0].earlier_scores)
+    winner = next(result for result in results if result.standing is final[chosen].standing)
     answer = _answer(final, final[chosen], rank_by, tried, repeats)
-    answer += _diverged(next(result for result in results if result.standing is final[chosen].standing))
+    answer += _at_the_end_of_the_rates(winner, rungs)
+    answer += _alternatives(final, final[chosen])
+    answer += _diverged(winner)
     return {"final": final, "chosen": chosen, "answer": tuple(answer)}
 
 
@@ -108,7 +116,7 @@ def _beats(standing: Standing, baseline: Standing) -> bool:
 
 
 def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, tried: int, repeats: Repeats) -> list[str]:
-    """Write the answer. `tried` is the number of splits on which each finalist was trained to the end."""
+    """Write which method to use and why. `tried` is the number of splits on which finalists trained to the end."""
     metric, fresh = find_metric(rank_by).label, len(chosen.standing.scores)
     advice = f"Use {_named(chosen.standing)}: {_percent(chosen.overall)} {metric} on validation data"
     lines = [f"{advice}, mean of {tried} {repeats.many}."]
@@ -120,7 +128,7 @@ def _answer(final: Sequence[Finalist], chosen: Finalist, rank_by: str, tried: in
         where = f"{repeats.on.capitalize()} {fresh} fresh {repeats.many}"
         lines += [f"{where} it beats {tuned}, by {_lead(chosen.difference, repeats)}.", f"It {_cost(chosen)}."]
         lines += _warning(tried, repeats)
-    return [*lines, *_alternatives(final, chosen)]
+    return lines
 
 
 def _warning(tried: int, repeats: Repeats) -> list[str]:
@@ -130,8 +138,30 @@ def _warning(tried: int, repeats: Repeats) -> list[str]:
     return [f"{risk} A larger budget tries more."]
 
 
+def _at_the_end_of_the_rates(chosen: FinalResult, rungs: Sequence[Rung]) -> list[str]:
+    """Say that a better learning rate may lie beyond those that were tried for the chosen method.
+
+    If updates were discarded because they were not finite, a larger learning rate is not suggested.
+    """
+    method, lr = chosen.standing.method, chosen.standing.lr
+    tried = {lr, *(standing.lr for rung in rungs for standing in rung.standings if standing.method == method)}
+    if min(tried) < lr < max(tried) or len(tried) == 1:
+        return []
+    if lr == min(tried):
+        end, other = "smallest", "smaller"
+    elif _discarded(chosen):
+        return []
+    else:
+        end, other = "largest", "larger"
+    return [f"The learning rate {lr:g} is the {end} that was tried; a {other} one may be better: --lr {lr:g}."]
+
+
+def _discarded(chosen: FinalResult) -> int:
+    return sum(trial.diverged for trial in chosen.trials)
+
+
 def _diverged(chosen: FinalResult) -> list[str]:
-    discarded = sum(trial.diverged for trial in chosen.trials)
+    discarded = _discarded(chosen)
     updates = f"{plural(discarded, 'client update')} of {chosen.standing.method} {'was' if discarded == 1 else 'were'}"
     why = "discarded because of values that were not finite"  # in the updates, or in the server's step with them
     return [f"In the final, {updates} {why}; try a lower --lr."] if discarded else []

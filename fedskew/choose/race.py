@@ -136,7 +136,8 @@ class Race:
             for c, scores in self._rank(self._without_failed(field), fresh, rounds)
         ]
         ended = {"failures": dict(self.trials.failures), "seconds": round(self._seconds, 1)}
-        self._save(**decide(results, self.record.rank_by, self.record.config.get("class_weights"), words), **ended)
+        class_weights, rungs = self.record.config.get("class_weights"), self.record.rungs
+        self._save(**decide(results, self.record.rank_by, class_weights, words, rungs), **ended)
         return self.record
 
     @property

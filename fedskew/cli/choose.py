@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,9 @@ from fedskew.cli.commands import (
     split_names,
     takes_settings,
 )
+
+if TYPE_CHECKING:
+    from fedskew.results.race import RaceRecord
 
 _FLAGS = [name for name in FLAGS if name not in ("method", "eval_every", "eval_local")]
 
@@ -80,7 +83,15 @@ def _command(
         return
     console = stdout()
     console.print(final_table(choice.race))
+    console.print(_note_on_columns(choice.race), markup=False, soft_wrap=True)
     for line in choice.answer:
         console.print(line, markup=False, soft_wrap=True)
     console.print(f"fedskew run -c {quote(str(choice.run_file))}", markup=False, soft_wrap=True)
     console.print(choice.federate_command("my-federation"), markup=False, soft_wrap=True)
+
+
+def _note_on_columns(race: RaceRecord) -> str:
+    """Say why the gains are not differences of the means."""
+    fresh, many = len(race.winner.standing.scores), race.repeats.many
+    earlier = race.plan["splits"] if race.plan else 0
+    return f"The mean is over all {fresh + earlier} {many}, the gain over the {fresh} fresh {many} of the final only."

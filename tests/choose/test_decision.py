@@ -9,7 +9,7 @@ import pytest
 
 from fedskew.choose.decision import FinalResult, decide
 from fedskew.choose.trial import TrialResult
-from fedskew.results.race import SEEDS, Standing
+from fedskew.results.race import SEEDS, Rung, Standing
 
 
 def finalist(method: str, scores: Sequence[float], compute: float = 1.0, raced: Sequence[float] = ()) -> FinalResult:
@@ -164,6 +164,31 @@ def test_updates_of_the_chosen_method_that_were_not_finite_are_mentioned() -> No
         "try a lower --lr."
     )
     assert "finite" not in chosen(fedavg, fedvls)[1]
+
+
+@pytest.mark.parametrize(
+    ("rates", "diverged", "sentence"),
+    [
+        ((0.1, 0.3, 0.9), 0, "the smallest that was tried; a smaller one may be better"),
+        ((0.01, 0.03, 0.1), 0, "the largest that was tried; a larger one may be better"),
+        ((0.01, 0.03, 0.1), 2, ""),
+        ((0.03, 0.1, 0.3), 0, ""),
+        ((0.1,), 0, ""),
+        ((), 0, ""),
+    ],
+)
+def test_a_chosen_rate_at_the_end_of_those_tried_is_mentioned(
+    rates: Sequence[float], diverged: int, sentence: str
+) -> None:
+    fedavg, fedvls = finalist("fedavg", [0.5, 0.52, 0.51]), finalist("fedvls", [0.7, 0.71, 0.72])
+    fedvls = fedvls._replace(trials=[replace(trial, diverged=diverged) for trial in fedvls.trials])
+    other = [Standing("fedavg", "fedavg", rate, {}, {0: 0.5}, True) for rate in (0.001, 10)]
+    tried = [Standing("fedvls", "fedvls", rate, {}, {0: 0.5}, True) for rate in rates]
+    rungs = [Rung(2, (*other, *tried)), Rung(6, tuple(other))]
+    found = decide((fedavg, fedvls), "accuracy", rungs=rungs)["answer"]
+    assert [line for line in found if line.startswith("The learning rate")] == (
+        [f"The learning rate 0.1 is {sentence}: --lr 0.1."] if sentence else []
+    )
 
 
 def test_a_choice_from_few_splits_comes_with_a_warning() -> None:

@@ -27,12 +27,18 @@ def test_a_race_is_shown_and_repeated_as_json(tmp_path: Path, capsys: pytest.Cap
     assert main(command) == 0
     shown = capsys.readouterr()
     assert re.search(r"^Use (fedavg|fedprox|fedlmd)", shown.out, re.MULTILINE)
+    splits = re.search(r"^The mean is over all (\d+) splits, the gain over the (\d+) fresh", shown.out, re.MULTILINE)
+    assert splits is not None
+    assert f"mean of {splits[1]} splits." in shown.out
+    assert int(splits[2]) < int(splits[1])
     assert f"fedskew run -c {tmp_path / 'race' / 'chosen.yaml'}" in shown.out
     assert "rung 1 of 2: 9 candidates, to round 1" in shown.err
     assert "best after round 3" in shown.err
     assert main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["answer"][0] in shown.out.replace("\n", " ")
+    assert len(found["final"][0]["standing"]["scores"]) == int(splits[2])
+    assert ("that was tried" in shown.out) == (found["final"][found["chosen"]]["standing"]["lr"] != 0.05)
     assert found["final"][found["chosen"]]["standing"]["method"] in ("fedavg", "fedprox", "fedlmd")
     assert main([*command, "--quiet"]) == 0
     assert "already finished" in capsys.readouterr().err
