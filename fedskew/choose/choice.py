@@ -29,6 +29,7 @@ from fedskew.display import html_table
 from fedskew.errors import UserError, expect
 from fedskew.experiment.config import Config, PartitionConfig, config_hash, run_name, with_values
 from fedskew.experiment.config.documentation import documents_settings
+from fedskew.experiment.config.values import folder as require_folder
 from fedskew.experiment.preparation import partition_rule, prepare, refuse_data_settings, refuse_other_split
 from fedskew.experiment.shared_federations import shared_federation
 from fedskew.experiment.storage.files import FolderLock, reporting_os_errors, write_file
@@ -168,6 +169,7 @@ def choose(
         raise UserError(f"config is {config!r}; expected a fedskew.Config")
     valid = workers is None or (isinstance(workers, Integral) and not isinstance(workers, bool) and workers >= 1)
     expect(valid, "workers", workers, "a whole number ≥ 1")
+    folder = None if out in (None, "") else require_folder("out", out)
     default_seed = {"seed": data.seed} if isinstance(data, Federation) else {}
     given = with_values(config or Config(), {**default_seed, **settings})
     base, make_federation = _base_and_federation(data, partition, given)
@@ -177,7 +179,7 @@ def choose(
     if limit.unit == "rounds":
         choose_plan(limit, Costs.counted(field), field, base.lr, base.rounds, 1)  # refuses a budget that is too small
     with contextlib.nullcontext(watcher) if watcher else showing_race(progress, base, metric) as shown:
-        return _race(base, make_federation, field, metric, budget, out, workers, shown)
+        return _race(base, make_federation, field, metric, budget, folder, workers, shown)
 
 
 def _race_metric(rank_by: str) -> str:
@@ -195,7 +197,7 @@ def _race(
     field: tuple[str, ...],
     metric: str,
     budget: str,
-    out: str | Path | None,
+    out: Path | None,
     workers: int | None,
     watcher: RaceWatcher,
 ) -> Choice:
@@ -211,7 +213,7 @@ def _race(
     # Preparing refuses wrong settings before any folder is made.
     prepared = prepare(base, hold_out(federation, fraction, base.seed))
     base = replace(base, class_weights=prepared.config.class_weights)  # the weights themselves, not a file's path
-    folder = Path(out) if out else Path("runs") / _name(base, field)
+    folder = out or Path("runs") / _name(base, field)
     with _locked(folder):
         record = _record_so_far(folder, base, field, metric, budget)
         if record.finished:

@@ -34,6 +34,7 @@ from fedskew.experiment.config.values import (
     choice,
     device,
     flag,
+    folder,
     integer,
     invalid_value,
     label,
@@ -422,11 +423,12 @@ def run_folder(parent: str | Path, config: Config) -> Path:
     Settings of the method that are not its defaults are in the name, so that runs of one method can be told apart.
     Older versions of fedskew left these settings out of the name. An existing folder with such a name stays in use.
     """
-    older = Path(parent) / run_name(config)
+    parent = folder("out", parent)
+    older = parent / run_name(config)
     settings = "_".join(f"{name}{value}" for name, value in changed_method_params(config).items())
     if not settings or older.exists():
         return older
-    return Path(parent) / run_name(config, settings[:_LONGEST_SETTINGS])
+    return parent / run_name(config, settings[:_LONGEST_SETTINGS])
 
 
 _LONGEST_SETTINGS = 60
@@ -548,7 +550,10 @@ def _unknown_key_of_file(key: str, value: Any) -> UserError:
 def _unknown_key(key: str) -> UserError:
     """Return the error for a key of `--set` or in Python, where the keys of a section are dotted."""
     section = _section_with(key)
-    return UserError(f"unknown key {key!r}; did you mean '{section}.{key}'?") if section else unknown("key", key, KEYS)
+    if not section:
+        return unknown("key", key, KEYS)
+    fixed = " A federation that is passed in Python has its own" if section == "partition" else ""
+    return UserError(f"unknown key {key!r}; did you mean '{section}.{key}'?{fixed}")
 
 
 def _section_with(key: str) -> str:

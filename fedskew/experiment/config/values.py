@@ -11,6 +11,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ def text(key: str, value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise invalid_value(key, value, "a name")
     return value.strip()
+
+
+def folder(key: str, value: Any) -> Path:
+    """Accept the path of a folder, which need not exist."""
+    if not isinstance(value, str | PathLike):
+        raise invalid_value(key, value, "the path of a folder")
+    return Path(value)
 
 
 _CLASS_NAME = "a name, in quotes if YAML reads it as something else"

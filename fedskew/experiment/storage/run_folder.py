@@ -37,6 +37,7 @@ from torch import Tensor
 
 from fedskew.errors import UserError, other_format
 from fedskew.experiment.config import Config, config_hash, differing_keys, load_yaml
+from fedskew.experiment.config.values import folder as require_folder
 from fedskew.experiment.round.record import RoundRow
 from fedskew.experiment.round.state import ClientStates, Versions
 from fedskew.experiment.storage.checkpoints import Checkpoint, Checkpoints, ClientFiles
@@ -137,7 +138,7 @@ class RunFolder:
     """The folder of one run. To write, use `with RunFolder(path).open(config) as folder:`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = require_folder("the run's folder", path)
         self.config_path = self.path / "config.yaml"
         self.about_path = self.path / "about.json"
         self.rounds_path = self.path / "rounds.jsonl"
