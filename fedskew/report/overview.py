@@ -14,6 +14,7 @@ from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.figures.sweeps import curves_over
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns
+from fedskew.results.early_stops import early_stops
 from fedskew.results.naming import shown_config, varied_keys
 from fedskew.results.ranking import METRICS, RankingMetric
 from fedskew.results.significance import NO_SPREAD
@@ -32,6 +33,7 @@ def overview(comparisons: Sequence[Comparison]) -> Section:
     paragraphs = [
         f"{len(runs)} runs, {finished} finished, in {len(comparisons)} settings that differ in {differing}.",
         *_winners(comparisons),
+        *(f"{comparison.label}: {line}." for comparison in comparisons for line in early_stops(comparison)),
         "± is the sample standard deviation over the seeds.",
     ]
     numbers = [heading for metric in shown for heading in (metric.heading, f"± {metric.label}")]

@@ -13,6 +13,7 @@ from fedskew.errors import plural
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.metrics.site_scores import fairness
 from fedskew.results import Comparison, MethodRuns, Result
+from fedskew.results.early_stops import early_stops
 from fedskew.results.ranking import DEFAULT_METRIC, METRICS, RankingMetric
 
 BAR_LENGTH = 30
@@ -45,6 +46,8 @@ def _numbers(result: Result, metric: RankingMetric | None) -> Table:
     own_models = result.evaluated[-1].client_accuracy is not None
     whose = ", mean of all clients' own models" if own_models else ""
     table.add_row("accuracy", Text(_percent(result.accuracy), style="bold"), f"after round {curve.last.round}{whose}")
+    if result.stopped_early:
+        table.add_row("  stopped early", "", result.stopped_after)
     table.add_row("  best", _percent(curve.best.accuracy), f"after round {curve.best.round}")
     mean = curve.mean_last
     table.add_row("  mean of last", _percent(mean.accuracy), f"rounds {mean.first_round} to {mean.last_round}")
@@ -177,7 +180,8 @@ def comparison_table(comparison: Comparison) -> Table:
     if diverged := sum(run.diverged for run in comparison.runs):
         discarded = f"{plural(diverged, 'client update')} {'was' if diverged == 1 else 'were'} discarded"
         notes.append(f"{discarded}: an update, or the server's step with it, was not finite; try a lower --lr")
-    table.caption, table.caption_justify = "; ".join(notes) or None, "left"
+    lines = [*early_stops(comparison), *(["; ".join(notes)] if notes else [])]
+    table.caption, table.caption_justify = Text("\n".join(lines), "table.caption") if lines else None, "left"
     return table
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedskew.metrics.confusion import LOST, lost_classes
 from fedskew.results import Comparison, MethodRuns
+from fedskew.results.early_stops import early_stops, span, unequal_rounds
 from fedskew.results.ranking import DEFAULT_METRIC
 from fedskew.results.significance import LEVEL, MAX_SEEDS, MIN_SEEDS, Difference
 
@@ -21,7 +22,7 @@ MAX_CLASSES = 5
 
 
 def verdict(comparison: Comparison) -> list[str]:
-    """Write the conclusion, the most important sentences first. A warning about unfinished runs precedes them."""
+    """Write the conclusion, the most important sentences first. Warnings about unfinished or stopped runs precede."""
     ranking = comparison.ranking
     if not ranking:
         return ["No run has been evaluated yet."]
@@ -31,6 +32,7 @@ def verdict(comparison: Comparison) -> list[str]:
     bounds = ranking[max(1, len(methods)) :]  # if no method competes, `answer` is about the first bound
     return [
         *unfinished(comparison),
+        *(f"{line}." for line in early_stops(comparison)),
         *answer,
         *_several_labels(comparison),
         *_bounds(bounds, comparison),
@@ -49,16 +51,14 @@ def conclusion(comparison: Comparison) -> list[str]:
     equal = [method for method in methods[1:] if (d := against[method.label]) is not None and d.is_zero]
     are_equal = second in equal
     sentences = [*_on_fewer_seeds(comparison), _best(best, equal if are_equal else [], comparison)]
-    sentences += [] if are_equal else [_lead(second, lead, comparison)]
+    sentences += [] if are_equal else [_lead(best, second, lead, comparison)]
     test_is_explained = not are_equal and lead is not None and lead.seeds < MIN_SEEDS
     named = [baseline, *(equal if are_equal else [])]
     if unproven := [
         method for method in methods[2:] if method not in named and _not_significant(against[method.label])
     ]:
         also = "Also not" if _not_significant(lead) else "Not"
-        sentences.append(
-            f"{also} significantly different from {best.label}: {', '.join(method.label for method in unproven)}."
-        )
+        sentences.append(f"{also} significantly different from {best.label}: {_named(unproven, best)}.")
     has_no_sentence = baseline not in (best, second) and not (are_equal and baseline in equal)
     if baseline is not None and has_no_sentence and baseline.counted_runs:
         sentences.append(_over_baseline(best, baseline, against[baseline.label], comparison, test_is_explained))
@@ -75,18 +75,14 @@ def unfinished(comparison: Comparison) -> list[str]:
         return []
     if not any(method.finished_runs for method in comparison.methods):
         rounds = [run.last_round for method in comparison.methods for run in method.counted_runs]
-        return [f"No run is finished; these are the results after round {_span(rounds)}."]
+        return [f"No run is finished; these are the results after round {span(rounds)}."]
     return [f"Unfinished: {', '.join(map(_progress, found))}. If a method has finished runs, only these count."]
 
 
 def _progress(method: MethodRuns) -> str:
     rounds = [run.last_round for run in method.counted_runs]
-    shown = f", shown after round {_span(rounds)}" if rounds and not method.finished_runs else ""
+    shown = f", shown after round {span(rounds)}" if rounds and not method.finished_runs else ""
     return f"{method.label} ({len(method.finished_runs)} of {len(method.runs)} runs finished{shown})"
-
-
-def _span(rounds: Sequence[int]) -> str:
-    return str(rounds[0]) if len(set(rounds)) == 1 else f"{min(rounds)} to {max(rounds)}"
 
 
 def _alone(method: MethodRuns, comparison: Comparison) -> list[str]:
@@ -104,6 +100,7 @@ def _best(best: MethodRuns, equal: Sequence[MethodRuns], comparison: Comparison)
     *others, last = [method.label for method in (best, *equal)]
     who = f"{', '.join(others)} and {last} are equally good here" if others else f"{last} is best here"
     by = "" if _ranks_by_sample_accuracy(comparison) else f" by {comparison.metric.label}"
+    by += " after different numbers of rounds" if any(unequal_rounds(best, other) for other in equal) else ""
     if len({frozenset(run.seed for run in method.counted_runs) for method in (best, *equal)}) > 1:
         both = "both have" if len(equal) == 1 else f"each shares with {best.label}"
         return f"{who}{by} on the seeds that {both}."  # over its own seeds, each has another mean
@@ -136,12 +133,25 @@ def _not_significant(difference: Difference | None) -> bool:
     return difference is not None and difference.is_tested and not difference.significant
 
 
-def _lead(second: MethodRuns, difference: Difference | None, comparison: Comparison) -> str:
+def _named(methods: Sequence[MethodRuns], best: MethodRuns) -> str:
+    """List methods that are compared with the best one. Mark those with other numbers of rounds."""
+    other = {method: " (after another number of rounds)" if unequal_rounds(best, method) else "" for method in methods}
+    return ", ".join(f"{method.label}{mark}" for method, mark in other.items())
+
+
+def _rounds(first: MethodRuns, second: MethodRuns) -> str:
+    """Say if an early stop made the numbers of rounds of two methods different."""
+    rounds = unequal_rounds(first, second)
+    return f" after different numbers of rounds, {rounds}" if rounds else ""
+
+
+def _lead(best: MethodRuns, second: MethodRuns, difference: Difference | None, comparison: Comparison) -> str:
     """Say by how much the best method leads the second one, and whether that is significant."""
     if difference is None:
         found = comparison.metric.text(comparison.score(second).mean)
         return f"{second.label} comes next with {found}, but on other seeds, so the two cannot be paired."
-    amount, significance = comparison.metric.amount(abs(difference.mean)), _significance(difference, comparison)
+    amount = comparison.metric.amount(abs(difference.mean))
+    significance = f"{_rounds(best, second)}{_significance(difference, comparison)}"
     if difference.mean < 0:  # the ranking is on the seeds that all methods have, and these two share more
         return f"On the seeds that both have, it is behind {second.label} by {amount}{significance}."
     return f"It leads {second.label} by {amount}{significance}."
@@ -164,6 +174,7 @@ def _over_baseline(
     gain = f"{best.label} gains {amount} over {baseline.label}"
     if difference.mean < 0:  # as in `_lead`
         gain = f"On the seeds that both have, {best.label} is {amount} behind {baseline.label}"
+    gain += _rounds(best, baseline)
     if difference.seeds < MIN_SEEDS and test_is_explained:
         return f"{gain}."
     return f"{gain}{_significance(difference, comparison)}."

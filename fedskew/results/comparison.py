@@ -17,6 +17,7 @@ from fedskew.methods import is_reference_bound
 from fedskew.metrics.drift import finite_or_none
 from fedskew.metrics.summary import MeanStd, mean_std
 from fedskew.notebook import curves, label_map
+from fedskew.results.early_stops import early_stops, unequal_rounds
 from fedskew.results.naming import flat_config, labels, naming_keys, setting_label, to_key, varied_keys
 from fedskew.results.ranking import DEFAULT_METRIC, RankingMetric, find_metric, require_metric
 from fedskew.results.significance import Difference, leads
@@ -114,6 +115,8 @@ class MethodRuns:
         return {
             "method": self.label,
             "seeds": [run.seed for run in self.counted_runs],
+            "rounds": [run.rounds for run in self.counted_runs],
+            "stopped_early": [run.stopped_early for run in self.counted_runs],
             "accuracy": pair(lambda r: r.accuracy),
             "best": pair(lambda r: r.curve.best.accuracy),
             "mean_last": pair(lambda r: r.curve.mean_last.accuracy),
@@ -247,6 +250,7 @@ class Comparison:
                 "p": difference.p,
                 "significant": difference.significant if difference.is_tested else None,
                 "seeds_to_settle": difference.seeds_to_settle,
+                "unequal_rounds": bool(unequal_rounds(self.competing[0], method)),
             }
             for method, difference in found
             if difference is not None
@@ -260,6 +264,7 @@ class Comparison:
                 "seed": run.seed,
                 "finished": run.finished,
                 "rounds": run.rounds,
+                "stopped_early": run.stopped_early,
                 "accuracy": run.accuracy,
                 "best": run.curve.best.accuracy,
                 "mean_last": run.curve.mean_last.accuracy,
@@ -310,7 +315,8 @@ class Comparison:
         }
         counts = self.label_counts
         shown = "" if counts is None else label_map(counts, self.client_labels, self.classes)
-        return f"{table}{curves(accuracy)}{shown}"
+        stops = "".join(f"<p>{escape(line)}</p>" for line in early_stops(self))
+        return f"{table}{stops}{curves(accuracy)}{shown}"
 
 
 def compare_runs(runs: Sequence[Result], label: str | None = None, rank_by: str = DEFAULT_METRIC) -> Comparison:

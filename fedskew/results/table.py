@@ -2,7 +2,8 @@
 
 In LaTeX and Markdown a cell is the mean ± the sample standard deviation over the seeds, mostly in percent. If several
 federated methods are compared, the best value of each metric is bold. Reference bounds never are. CSV has means and
-deviations in separate columns. Of the training time, all formats have only the mean.
+deviations in separate columns. Of the training time, all formats have only the mean. Below a table, a line names each
+method with runs that stopped early. CSV has their number in a column.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from fedskew.errors import UserError, unknown
+from fedskew.results.early_stops import early_stops
 from fedskew.results.ranking import METRICS, RankingMetric
 
 if TYPE_CHECKING:
@@ -53,7 +55,8 @@ def _markdown(comparisons: Sequence[Comparison]) -> str:
         lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
-        blocks.append(f"{_caption(comparison)}\n\n{table}\n")
+        notes = "".join(f"\n{line}\n" for line in early_stops(comparison))
+        blocks.append(f"{_caption(comparison)}\n\n{table}\n{notes}")
     return "\n".join(blocks)
 
 
@@ -70,6 +73,7 @@ def _latex(comparisons: Sequence[Comparison]) -> str:
             "\\midrule",
             *(f"{' & '.join(row)} \\\\" for row in rows),
             "\\bottomrule",
+            *(f"\\multicolumn{{{len(headings)}}}{{l}}{{{_latex_text(line)}}} \\\\" for line in early_stops(comparison)),
             "\\end{tabular}",
         ]
         blocks.append("\n".join(lines) + "\n")
@@ -81,12 +85,14 @@ def _csv(comparisons: Sequence[Comparison]) -> str:
     named = [heading for m in metrics for heading in (m.heading, f"{m.label} sample deviation")]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s"])
+    writer.writerow(["setting", "method", "seeds", "best", *named, "training time per run, s", "runs stopped early"])
     for comparison in comparisons:
         for method in comparison.ranking:
             numbers = [_plain(value, metric) for metric in metrics for value in method.over_seeds(metric.value)]
             best = "yes" if method is comparison.best else "no"
-            writer.writerow([comparison.label, method.label, len(method.counted_runs), best, *numbers, _time(method)])
+            stopped = sum(run.stopped_early for run in method.counted_runs)
+            seeds = len(method.counted_runs)
+            writer.writerow([comparison.label, method.label, seeds, best, *numbers, _time(method), stopped])
     return text.getvalue()
 
 

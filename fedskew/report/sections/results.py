@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from fedskew.report.charts.table import Cell, Table, number
 from fedskew.report.sections.section import Section
 from fedskew.results import Comparison, MethodRuns, Result
+from fedskew.results.early_stops import early_stops, unequal_rounds
 from fedskew.results.ranking import METRICS
 from fedskew.results.significance import MIN_SEEDS, POWER, Difference
 
@@ -28,6 +29,8 @@ def results(comparison: Comparison) -> Section:
         "rounds. The best accuracy is that of the best round, which is chosen on the test set, as in papers. The mean "
         "of last accuracies is a mean over the last evaluated rounds."
     ]
+    if stops := early_stops(comparison):
+        paragraphs.append(f"A callback stopped these runs before their last round. {'; '.join(stops)}.")
     if len(comparison.competing) > 1:
         tables.append(_significance(comparison))
         paragraphs.append(
@@ -94,7 +97,8 @@ def _significance(comparison: Comparison) -> Table:
         bounds = [None if b is None else number(scale * b, digits) for b in (d.low, d.high)]
         won = f"{d.wins} of {d.seeds}"
         lead = number(scale * d.mean, digits)
-        rows.append([other.label, won, lead, *bounds, number(d.p, 4), _result(d), d.seeds_to_settle])
+        result = _result(d) + (", but after different numbers of rounds" if unequal_rounds(best, other) else "")
+        rows.append([other.label, won, lead, *bounds, number(d.p, 4), result, d.seeds_to_settle])
     difference = "difference, points" if comparison.metric.percent else "difference"
     columns = ["against", "seeds won", difference, "interval from", "to", "p", "result", "seeds to settle it"]
     title = f"{best.label}, the best by {comparison.metric.label}, compared with each of the others"
