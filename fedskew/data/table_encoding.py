@@ -9,6 +9,7 @@ everywhere.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -235,7 +236,7 @@ def read_encoding(source: object) -> TableEncoding:
     if not isinstance(source, str | Path):
         return TableEncoding.from_json(source)
     try:
-        content = yaml.load(Path(source).expanduser().read_text(encoding="utf-8"), _Loader)
+        content = _parse(Path(os.path.expanduser(source)).read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror or error}; expected an encoding file") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -243,6 +244,14 @@ def read_encoding(source: object) -> TableEncoding:
     if isinstance(content, Mapping) and isinstance(content.get("inputs"), Mapping):  # the model.json of an export
         content = content["inputs"].get("encoding")
     return TableEncoding.from_json(content, str(source))
+
+
+def _parse(text: str) -> object:
+    """Parse JSON or YAML. JSON is tried first, because YAML refuses its tabs and misreads its escapes of emoji."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.load(text, _Loader)
 
 
 class _Loader(yaml.SafeLoader):

@@ -20,8 +20,8 @@ from fedskew.flower.sites import Sites
 from fedskew.flower.start_weights import start_payload
 
 MakeSites = Callable[[Contract, Config, bytes], Sites]
-"""Connects to the sites. The contract and the configuration are sent with every request to them. The bytes are tensors,
-which are sent with every greeting."""
+"""Connects to the sites. The contract and the configuration are sent with every request to them. The bytes are the
+result of `start_payload`, which the server sends when it greets a site."""
 
 
 def inquiry_folder(folder: str | Path, purpose: str) -> Path:
@@ -57,7 +57,10 @@ def run_inquiry(
 
 
 def complete_contract(settings: FederationSettings, contract: Contract) -> Contract:
-    """Complete a draft with the encoding that the training run fitted. Return any other contract unchanged."""
+    """Return the contract with the encoding that the training run fitted to column sums.
+
+    A contract without column sums is returned unchanged.
+    """
     if not contract.column_sums:
         return contract
     record = RunRecord(Path(settings.folder).expanduser(), settings, contract)

@@ -152,6 +152,8 @@ class FederationSettings:
         for spec in fields(self):
             value = spec.metadata["check"](f"federation.{spec.name}", getattr(self, spec.name))
             object.__setattr__(self, spec.name, value)
+        if not self.sites:
+            raise UserError("federation.sites is not set; expected different names, separated by commas")
         for name, number in (("minimum", self.minimum), ("begin_with", self.begin_with)):
             if (number or 1) > len(self.sites):
                 raise invalid_value(f"federation.{name}", number, f"at most {len(self.sites)}, the number of sites")

@@ -97,7 +97,7 @@ class SiteConfig:
         return hash(tuple(found))
 
     def _resolve(self, path: str) -> Path:
-        return self.folder / Path(path).expanduser()
+        return self.folder / os.path.expanduser(path)  # unlike `Path.expanduser`, it accepts an unknown user
 
     def federation(self, contract: Contract | None = None) -> Federation:
         """Read the site's data, as a federation of one client.
@@ -113,7 +113,8 @@ class SiteConfig:
         groups, names = dataset.groups
         try:
             parts = Saved(self.folder / self.split).split(groups, len(names), 0)
-            expect(self.client < len(parts), "client", self.client, f"one of the split's {len(parts)} clients")
+            last = len(parts) - 1
+            expect(self.client <= last, "client", self.client, f"a client of the split, from 0 to {last}")
         except UserError as error:  # the text names the site's file
             raise DataUnreadable(str(error)) from error
         return parts[self.client]
@@ -152,6 +153,7 @@ def load_site(path: str | Path) -> SiteConfig:
     packages = values.pop("packages", [])
     try:
         _check(values, source)
+        _check_options(params)
         is_list = isinstance(packages, list) and all(isinstance(package, str) for package in packages)
         expect(is_list, "packages", packages, "a list of names such as [hospital_models]")
         values["policy"] = read_policy(values.get("policy"))
@@ -163,6 +165,13 @@ def load_site(path: str | Path) -> SiteConfig:
 
 
 _EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
+
+
+def _check_options(options: Mapping[Any, Any]) -> None:
+    """Refuse options of the data that could not be passed to `load`."""
+    expect("data_dir" not in options, "data.data_dir", options.get("data_dir"), "data_dir as a key beside data")
+    for key in options:
+        expect(isinstance(key, str) and key != "data", "a key of data", key, "name, or an option such as label")
 
 
 def _check(values: Mapping[str, Any], source: object) -> None:

@@ -60,6 +60,13 @@ def test_an_encoding_survives_its_file(tmp_path: Path) -> None:
     assert read_encoding(encoding) is encoding
 
 
+@pytest.mark.parametrize("indent", ["\t", 2, None])
+def test_json_has_escapes_and_tabs_that_yaml_does_not_read(tmp_path: Path, indent: str | int | None) -> None:
+    columns = [{"name": "mood", "categories": ["\U0001f600", "é"]}]
+    (tmp_path / "e.json").write_text(json.dumps(columns, indent=indent), encoding="utf-8-sig")
+    assert read_encoding(tmp_path / "e.json").columns[0].categories == ("\U0001f600", "é")
+
+
 @pytest.mark.parametrize(("words", "expected"), [("yes, No", ("yes", "No")), ("false, True", ("False", "True"))])
 def test_words_in_yaml_are_categories(tmp_path: Path, words: str, expected: tuple[str, ...]) -> None:
     (tmp_path / "e.yaml").write_text(f"- {{name: smoker, categories: [{words}], marks_gaps: true}}\n")

@@ -102,6 +102,11 @@ def test_settings_that_cannot_be_are_refused(values: dict[str, object], line: st
         read_settings(good | values)
 
 
+def test_an_app_without_sites_is_refused() -> None:
+    with pytest.raises(UserError, match=r"federation\.sites is not set; expected different names"):
+        read_settings({f"contract.{k}": str(v) for k, v in _contract().items()})
+
+
 def _contract() -> dict[str, object]:
     return {"kind": "image", "classes": '["a", "b"]', "shape": "[1, 8, 8]", "mean": "[0.5]", "std": "[0.5]"}
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from fedskew.cli import main
+from fedskew.data import IID, federation
 from fedskew.errors import UserError
 from fedskew.flower.audit import site_log
 from fedskew.flower.frames import receive_frame, send_frame
@@ -79,12 +80,27 @@ def test_a_key_without_a_value_has_its_default(tmp_path: Path) -> None:
         ("name: a\ndata: digits\nthreads: 0", "threads is 0"),
         ("name: a\ndata: digits\ndevice: gpu", "device is 'gpu'; .* did you mean 'cuda'"),
         ("name: a\ndata: digits\nstate: ~/state", "state is '~/state'; expected a path without ~"),
+        ("name: a\ndata: {name: digits, data_dir: /tmp}", "data.data_dir is '/tmp'; expected data_dir as a key beside"),
+        ("name: a\ndata: {name: digits, 1: 2}", "a key of data is 1; expected name, or an option such as label"),
         ("- 1", "expected keys such as name and data"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line):
         load_site(written(tmp_path, text))
+
+
+def test_the_home_folder_of_an_unknown_user_is_named(tmp_path: Path) -> None:
+    site = load_site(written(tmp_path, "name: a\ndata: ~nobody-here/x.csv"))
+    with pytest.raises(DataUnreadable, match=r"~nobody-here/x\.csv' does not exist"):
+        site.federation()
+
+
+def test_a_client_that_the_split_does_not_have_is_refused(tmp_path: Path) -> None:
+    federation("digits", IID(clients=3), seed=0).save_split(tmp_path / "split.npz")
+    site = load_site(written(tmp_path, "name: a\ndata: digits\nsplit: split.npz\nclient: 3"))
+    with pytest.raises(DataUnreadable, match="client is 3; expected a client of the split, from 0 to 2"):
+        site.federation()
 
 
 def test_the_version_of_data_changes_with_every_file_in_any_subfolder(tmp_path: Path) -> None:
@@ -174,6 +190,7 @@ def test_a_damaged_state_is_named(tmp_path: Path) -> None:
 
 def test_the_worker_s_socket_lies_where_nobody_else_can_enter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("fedskew.flower.socket_paths._MOST_BYTES", 1000)  # the name of pytest's folder may be long
     path = socket_path(tmp_path / ("deep" * 30) / "site.yaml", 12345)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert len(os.fsencode(path.name)) < 40
@@ -192,6 +209,13 @@ def test_the_worker_s_socket_lies_where_nobody_else_can_enter(tmp_path: Path, mo
 def test_a_place_for_the_socket_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     with pytest.raises(UserError, match="set XDG_RUNTIME_DIR"):
+        socket_path(tmp_path / "site.yaml", 12345)
+
+
+def test_a_place_for_the_socket_with_a_long_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ("long" * 30)).mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
+    with pytest.raises(UserError, match=r"longer than \d+ bytes, the system's limit .*; set XDG_RUNTIME_DIR"):
         socket_path(tmp_path / "site.yaml", 12345)
 
 

@@ -3,7 +3,8 @@
 
 A row is a pixel of a sample. Images [K, rows, C], partial results [splits, K, 2, C], counts [splits, K] and statistics
 [K, C] are contiguous. Weight and bias [K, C] may have any stride between clients: `weight_client` and `bias_client`.
-`valid` is [K, samples].
+`valid` [K, samples] is 0 for padding. A row is valid if its
+sample is not padding.
 
 Both the forward and the backward pass read the images twice, and split them the same way both times. The second time,
 each program first combines the results of all splits for its channels, which saves a launch. It then reads the rows in

@@ -1,7 +1,7 @@
 """Layers that replace PyTorch's dropout and BatchNorm, for one client.
 
 PyTorch's dropout draws from a global generator. Every engine uses a keyed dropout instead. PyTorch's BatchNorm would
-include the padding of short batches in its statistics. Padded batches use a BatchNorm that counts valid rows only.
+include the padding of short batches in its statistics. Padded batches use a BatchNorm that leaves padding out.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KeyedDropout(nn.Module):
 
 
 class ValidBatchNorm:
-    """The forward pass of a BatchNorm layer over the valid rows of a padded batch.
+    """The forward pass of a BatchNorm layer, with statistics over the rows of the batch that are not padding.
 
     It replaces the layer's `forward`, not the layer. A model can still find its BatchNorm layers by class, for instance
     to freeze them. The new running statistics go to the context, not to the layer's buffers.

@@ -36,7 +36,7 @@ def percent(share: float | None) -> float | None:
 def mean_line(method: MethodRuns, curve: Callable[[Result], Iterable[Point]]) -> Line | None:
     """Draw the mean of the runs in `counted_runs` at each round, with a band from the lowest to the highest value.
 
-    Runs without this curve do not count. Only rounds that all other runs have are drawn. None if no run has the curve.
+    Runs without this curve are left out. A round is drawn if all remaining runs have it. None if no run has the curve.
     """
     curves = [c for run in method.counted_runs if (c := dict(curve(run)))]
     if not curves:
