@@ -73,6 +73,7 @@ def test_an_illegible_number_is_not_called_unpublished(cli) -> None:
         (("fedlmd/table3", "--variant", "cdoe"), "did you mean 'code'"),
         (("fedlmd/table3", "--seeds", "0"), "seeds is '0'; expected"),
         (("fedlmd/table3", "--set", "lr=2020-01-01"), "lr is '2020-01-01'; expected a finite number"),
+        (("--list", "fedlmd/table3", "--set", "data=svhn"), "data is 'svhn'; costs can be estimated for mnist, "),
         (("--list", "--dataset", "cifar"), "unknown dataset of these tables 'cifar'; did you mean 'cifar10'"),
         (("--plan", "none.yaml"), "cannot read none.yaml"),
         (("--plan", "none.yaml", "--methods", "fedavg"), "a selection was given besides --plan; expected"),
@@ -94,6 +95,7 @@ def test_a_mistake_is_one_line(cli, arguments: tuple[str, ...], complaint: str) 
         ("- fedlmd/table3\n", "entry 1: 'fedlmd/table3'; expected a mapping"),
         ("- {tables: fedlmd/table3, set: bf16}\n", "entry 1: set is 'bf16'; expected a mapping"),
         ("- {tables: fedlmd/table3, rounds: few}\n", "rounds is 'few'; expected a whole number"),
+        ("- {tables: fedlmd/table3, variant: [code]}\n", "entry 1: variant is ['code']; expected the name of one"),
     ],
 )
 def test_a_plan_that_is_none_is_named(cli, plan: str, complaint: str) -> None:

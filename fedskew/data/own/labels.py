@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,12 +45,11 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     """
     if values.ndim and not len(values):
         raise UserError(f"{where}: no samples")
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
+    values = _without_single_column(values)
+    if values.ndim == 1 and values.dtype.kind == "O":
+        values = _without_single_column(_unbox(values, where, row))
     if values.ndim != 1:
         return Labels(read_matrix(values, where, row), where, row)
-    if values.dtype.kind == "O":
-        values = _unbox(values, where, row)
     if values.dtype.kind == "S":
         values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
     if values.dtype.kind == "U":
@@ -73,12 +72,20 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     return Labels(values.astype(np.int64), where, row)
 
 
+def _without_single_column(values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+    """Return the column of a matrix with one column, and other arrays unchanged."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
 def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> npt.NDArray[np.generic]:
-    """Convert an array of Python objects, as in pandas, to strings or numbers."""
+    """Convert an array of Python objects, as in pandas, to strings or numbers. Objects may be lists of equal length."""
     missing = np.array([is_gap(value) for value in values], dtype=bool)
     if missing.any():
         raise UserError(f"{where}: no label in {row(int(missing.argmax()))}; expected one for every sample")
-    unboxed = np.array(values.tolist())
+    try:
+        unboxed = np.array(values.tolist())
+    except ValueError as error:
+        raise UserError(f"{where}: labels of unequal length; expected one label per sample, or a matrix") from error
     strings = [isinstance(value, str) for value in values]
     if unboxed.dtype.kind == "O" or any(strings) != all(strings):
         odd = next((i for i, value in enumerate(values) if type(value) is not type(values[0])), 0)
@@ -90,6 +97,8 @@ def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> n
 
 def is_gap(value: Any) -> bool:
     """Return whether this is None, NaN or pandas' NA."""
+    if isinstance(value, Sized):  # a text, or several labels
+        return False
     try:
         return value is None or bool(value != value)
     except TypeError:  # pandas' NA is neither true nor false

@@ -55,7 +55,8 @@ class RoundEvaluation:
     def is_due(self, plan: RoundPlan) -> bool:
         """Whether this round ends with an evaluation: every `eval_every` rounds, and at the end of each stage.
 
-        No evaluation is due if the test set has no samples with the stage's labels.
+        Only rounds that train the same model are counted. No evaluation is due if the test set has no samples with the
+        stage's labels.
         """
         labels = plan.stage.labels
         if labels is not None and not np.isin(self._federation.dataset.test.y, labels).any():

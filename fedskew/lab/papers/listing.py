@@ -18,7 +18,7 @@ from torch import nn
 
 from fedskew.data import DATASETS
 from fedskew.engine import choose_device
-from fedskew.errors import plural
+from fedskew.errors import UserError, plural
 from fedskew.experiment.config import Config
 from fedskew.lab.papers.cells import Cell, CellChoice, make_job, why_not_runnable
 from fedskew.lab.papers.protocol import Protocol, read_protocol
@@ -71,6 +71,8 @@ def needed_runs(jobs: Iterable[Job]) -> list[Config]:
 
 def estimate_work(config: Config) -> Work:
     """Estimate the amount of computation from the configuration."""
+    if config.data not in _SHAPES:
+        raise UserError(f"data is {config.data!r}; costs can be estimated for {', '.join(_SHAPES)}")
     clients = config.partition.clients or _ASSUMED_CLIENTS
     participants = min(config.clients_per_round or clients, clients)
     samples_per_client = DATASETS[config.data].train / clients

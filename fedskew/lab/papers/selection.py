@@ -103,13 +103,16 @@ def _selection(entry: Any, values: Mapping[str, Any], where: str) -> Selection:
     changes = entry.get("set", {})
     if not isinstance(changes, Mapping):
         raise UserError(f"{where}: set is {changes!r}; expected a mapping such as {{precision: bf16}}")
+    variant = entry.get("variant")
+    if not isinstance(variant, str | None):
+        raise UserError(f"{where}: variant is {variant!r}; expected the name of one variant")
     entry_values = {**changes, **({"rounds": entry["rounds"]} if "rounds" in entry else {})}
     choice = CellChoice(
         datasets=_as_tuple(entry.get("dataset")),
         splits=_as_tuple(entry.get("split")),
         conditions=_as_tuple(entry.get("condition")),
         methods=_as_tuple(entry.get("methods")),
-        variant=entry.get("variant"),
+        variant=variant,
         values={**entry_values, **values},
     )
     return Selection(tables, choice, integer(1)("seeds", entry.get("seeds", 1)))

@@ -26,7 +26,8 @@ def classes(comparison: Comparison) -> Section:
         where = ", on the seeds that both methods have" if len(seeds) > 1 else ""
         figures.append(Figure("gains", f"Change compared with {baseline.label}, in points{where}", [gains]))
     panels = [_over_rounds(method, run, comparison) for method in methods[:MAX_PANELS] if (run := method.first)]
-    figures.append(Figure("class-rounds", "Accuracy by class over the rounds, one seed of each method", panels, 3))
+    which = "each method" if len(methods) <= MAX_PANELS else f"each of the first {MAX_PANELS} methods"
+    figures.append(Figure("class-rounds", f"Accuracy by class over the rounds, one seed of {which}", panels, 3))
     return Section("classes", "Classes", figures=figures)
 
 

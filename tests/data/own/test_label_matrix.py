@@ -85,6 +85,29 @@ def test_other_matrices_and_regression_are_one_line(y: np.ndarray, message: str)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("cell", [np.array, list, torch.tensor])
+def test_a_column_may_have_all_labels_of_a_sample_in_one_cell(cell: Any) -> None:
+    labels = pd.Series([cell(row) for row in Y.tolist()])
+    for data in ((pd.DataFrame(X), labels), (X, labels.to_numpy())):
+        dataset = fs.load(data, classes=list(FINDINGS))
+        assert dataset.task.name == "multi-label"
+        assert (dataset.train.y.sum(axis=0) + dataset.test.y.sum(axis=0)).tolist() == Y.sum(axis=0).tolist()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((2 * Y).tolist(), "label 2 in row .*; several columns of labels must be 0 or 1"),
+        ([["ill", "well"]] * 40, "several columns of labels that are not numbers; expected 0 or 1"),
+        ([[1, 0], [1]] * 20, "labels of unequal length; expected one label per sample, or a matrix"),
+        ([(1, 0), 1] * 20, "labels of unequal length; expected one label per sample, or a matrix"),
+    ],
+)
+def test_bad_labels_in_one_cell_are_one_line(rows: list[Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fs.load((pd.DataFrame(X), pd.Series(rows)))
+
+
 def test_names_must_fit_the_columns() -> None:
     with pytest.raises(UserError, match="4 columns of labels, but classes lists a, b; expected a different name"):
         fs.load((X, Y), classes=["a", "b"])

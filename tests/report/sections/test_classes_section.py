@@ -6,6 +6,7 @@ import pytest
 from made_up_runs import made_up
 
 from fedskew.report.charts.chart import Bars, Heat
+from fedskew.report.sections import classes as section
 from fedskew.report.sections.classes import MAX_BARS, classes
 from fedskew.results import comparisons
 
@@ -19,6 +20,15 @@ def test_the_caption_names_deviations_if_and_only_if_they_are_drawn(number: int,
     figure = classes(comparison).figures[0]
     assert isinstance(figure.charts[0], Bars if number <= MAX_BARS else Heat)
     assert ("±" in figure.caption) == (seeds > 1 and number <= MAX_BARS)
+
+
+def test_a_method_without_a_panel_over_the_rounds_is_not_in_the_caption(monkeypatch: pytest.MonkeyPatch) -> None:
+    (comparison,) = comparisons([made_up(method, 0, [0.5, 0.5]) for method in ("fedavg", "fedvls", "fedlmd")])
+    assert classes(comparison).figures[-1].caption.endswith("one seed of each method")
+    monkeypatch.setattr(section, "MAX_PANELS", 2)
+    figure = classes(comparison).figures[-1]
+    assert len(figure.charts) == 2
+    assert figure.caption.endswith("one seed of each of the first 2 methods")
 
 
 def test_the_change_compared_with_fedavg_is_on_the_seeds_that_both_have() -> None:
