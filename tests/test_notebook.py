@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 import fedskew as fs
+from fedskew.metrics.confusion import Evaluation
 from fedskew.notebook import MAX_CLASSES, bar, curves, label_map
 
 
@@ -86,6 +88,16 @@ def test_public_objects_show_the_map_in_a_few_kilobytes() -> None:
         assert shown_map in html
         assert len(html) < 10_000
     assert "<polyline" in result._repr_html_()
+
+
+def test_results_of_sites_that_report_totals_have_no_worst_class() -> None:
+    federation = fs.federation("digits", fs.Dirichlet(clients=2, beta=1.0), seed=0)
+    result = fs.run(federation, "fedavg", rounds=1, local_epochs=1, device="cpu")
+    totals = Evaluation(np.zeros((10, 10), np.int64), (5, 10))
+    shown = replace(result, history=[replace(row, evaluation=totals) for row in result.history])._repr_html_()
+    assert "50.00 %" in shown
+    assert "nan" not in shown
+    assert "by class" not in shown
 
 
 KERNEL = pytest.importorskip("nbclient", reason="nbclient is not installed: pip install fedskew[dev]")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,9 @@ _TOTALS = ("total", "totals", "sum", "sums", "all", "overall", "grand total", "a
            "insgesamt", "summe", "somme", "totale")  # fmt: skip
 """Names of a row or a column of sums."""
 _NUMBER = re.compile(r"[-+]?\d+([.,]\d*)?")
-_COUNT = re.compile(r"\d{1,15}([.,](?!000$)0*)?")
+_DIGITS = 15
+"""The largest number of digits of a count."""
+_COUNT = re.compile(rf"\d{{1,{_DIGITS}}}([.,](?!000$)0*)?")
 """A whole number. Spreadsheets may also write 12 as 12.0, or as 12,0 with a decimal comma. But 12,000 may be twelve
 thousand, so it is refused."""
 _SMALLEST_TOTAL = 100
@@ -219,7 +221,7 @@ def _find_total(path: Path, axis: str, names: Sequence[str] | None, counts: IntA
                     f"leave it out, or rename it if it is a {'class' if axis == 'column' else 'client'}"
                 )
             return row
-    is_unnamed = names is None or names[-1] == ""
+    is_unnamed = names is None or names[-1:] == [""]
     is_large = len(counts) > 2 and int(counts[-1].sum()) >= _SMALLEST_TOTAL
     return len(counts) - 1 if is_unnamed and is_large and _adds_up(counts, -1) else None
 
@@ -255,9 +257,7 @@ def _histogram(path: Path) -> dict[str, int]:
         if any(len(row.cells) != 2 for row in rows):
             raise UserError(f"{path}: expected two columns, a class and its number of samples")
         rows = rows[1:] if _is_name(rows[0].cells[1]) else rows
-        names = [row.cells[0] for row in rows]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise UserError(f"{path}: class {twice[0]!r} appears twice; expected each class once")
+        _refuse_twice(path, [row.cells[0] for row in rows])
         found = {row.cells[0]: _parse_count(row.cells[1], path, row.line, 2) for row in rows}
     else:
         found = _json_histogram(path)
@@ -273,12 +273,21 @@ def _is_sum(path: Path, name: str, histogram: dict[str, int]) -> bool:
     return True
 
 
+def _refuse_twice(path: Path, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"{path}: class {twice[0]!r} appears twice; expected each class once")
+
+
 def _json_histogram(path: Path) -> dict[str, int]:
+    def entries(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _refuse_twice(path, [name for name, _ in pairs])
+        return dict(pairs)
+
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=entries)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {error}; expected an object of classes and counts") from error
-    valid = isinstance(content, dict) and all(type(v) is int and v >= 0 for v in content.values())
+    valid = isinstance(content, dict) and all(type(v) is int and 0 <= v < 10**_DIGITS for v in content.values())
     if not valid:
         raise UserError(f'{path}: expected an object such as {{"cat": 120, "dog": 0}}')
     return {str(name): int(v) for name, v in content.items()}

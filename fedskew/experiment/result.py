@@ -368,8 +368,9 @@ class Result:
             lines += [
                 ("accuracy", f"{100 * self.accuracy:.2f} %"),
                 ("best accuracy", f"{100 * best.accuracy:.2f} % after round {best.round}"),
-                ("worst class", f"{100 * self.last.worst_class:.2f} %"),
-                ("accuracy by class, %", by_class),
+                # Without results by class, for example of sites that report totals, these lines are left out.
+                *([("worst class", f"{100 * self.last.worst_class:.2f} %")] if by_class else []),
+                *([("accuracy by class, %", by_class)] if by_class else []),
                 *([] if self.auroc is None else [("AUROC", f"{self.auroc:.4f}")]),
             ]
         lines += [("seconds", f"{self.seconds:.1f}"), ("folder", str(self.folder or "none"))]

@@ -130,7 +130,10 @@ def require_agreed_sums(contract: Contract, site: SiteConfig) -> None:
 
 
 def require_agreed_tests(tests: Facts, method: Method, site: SiteConfig) -> None:
-    """Refuse test results that are more detailed than the site allows, or that reveal undeclared label counts."""
+    """Refuse test results that are more detailed than the site allows.
+
+    Also refuse totals over some labels if the method does not declare that it reveals label counts.
+    """
     detail = tests["detail"]
     if detail not in DETAILS[1 : DETAILS.index(site.metrics) + 1]:
         raise UserError(f"the server requests metrics {detail!r}; this site allows metrics: {site.metrics} (site.yaml)")

@@ -78,7 +78,7 @@ def main(grid: Grid, context: Context) -> None:
     The status is `finished`, `stopped` or `failed`. `stopped` means that a person must act before another start.
     `failed` means that another start may help, so `supervised_run` starts the run again.
 
-    The error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
+    An error is raised again, because Flower marks a run as failed only if its ServerApp ends with an Exception.
     """
     if Path(sys.argv[0]).name == _PROGRAM:
         threading.Thread(target=_end_with_superlink, daemon=True).start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,21 +13,33 @@ from fedskew.errors import UserError
 
 FORK_SERVER = "FEDSKEW_FORK_SERVER"
 """Environment variable with the socket of the fork server, if there is one."""
+_MOST_BYTES = 107 if sys.platform == "linux" else 103
+"""The system's limit on the length of a socket's path."""
 
 
 def socket_path(site: str | Path, superexec: int) -> Path:
-    """The socket of a site's worker. The path is short, because the system limits its length.
+    """The socket of a site's worker.
 
     `superexec` is the process ID of the site's SuperExec.
     """
     digest = hashlib.sha256(os.fsencode(Path(site).resolve())).hexdigest()[:16]
-    return _private_folder() / f"{digest}-{superexec}.sock"
+    return _path(f"{digest}-{superexec}.sock")
 
 
 def fork_server_path(trial: Path) -> Path:
     """The socket of a trial's fork server."""
     digest = hashlib.sha256(os.fsencode(trial.resolve())).hexdigest()[:16]
-    return _private_folder() / f"{digest}-forks.sock"
+    return _path(f"{digest}-forks.sock")
+
+
+def _path(name: str) -> Path:
+    path = _private_folder() / name
+    if len(os.fsencode(path)) > _MOST_BYTES:
+        raise UserError(
+            f"{path} is longer than {_MOST_BYTES} bytes, the system's limit for the path of a socket; "
+            "set XDG_RUNTIME_DIR to a folder of yours with a shorter path"
+        )
+    return path
 
 
 def _private_folder() -> Path:

@@ -94,9 +94,9 @@ class FederatedFeatures(ServerRule):
         z = seen.out.required_features.flatten(1)
         z, logits = (t.to(ACCURATE[t.device.type]) for t in (z, seen.out.logits))
         members = class_masks(seen.y, len(client.label_counts)).to(z)  # rows of padding are in no class
-        valid = members.any(dim=1, keepdim=True)
-        error = torch.where(valid, logits.softmax(dim=-1) - members, 0.0)
-        gradients = torch.einsum("bc,bj,bi->cji", members, error, torch.where(valid, z, 0.0))
+        is_sample = members.any(dim=1, keepdim=True)
+        error = torch.where(is_sample, logits.softmax(dim=-1) - members, 0.0)
+        gradients = torch.einsum("bc,bj,bi->cji", members, error, torch.where(is_sample, z, 0.0))
         return {"gradients": gradients, "bias_gradients": members.T @ error, "counts": members.sum(dim=0)}
 
     def uplink(self, trained: Trained, client: Client) -> Tensors:

@@ -157,3 +157,26 @@ def test_true_is_no_number_of_samples(tmp_path: Path) -> None:
     written(tmp_path / "a.json", '{"x": true, "y": 2}')
     with pytest.raises(UserError, match="expected an object"):
         read_counts(tmp_path)
+
+
+def test_a_histogram_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"x": 1, "y": 2}', encoding="utf-8-sig")
+    assert read_counts(tmp_path).counts.tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('{"x": 99999999999999999999, "y": 2}', "expected an object"),
+        ('{"x": 1, "y": 2, "x": 3}', "class 'x' appears twice; expected each class once"),
+    ],
+)
+def test_a_wrong_histogram_in_json_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+    written(tmp_path / "a.json", text)
+    with pytest.raises(UserError, match=complaint):
+        read_counts(tmp_path)
+
+
+def test_a_table_of_names_only_has_no_class(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="counts of no class; expected at least 2 classes"):
+        read_counts(written(tmp_path / "names.csv", "hospital\nRome\nOslo\n"))

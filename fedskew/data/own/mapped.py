@@ -64,6 +64,8 @@ def _map(path: Path) -> Array:
     """Map a file into memory, read-only."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an archive of arrays")
     except FileNotFoundError as error:
         expected = ", ".join((*INPUTS, *LABELS))
         raise UserError(f"{path} does not exist; expected {expected} in this folder") from error

@@ -205,8 +205,9 @@ def _seeds(base: Config, listed: Any) -> list[int]:
     if isinstance(listed, list):
         if not listed:
             raise UserError("seeds is []; expected at least 1 seed")
-        refuse_duplicates("seeds", listed)
-        return [integer(0)("seeds", seed) for seed in listed]
+        seeds = [integer(0)("seeds", seed) for seed in listed]
+        refuse_duplicates("seeds", seeds)
+        return seeds
     return list(range(base.seed, base.seed + int(integer(1)("seeds", listed))))
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +114,8 @@ def read_search(
         base = with_values(Config.from_mapping(keys), values)
         number = integer(1)("seeds", listed_seeds if seeds is None else seeds)
         fraction = real(above=0, below=1)("validation", validation)
-        search = Search(base, dict(space), range(base.seed, base.seed + number), fraction, metric)
+        space = {str(key): listed for key, listed in space.items()}
+        search = Search(base, space, range(base.seed, base.seed + number), fraction, metric)
         _check(search)
         refuse_overridden(values, base, space, "search")
     except UserError as error:
@@ -143,7 +145,10 @@ def _first_value(key: str, values: Any) -> Any:
         return values[0]
     if isinstance(values, Mapping) and {"low", "high"} <= set(values) <= {"low", "high", "log"}:
         numbers = [values["low"], values["high"]]
-        if all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers) and numbers[0] < numbers[1]:
+        are_numbers = all(isinstance(n, int | float) and not isinstance(n, bool) and math.isfinite(n) for n in numbers)
+        if are_numbers and numbers[0] < numbers[1]:
+            if not isinstance(values.get("log", False), bool):
+                raise UserError(f"search.{key} has log {values['log']!r}; expected true or false")
             if values.get("log") and numbers[0] <= 0:
                 raise UserError(f"search.{key} has log and low {numbers[0]}; expected low above 0")
             return numbers[0]

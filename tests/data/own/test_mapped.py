@@ -102,3 +102,11 @@ def test_a_label_matrix_with_one_label_per_row_or_other_columns_is_refused(tmp_p
     np.save(tmp_path / "y_test.npy", np.ones(20, np.uint8))
     with pytest.raises(UserError, match="one class per sample in one part and several labels in the other"):
         fs.load(tmp_path, classes="a,b,c,d")
+
+
+def test_an_archive_with_the_name_of_an_array_is_refused(tmp_path: Path) -> None:
+    write(tmp_path)
+    with (tmp_path / "y_test.npy").open("wb") as file:
+        np.savez(file, y=np.arange(20) % 3)
+    with pytest.raises(UserError, match=r"y_test.npy: cannot be read \(it is an archive of arrays\)"):
+        fs.load(tmp_path)

@@ -76,6 +76,7 @@ def test_values_override_the_file_and_seeds_may_be_listed(grid: Path) -> None:
         ("fedavg,", "{mu: 1},", r"method is \{'mu': 1\}, without a name"),
         ("partition.beta: [0.1, 0.5]", "augment: [[], []]", r"grid.augment has \[\] twice"),
         ("seeds: 2", "seeds: [4, 7, 4]", r"seeds has 4 twice"),
+        ("seeds: 2", "seeds: [4, 4.0]", r"seeds has 4 twice"),
         ("seeds: 2", "seeds: []", r"seeds is \[\]; expected at least 1 seed"),
         ("partition.beta: [0.1, 0.5]", "start: {cold: {seed: 3}}", r"grid.start sets the seed; expected seeds outside"),
         ("partition.beta: [0.1, 0.5]", "lr: [0.1, x]", r"at method=fedavg, lr=x: lr is 'x'"),
