@@ -10,6 +10,7 @@ from fedskew.errors import plural
 from fedskew.export.card_disclosures import describe_disclosures, describe_learned_labels, method_entries
 from fedskew.export.card_metadata import metadata_header, name_site, published_dataset
 from fedskew.export.card_usage import describe_inputs, describe_use
+from fedskew.export.site_model import own_accuracy
 from fedskew.markdown import escape, percent, table
 from fedskew.methods import is_reference_bound
 from fedskew.methods.class_weights import describe_weights
@@ -63,13 +64,16 @@ def _site_lead(run: Result, site: str) -> str:
 
 def _site_accuracy(run: Result, site: str) -> str:
     """Report the test of a site's model on that site's held-out samples, if the run has one."""
-    score = run.site_scores.get(site)
-    if score is None:
-        return f"This card has no test results of the model. Outputs: {', '.join(map(escape, run.classes))}."
-    rows = [("accuracy", percent(score.accuracy)), ("AUROC", "–" if score.auroc is None else f"{score.auroc:.3f}")]
+    accuracy, score = own_accuracy(run, site), run.site_scores.get(site)
+    outputs = f"Outputs: {', '.join(map(escape, run.classes))}."
+    if accuracy is None:
+        return f"This card has no test results of the model. {outputs}"
+    samples = "the held-out samples" if score is None else f"{score.samples:,} held-out samples"
+    auroc = "–" if score is None or score.auroc is None else f"{score.auroc:.3f}"
+    rows = [("accuracy", percent(accuracy)), ("AUROC", auroc)]
     return (
-        f"On {score.samples:,} held-out samples of {escape(name_site(site))}, after the last round:\n\n"
-        f"{table(('measure', 'value'), rows)}\n\nOutputs: {', '.join(map(escape, run.classes))}."
+        f"On {samples} of {escape(name_site(site))}, after the last round:\n\n"
+        f"{table(('measure', 'value'), rows)}\n\n{outputs}"
     )
 
 

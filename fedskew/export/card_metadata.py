@@ -15,6 +15,7 @@ import yaml
 
 from fedskew.data.catalogue import DATASETS, DatasetEntry
 from fedskew.export.card_disclosures import method_entries
+from fedskew.export.site_model import own_accuracy
 from fedskew.methods import is_reference_bound
 from fedskew.metrics.scores import Scores
 from fedskew.results import Result
@@ -78,7 +79,8 @@ def _metrics(run: Result) -> list[dict[str, Any]]:
 def _site_metrics(run: Result, site: str) -> list[dict[str, Any]]:
     """List the results of a site's own model on its held-out samples, if it was tested."""
     score = run.site_scores.get(site)
-    return [] if score is None else _known(("accuracy", "accuracy", score.accuracy), ("roc_auc", "AUROC", score.auroc))
+    auroc = None if score is None else score.auroc
+    return _known(("accuracy", "accuracy", own_accuracy(run, site)), ("roc_auc", "AUROC", auroc))
 
 
 def _known(*metrics: tuple[str, str, float | None]) -> list[dict[str, Any]]:

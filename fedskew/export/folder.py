@@ -25,7 +25,7 @@ from fedskew.export.card import model_card
 from fedskew.export.card_disclosures import method_entries
 from fedskew.export.card_usage import has_named_columns
 from fedskew.export.onnx_file import require_onnx, write_onnx
-from fedskew.export.site_model import site_result
+from fedskew.export.site_model import own_accuracy, site_result
 from fedskew.export.source import is_model_source, model_source
 from fedskew.methods import make_method
 from fedskew.models import MODELS, own_module
@@ -166,7 +166,8 @@ def _description(run: Result, onnx_difference: float | None, site: str | None) -
     """Return the content of model.json."""
     entries = method_entries(run)
     score = None if site is None else run.site_scores.get(site)
-    tested = {} if site is None else {"site": site, "site_score": None if score is None else score.to_json()}
+    measured = None if score is None else score.to_json()
+    tested = {} if site is None else {"site": site, "site_accuracy": own_accuracy(run, site), "site_score": measured}
     return {
         "format": 1,
         "model": run.config.model,

@@ -43,6 +43,22 @@ def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None
     return replace(run, model_or_loader=module)
 
 
+def own_accuracy(run: Result, site: str) -> float | None:
+    """Return the accuracy of a site's own model on its test samples. None if the run does not have it.
+
+    A federation that reports totals has it for each round, but no scores.
+    """
+    if (score := run.site_scores.get(site)) is not None:
+        return score.accuracy
+    if not run.sites:
+        return None
+    last, method = run.evaluated[-1], make_method(run.config.method, run.config.method_params)
+    if method.personal is None or not method.personal.has_global_model:
+        return (last.sites or {}).get(site, {}).get("accuracy")
+    accuracies = (last.client_tests or {}).get("personal")
+    return accuracies[run.client_labels.index(site)] if accuracies else None
+
+
 def _require_own_models(run: Result, method: Method) -> None:
     """Refuse a method whose sites keep no model."""
     trains_alone = method.stages(run.config.rounds, run.config.local_epochs, run.notes)[-1].cohort == "alone"

@@ -22,6 +22,7 @@ from fedskew.export import export_run
 from fedskew.export.card import model_card
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.site_state import read_final_state
+from fedskew.markdown import percent
 from fedskew.methods import Tensors
 
 SHORT = {"rounds": 3, "local_epochs": 1, "clients_per_round": 3, "client_test": 0.2}
@@ -122,7 +123,7 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
     split = fs.federation(str(data), fs.Dirichlet(beta=0.3, clients=3), seed=0)
     values = {"method": "fedper", "rounds": 2, "local_epochs": 1, "engine": "plain", "device": "cpu", "batch_size": 20}
     config = with_values(Config(), {"partition.clients": 3, **values})
-    tests: dict[str, object] = {"evaluation": "sites", "site_metrics": "class", "test_data": None}
+    tests: dict[str, object] = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
     here = case(tmp_path, split, data, config, **tests)
     run = run_federation(here.grid, here.context)
     site = tmp_path / "site-1" / "site.yaml"
@@ -135,6 +136,11 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
     assert not torch.equal(found["head.weight"], shared["head.weight"])
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "Its personal tensors never left that site." in card
+    sites = run.history[-1].sites
+    assert sites is not None
+    described = json.loads((tmp_path / "model" / "model.json").read_text(encoding="utf-8"))
+    assert described["site_accuracy"] == sites["site-1"]["accuracy"]
+    assert percent(described["site_accuracy"]) in card
     capsys.readouterr()
     assert main(["export", str(run.folder), "-o", str(tmp_path / "other"), "--site", "site-1"]) == 2
     assert "never left that site; run this command there, with the path of its site.yaml" in capsys.readouterr().err
@@ -152,9 +158,13 @@ def test_scores_of_the_global_model_are_not_those_of_a_sites_own(tmp_path: Path)
     assert run.site_scores
     own = read_final_state(tmp_path / "site-1" / "state", run.folder)
     export_run(run.folder, tmp_path / "model", site="site-1", kept=own)
-    assert json.loads((tmp_path / "model" / "model.json").read_text(encoding="utf-8"))["site_score"] is None
+    described = json.loads((tmp_path / "model" / "model.json").read_text(encoding="utf-8"))
+    assert described["site_score"] is None
+    tests = run.history[-1].client_tests
+    assert tests is not None
+    assert described["site_accuracy"] == tests["personal"][1]
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "This card has no test results of the model." in card
+    assert "On the held-out samples of site-1, after the last round:\n\n| measure | value |" in card
 
 
 def test_a_method_may_keep_nothing_at_the_sites(tmp_path: Path) -> None:
