@@ -73,6 +73,8 @@ def load_image_folder(
         folders = [folder / "train", *([test_folder] if test_folder else [])]
     if test is not None:
         folders = [*folders, _test_path(folder, test, len(folders))]
+        if not folders[-1].is_dir():
+            raise UserError(f"test is {str(test)!r}; expected a folder like {folder}")
     found_names = tuple(sorted({name for part_folder in folders for name in class_folders(part_folder)}))
     # A single class folder does not show which other classes exist. Then the classes of other sites are used, if known.
     names = tuple(known_classes(classes, found_names if len(found_names) > 1 else None) or found_names)

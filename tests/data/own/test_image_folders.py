@@ -35,6 +35,15 @@ def test_a_folder_of_images_by_class(tmp_path: Path) -> None:
     assert data.name == "pets"
 
 
+def test_test_images_in_a_file_are_refused(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / "pets" / name / "1.png")
+    file = tmp_path / "test.csv"
+    file.write_text("image,label\n")
+    with pytest.raises(UserError, match=r"test is '.*test\.csv'; expected a folder like .*pets"):
+        load(tmp_path / "pets", test=file)
+
+
 @pytest.mark.parametrize("test", ["test", "val", "valid"])
 def test_train_and_test_folders_are_the_split(tmp_path: Path, test: str) -> None:
     for part, names in (("train", "ab"), (test, "ac")):
