@@ -294,7 +294,11 @@ def _section(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
 def _value(key: str, value: Any) -> Any:
     """Parse a list or a mapping, which the app has as text. Empty text means None."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
-        return parse_yaml(value, key)
+        parsed = parse_yaml(value, key)
+        try:
+            return json.loads(value)  # YAML reads a JSON escape of an emoji as two characters
+        except ValueError:
+            return parsed
     return None if value == "" else value
 
 

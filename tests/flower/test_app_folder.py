@@ -102,6 +102,12 @@ def test_settings_that_cannot_be_are_refused(values: dict[str, object], line: st
         read_settings(good | values)
 
 
+def test_class_names_keep_their_emoji(tmp_path: Path) -> None:
+    command = ["federate", "init", str(tmp_path / "app"), "--sites", "a,b", "--classes", "\U0001f600,é", "--shape", "4"]
+    assert main(command) == 0
+    assert read_app(tmp_path / "app")[1].classes == ("\U0001f600", "é")
+
+
 def test_an_app_without_sites_is_refused() -> None:
     with pytest.raises(UserError, match=r"federation\.sites is not set; expected different names"):
         read_settings({f"contract.{k}": str(v) for k, v in _contract().items()})
