@@ -28,7 +28,7 @@ import fedskew as fs
 from fedskew.cli import main
 from fedskew.data import PARTITIONS
 from fedskew.data.catalogue import DATASETS
-from fedskew.experiment.config import load_yaml, parse_assignments
+from fedskew.experiment.config import Config, load_yaml, parse_assignments
 from fedskew.methods import METHODS, make_method
 
 ROOT = Path(__file__).parent.parent
@@ -114,7 +114,8 @@ def _parse(arguments: list[str]) -> None:
     if given.get("method"):
         settings = parse_assignments(given.get("set") or ())
         params = {key.removeprefix("method."): v for key, v in settings.items() if key.startswith("method.")}
-        make_method(given["method"], params)
+        config = Config(method=given["method"], method_params=params)
+        make_method(config.method, config.method_params)
     methods = given.get("methods") or ""
     for name in (methods if isinstance(methods, str) else ",".join(methods)).replace("all", "").split(","):
         without_settings = name.partition(":")[0] if "=" in name else name
