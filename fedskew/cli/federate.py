@@ -344,4 +344,11 @@ def _run(
             # The path is absolute, because the ServerApp may run in another folder.
             runs = FlowerRun(Path(app), connection, log_file, {}, {"federation.folder": str(folder)})
             runs.stop_left_over(folder, log.write)  # an earlier command may have left its run at the SuperLink
-            run_to_end(runs.start, lambda: read_progress(folder), log.write)
+            try:
+                run_to_end(runs.start, lambda: read_progress(folder), log.write)
+            except KeyboardInterrupt as interrupt:
+                log.write(
+                    "the run goes on at the SuperLink; repeat the command to stop it there and resume it, or end it "
+                    "with `flwr stop`"
+                )
+                raise typer.Exit(INTERRUPTED) from interrupt

@@ -2,7 +2,7 @@
 
     python -m fedskew.flower.superlink --host 127.0.0.1 ...      # the options of flower-superlink
 
-This module changes Flower 1.41 in four ways.
+This module changes Flower 1.41 in five ways.
 
 Spaces in paths. Flower joins the folders of its database migrations with spaces, and Alembic splits the text at spaces.
 So in an environment such as `/home/a b/.venv`, no migration is found, the database gets no tables, and every call to
@@ -18,6 +18,9 @@ once. The ServerApp then waits for the upload before it reads any other reply. S
 during an upload can stop the whole federation for minutes or longer. Here only complete replies are passed on. If an
 upload breaks off, the round goes on without that site after fedskew's own time-outs.
 
+Slow starts. Flower starts a ServerApp anew if it has not reported within 30 seconds, and refuses the one that reports
+later. On a busy machine, no ServerApp would ever begin. Here it has four minutes.
+
 Shutdown. A SuperLink that is told to end waits for all open connections. `flwr run --stream` keeps a connection open as
 long as the run lasts, so a restart would hang. Here the SuperLink waits for only a few seconds.
 """
@@ -26,6 +29,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from datetime import timedelta
 from typing import Any, cast
 
 import uvicorn
@@ -34,23 +38,30 @@ from flwr.app import Message
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import SQLITE_PRAGMAS
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.alembic import utils
+from flwr.supercore.state.schema.corestate_models import Task
 from flwr.supercore.state.schema.linkstate_models import MessageRes
 from flwr.supercore.state.schema.objectstore_models import StoredObject
+from flwr.supercore.utils import uint64_to_int64
 from sqlalchemy import Engine, QueuePool, select, update
 
 _LOCK_SECONDS = 120
 """The longest time that a call waits for the connection, and then again for SQLite's lock."""
+_START_SECONDS = 240
+"""The longest time between the start of a ServerApp's process and its first report."""
 _CLOSE_SECONDS = 5
 """The longest time that a SuperLink which is told to end waits for open connections."""
 
 _flower_config = utils.build_alembic_config
 _flower_initialize = SqlMixin.initialize
 _flower_replies = SqlLinkState.get_message_res
+_flower_claim = SqlCoreState.claim_task
 
 
 def build_alembic_config(engine: Engine) -> Config:
@@ -97,6 +108,16 @@ def _is_complete(store: SqlObjectStore, reply_id: str) -> bool:
         return session.scalar(missing.limit(1)) is None
 
 
+def claim_task_for_longer(state: SqlCoreState, task_id: int) -> str | None:
+    """Claim a task as Flower does, but for `_START_SECONDS`. Return its token, or None if another process has it."""
+    token = _flower_claim(state, task_id)
+    if token is not None:
+        until = now() + timedelta(seconds=_START_SECONDS)
+        with state.session() as session:
+            session.execute(update(Task).where(Task.task_id == uint64_to_int64(task_id)).values(active_until=until))
+    return token
+
+
 def main() -> None:
     from flwr.superlink.cli import flower_superlink
 
@@ -104,6 +125,7 @@ def main() -> None:
     sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, busy_timeout)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     SqlLinkState.get_message_res = get_complete_replies  # type: ignore[method-assign, assignment]
+    SqlCoreState.claim_task = claim_task_for_longer  # type: ignore[method-assign]
     utils.build_alembic_config = build_alembic_config
     uvicorn.run = functools.partial(uvicorn.run, timeout_graceful_shutdown=_CLOSE_SECONDS)
     sys.argv[0] = "flower-superlink"  # Flower reads the program's name from here when it exits

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ WAIT_SECONDS = (0.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 _POLL_SECONDS = 0.3
 _STOP_SECONDS = 60.0
 """Seconds in which `flwr stop` must end. After that, the stopped run has as many seconds to unlock its folder."""
+_QUIET_SECONDS = 60.0
+"""Seconds without a line of the ServerApp after which the user is told where to look."""
 _LOGGED = re.compile(r"fedskew: (.*)")
 _RUN_ID = re.compile(r"Successfully started run (\d+)")
 
@@ -184,10 +187,14 @@ def _wait(seconds: float, watch: Callable[[], None]) -> None:
 def follow(run: Process, log: Callable[[str], None], watch: Callable[[], None]) -> Outcome:
     """Pass on what the ServerApp logs until `flwr run` ends. Return how the run ended."""
     outcome: Outcome | None = None
+    has_begun, told_at = False, time.monotonic() + _QUIET_SECONDS
     for line in _logged_lines(run):
         if line:
             log(line)
-            outcome = _outcome(line) or outcome
+            outcome, has_begun = _outcome(line) or outcome, True
+        elif not has_begun and time.monotonic() > told_at:
+            log(f"warning: the ServerApp has not begun yet; {run.log} and the SuperLink's log may say why")
+            told_at = math.inf
         watch()
     if outcome is not None:
         return outcome

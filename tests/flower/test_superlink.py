@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore import sql_mixin
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
+from flwr.supercore.corestate import sql_corestate
+from flwr.supercore.corestate.sql_corestate import SqlCoreState
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
@@ -89,3 +93,21 @@ def test_a_reply_is_passed_on_once_all_of_it_has_arrived(tmp_path: Path, monkeyp
         store.put(number, content.deflate())
     assert len(objects) > 1
     assert received() == [reply.metadata.message_id]
+
+
+def test_a_server_app_that_starts_slowly_keeps_its_claim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's claim ends after 30 seconds."""
+    monkeypatch.setattr(utils, "build_alembic_config", superlink.build_alembic_config)
+    for claim, keeps in ((SqlCoreState.claim_task, False), (superlink.claim_task_for_longer, True)):
+        path = str(tmp_path / f"{keeps}.db")
+        store = SqlObjectStore(path)
+        state = SqlLinkState(path, NoOpFederationManager(), store)
+        for database in (store, state):
+            database.initialize()
+        state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, None, TaskType.SERVER_APP)
+        (task,) = state.get_tasks()
+        token = claim(state, task.task_id)
+        assert token is not None
+        with monkeypatch.context() as later:
+            later.setattr(sql_corestate, "now", lambda: now() + timedelta(seconds=60))
+            assert (state.get_task_by_token(token) is not None) is keeps

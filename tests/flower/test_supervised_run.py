@@ -10,6 +10,7 @@ import pytest
 
 from fedskew.cli import main
 from fedskew.errors import UserError
+from fedskew.flower import supervised_run
 from fedskew.flower.chained_log import ChainedLog
 from fedskew.flower.processes import Process
 from fedskew.flower.supervised_run import (
@@ -69,6 +70,23 @@ def test_the_reason_why_flower_did_not_start_the_run_is_named(tmp_path: Path) ->
     killed = [sys.executable, "-c", "print('INFO : fedskew: round 1 of 2')"]
     outcome = follow(Process("run", killed, tmp_path / "run.log", {}), str, lambda: None)
     assert outcome.reason == f"it ended without a reason; see {tmp_path / 'run.log'}"
+
+
+def test_the_user_is_told_once_if_the_server_app_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised_run, "_QUIET_SECONDS", 0.0)
+    ends = tmp_path / "end"
+    program = [sys.executable, "-c", f"import os\nwhile not os.path.exists({str(ends)!r}): pass"]
+    lines: list[str] = []
+
+    def log(line: str) -> None:
+        lines.append(line)
+        ends.touch()
+
+    process = Process("run", program, tmp_path / "run.log", {})
+    assert not follow(process, log, lambda: None).finished
+    assert lines == [f"warning: the ServerApp has not begun yet; {process.log} and the SuperLink's log may say why"]
 
 
 def test_a_mistake_of_the_user_ends_the_run_at_once(tmp_path: Path) -> None:
