@@ -47,7 +47,10 @@ def main(site: str) -> None:
 
 
 def _work(site: str, superexec: int, outputs: list[int]) -> None:
-    """Run a site's worker in this process, then exit. `outputs` are the ClientApp's standard output and error."""
+    """Run a site's worker in this process, then exit.
+
+    `superexec` is the process id of Flower's SuperExec. `outputs` are the ClientApp's standard output and error.
+    """
     status = 1
     try:
         os.setsid()

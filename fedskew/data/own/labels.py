@@ -51,7 +51,7 @@ def read_labels(values: npt.NDArray[np.generic], where: str, row: Callable[[int]
     if values.ndim != 1:
         return Labels(read_matrix(values, where, row), where, row)
     if values.dtype.kind == "S":
-        values = np.char.decode(values.astype(np.bytes_), "utf-8", "replace")
+        values = _decode(values.astype(np.bytes_), where, row)
     if values.dtype.kind == "U":
         return Labels(_read_booleans(_strip(values, where, row)), where, row)
     if values.dtype.kind not in "biuf":
@@ -93,6 +93,14 @@ def _unbox(values: npt.NDArray[Any], where: str, row: Callable[[int], str]) -> n
             f"{where}: label {str(values[odd])!r} in {row(odd)}; expected only whole numbers, or only strings"
         )
     return unboxed
+
+
+def _decode(values: npt.NDArray[np.bytes_], where: str, row: Callable[[int], str]) -> npt.NDArray[np.str_]:
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        place = row(values.tolist().index(error.object))
+        raise UserError(f"{where}: label {error.object!r} in {place} is not UTF-8; expected text") from error
 
 
 def is_gap(value: Any) -> bool:

@@ -328,6 +328,7 @@ def test_numpy_numbers_are_options() -> None:
         ((np.where(TABLE > 3, np.inf, TABLE), Y), {}, "x: infinite value in row"),
         ((TABLE, [None, *Y[1:]]), {}, "y: no label in row 0; expected one for every sample"),
         ((TABLE, ["a", *Y[1:]]), {}, "label '1' in row 1; expected only whole numbers, or only strings"),
+        ((TABLE, np.array([b"a", b"\xe9", b"\xe8"] * 20)), {}, r"y: label b'\xe9' in row 1 is not UTF-8; expected"),
         ((TABLE, Y), {"columns": ["a"]}, "columns has 1 name (1 distinct), but x has 4 features; expected"),
         ((TABLE, Y), {"colums": ["a"]}, "unknown option of ndarray: 'colums'; did you mean 'columns'?"),
         (((TABLE - 9).reshape(60, 2, 2), Y), {}, "above 255; expected 0 to 1 or 0 to 255 (fedskew normalises images"),
