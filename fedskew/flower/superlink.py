@@ -125,7 +125,7 @@ def main() -> None:
     sql_mixin.SQLITE_PRAGMAS = (*SQLITE_PRAGMAS, busy_timeout)  # type: ignore[attr-defined, assignment]
     SqlMixin.initialize = initialize_with_one_connection  # type: ignore[method-assign, assignment]
     SqlLinkState.get_message_res = get_complete_replies  # type: ignore[method-assign, assignment]
-    SqlCoreState.claim_task = claim_task_for_longer  # type: ignore[method-assign]
+    SqlCoreState.claim_task = claim_task_for_longer  # type: ignore[method-assign, assignment]
     utils.build_alembic_config = build_alembic_config
     uvicorn.run = functools.partial(uvicorn.run, timeout_graceful_shutdown=_CLOSE_SECONDS)
     sys.argv[0] = "flower-superlink"  # Flower reads the program's name from here when it exits
