@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -36,6 +35,7 @@ def site(
     metrics_port: MetricsPort = None,
     log_format: LogFormat = "text",
     log_level: LogLevel = "info",
+    for_service: Annotated[bool, typer.Option("--for-service", hidden=True)] = False,
 ) -> None:
     """Check a site's configuration and data. With --superlink, connect the site and keep it connected.
 
@@ -54,11 +54,14 @@ def site(
         with log.reporting_errors():
             _connect(Path(file), superlink, Path(keys), log, metrics_port)
     else:
-        _check(file, check)
+        _check(file, check, for_service)
 
 
-def _check(file: str, app: str | None) -> None:
-    """Read the site's data, and check them against the app if there is one."""
+def _check(file: str, app: str | None, for_service: bool) -> None:
+    """Read the site's data, and check them against the app if there is one.
+
+    If the check is `for_service`, stderr goes to the service's log. So no warning quotes the data.
+    """
     from fedskew.engine.choice import choose_devices
     from fedskew.flower.planning import read_app
     from fedskew.flower.site_config import load_site
@@ -71,23 +74,23 @@ def _check(file: str, app: str | None) -> None:
     federation = config.federation(contract)
     _show_data(config.name, federation)
     if app is not None:
-        _check_against_app(app, config, federation)
+        _check_against_app(app, config, federation, for_service)
 
 
 def _check_in_other_process(file: str, app: str, log: CommandLog) -> None:
     """Check the site's data in another process, whose end frees the memory of the data and of torch.
 
-    The current process runs for as long as the site is connected. Its log gets the warnings and the error of the check.
+    The current process runs for as long as the site is connected. Its log gets the warnings and the error of the check,
+    but not its results: they have label counts, and a service's log is often collected elsewhere.
     """
-    command, env = python_module("fedskew", "federate", "site", file, "--check", app)
+    command, env = python_module("fedskew", "federate", "site", file, "--check", app, "--for-service")
     checked = subprocess.run(command, env=env, capture_output=True, encoding="utf-8", errors="replace", check=False)
-    sys.stdout.write(checked.stdout)
-    sys.stdout.flush()
     has_crashed = checked.returncode not in (0, USAGE_ERROR)  # the lines are then those of a traceback
     for line in checked.stderr.splitlines():
         log.write(f"error: {line}" if has_crashed else line)
     if checked.returncode:
         raise typer.Exit(checked.returncode)
+    log.write(f"checked {file} and its data against {app}")
 
 
 def _check_version(app: str) -> None:
@@ -115,7 +118,7 @@ def _show_data(name: str, federation: Federation) -> None:
     stdout().print(f"{name}: {samples} ({by_class})", soft_wrap=True, markup=False)
 
 
-def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> None:
+def _check_against_app(app: str, site: SiteConfig, federation: Federation, for_service: bool) -> None:
     from dataclasses import replace
 
     from fedskew.cli.terminal import notice, stdout
@@ -128,6 +131,7 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     from fedskew.flower.request_checks import DETAILS, require_known_code, require_shared_scaling
     from fedskew.flower.secure.site import SecureSite
     from fedskew.flower.secure.terms import SecureTerms
+    from fedskew.flower.site_config import data_warnings, mention
     from fedskew.flower.site_ledger import SiteLedger
 
     settings, contract, config = read_app(app)
@@ -143,7 +147,8 @@ def _check_against_app(app: str, site: SiteConfig, federation: Federation) -> No
     contract.admit(federation.dataset)
     if settings.privacy == "example":
         require_shared_scaling(federation.dataset.scaling, contract)
-    for line in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
+    warnings = data_warnings(federation.dataset, contract)
+    for line in mention(warnings) if for_service else warnings:
         notice(f"warning: {line}")
     for line in disclosures(settings, contract, config):
         stdout().print(line, soft_wrap=True, markup=False)

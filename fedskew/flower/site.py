@@ -55,7 +55,7 @@ from fedskew.flower.request_checks import (
 )
 from fedskew.flower.request_form import require_survey_form, require_training_form
 from fedskew.flower.site_answers import Answer, SiteAnswers
-from fedskew.flower.site_config import SiteConfig
+from fedskew.flower.site_config import SiteConfig, data_warnings, mention
 from fedskew.flower.site_ledger import SiteLedger
 from fedskew.flower.site_run import SiteRun, hash_data_form
 from fedskew.flower.site_state import SiteState
@@ -175,7 +175,7 @@ class Site:
             contract = Contract.from_json(terms["contract"])
             federation = self._read_data(contract)
             self._runs = {key: SiteRun(self.config, federation, terms)}
-            for warning in (*federation.dataset.notes, *contract.warnings(federation.dataset)):
+            for warning in mention(data_warnings(federation.dataset, contract)):
                 self._log(f"warning: {warning}")
         return self._runs[key]
 

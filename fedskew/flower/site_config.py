@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedskew.data.loading import is_named
 from fedskew.data.own.tables import ColumnMismatch
 from fedskew.data.partitions.rule import IntArray
 from fedskew.data.partitions.saved import Saved
-from fedskew.errors import UserError, expect, unknown
+from fedskew.errors import UserError, expect, plural, unknown
 from fedskew.experiment.config.values import device, read_yaml
 from fedskew.flower.contract import Contract, ContractMismatch
 from fedskew.flower.policy import Policy, read_policy
@@ -132,6 +132,19 @@ class SiteConfig:
             raise ContractMismatch(f"the data do not meet the federation's contract: {error}") from error
         except UserError as error:
             raise DataUnreadable(str(error)) from error
+
+
+def data_warnings(dataset: Dataset, contract: Contract) -> tuple[str, ...]:
+    """List warnings about a site's data. They may quote counts, means and single values of the data."""
+    return (*dataset.notes, *contract.warnings(dataset))
+
+
+def mention(warnings: Sequence[str]) -> list[str]:
+    """Say in one line, which quotes nothing, that there are warnings. For logs, which are often collected elsewhere."""
+    if not warnings:
+        return []
+    shown = f"{plural(len(warnings), 'warning')} about this site's data"
+    return [f"`fedskew federate site SITE.yaml --check APP` shows {shown}"]
 
 
 def load_site(path: str | Path) -> SiteConfig:

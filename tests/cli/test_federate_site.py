@@ -18,6 +18,9 @@ from in_process import small_data
 
 from fedskew.cli import main
 from fedskew.flower.credentials import make_credentials
+from fedskew.flower.planning import read_app
+from fedskew.flower.site import Site
+from fedskew.flower.site_config import load_site
 
 
 @pytest.fixture
@@ -147,7 +150,41 @@ def test_the_check_refuses_columns_that_the_site_scales_itself_if_samples_are_pr
 
 
 def test_data_that_keep_the_contract_are_accepted(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert _connect(site, "--check", _app(site, "--data", str(site / "digits.npz"))) == 2
-    output = capsys.readouterr()
-    assert re.search(r"north: 180 training samples", output.out)
-    assert "error: localhost:1 cannot be reached" in output.err
+    app = _app(site, "--data", str(site / "digits.npz"))
+    capsys.readouterr()
+    assert _connect(site, "--check", app) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"checked {site / 'site.yaml'} and its data against {site / 'app'}" in shown.err
+    assert "error: localhost:1 cannot be reached" in shown.err
+
+
+def test_the_log_of_a_service_quotes_nothing_from_the_data(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts of labels, gaps, means and a value that is rare are shown only to those who check interactively."""
+    rows = [f"{30 + number % 40},{'ab'[number % 2]},{('flu', 'cold')[number % 3 == 0]}" for number in range(60)]
+    (site / "all.csv").write_text("\n".join(["age,ward,illness", *rows]) + "\n")
+    own = [row.replace("3", "93", 1) for row in rows[:40]] + [",the mayor's,flu"]
+    (site / "own.csv").write_text("\n".join(["age,ward,illness", *own]) + "\n")
+    (site / "site.yaml").write_text("name: north\ndata: {name: own.csv, label: illness}\n")
+    app = _app(site, "--data", str(site / "all.csv"), "--set", "data.label=illness")
+    assert main(["federate", "site", str(site / "site.yaml"), "--check", app]) == 0
+    shown = capsys.readouterr()
+    assert re.search(r"north: \d+ training samples \(cold \d+, flu \d+\)", shown.out)
+    assert "gaps in age (1)" in shown.err
+    assert "(the mayor's); they become 0" in shown.err
+    assert "column 'age' has mean" in shown.err
+    assert _connect(site, "--check", app, "--log-format", "json") == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    entries = list(map(json.loads, shown.err.splitlines()))
+    messages = {entry["message"]: entry["level"] for entry in entries}
+    mentioned = "`fedskew federate site SITE.yaml --check APP` shows 3 warnings about this site's data"
+    assert messages[mentioned] == "warning"
+    assert messages[f"checked {site / 'site.yaml'} and its data against {app}"] == "info"
+    _, contract, config = read_app(app)
+    log: list[str] = []
+    hello = {"kind": "hello", "terms": {"contract": contract.to_json(), "config": config.to_mapping()}}
+    Site(load_site(site / "site.yaml"), log.append).answer(hello, b"")
+    assert log == [f"warning: {mentioned}"], "the worker's lines are in the log, too"
+    for quoted in ("flu", "cold", "mayor", "age", "samples"):
+        assert not any(re.search(rf"\b{quoted}\b", message) for message in messages), quoted
