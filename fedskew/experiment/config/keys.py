@@ -230,6 +230,8 @@ class Config:
         self._split_method()
         _check_fields(self)
         _refuse_reserved("data", self.data_params, ("name",))
+        if "data_dir" in self.data_params:
+            raise UserError("data_dir is an option of data; expected it beside data, as a key of its own")
         _refuse_reserved("method", self.method_params, ("name",))
         if self.optimizer == "nesterov" and not self.momentum:
             raise invalid_value("momentum", self.momentum, "a number above 0 for optimizer nesterov")

@@ -150,6 +150,8 @@ def test_python_callers_get_the_same_checks() -> None:
         Config(lr=-1)
     with pytest.raises(UserError, match=r"'name' is a configuration key, so it cannot be a method parameter"):
         Config(method_params={"name": "x"})
+    with pytest.raises(UserError, match="data_dir is an option of data; expected it beside data"):
+        with_values(Config(), {"data.data_dir": "/tmp"})
     with pytest.raises(UserError, match=r"partition is .*PartitionConfig"):
         Config(partition={"rule": "iid"})  # type: ignore[arg-type]
 
