@@ -16,7 +16,7 @@ from fedskew.engine.data.device import DeviceSamples
 from fedskew.engine.model.network import ModelState
 from fedskew.engine.noise import Noise, keyed_noise
 from fedskew.engine.optimisers import OPTIMISERS, LocalOptimiser
-from fedskew.methods.hook_results import undeclared_state, unknown_companion
+from fedskew.methods.hook_results import different_results, undeclared_state, unknown_companion, wrong_state
 from fedskew.methods.parts import (
     Client,
     Objective,
@@ -200,11 +200,35 @@ class RoundWork:
         if self.personal_names:
             trained = replace(trained, params=shared_tensors(trained.params, self.personal_names))
         uplink, state = collect(members, "uplink", trained, client), collect(members, "next_state", trained, client)
-        if not state.keys() <= client.state.keys():
-            name = next(name for name in state if name not in client.state)
-            owner = next(part for part in members if name in part.next_state(trained, client))
-            raise undeclared_state(owner, name)
+        for name, tensor in state.items():
+            declared = client.state.get(name)
+            if declared is None or tensor.shape != declared.shape or tensor.dtype != declared.dtype:
+                owner = [part for part in members if name in part.next_state(trained, client)][-1]
+                raise undeclared_state(owner, name) if declared is None else wrong_state(owner, name, tensor, declared)
         return uplink, state
+
+    def require_same_form(
+        self,
+        hook: Literal["uplink", "next_state"],
+        clients: Sequence[int],
+        returned: Sequence[Tensors],
+        stacked: bool = False,
+    ) -> None:
+        """Refuse tensors of a hook that have other names, shapes or types for one client than for another.
+
+        `returned` has what the hook returned for each of the `clients`. With `stacked`, each entry has the tensors of
+        several clients, and `clients` has the first one of each entry.
+        """
+        axes = 1 if stacked else 0
+        forms = [{name: (t.shape[axes:], t.dtype) for name, t in tensors.items()} for tensors in returned]
+        for position, form in enumerate(forms):
+            if form != forms[0]:
+                owners = [part for part in self.members if getattr(type(part), hook) is not getattr(Part, hook)]
+                one, other = (
+                    (clients[p], {name: t[0] if stacked else t for name, t in returned[p].items()})
+                    for p in (0, position)
+                )
+                raise different_results(owners, hook, one, other)
 
     def batch_plans(self, smallest: int, data: DeviceSamples | None = None) -> list[BatchPlan]:
         """Plan the batches of each client.

@@ -72,11 +72,14 @@ class PlainEngine(Engine):
             _ClientTraining(self._network, self._data, self._layout, work, assignment, plan).train()
             for assignment, plan in zip(work.assignments, plans, strict=True)
         ]
-        finished = [client.finish() for client in clients]
+        uplinks, states = zip(*[client.finish() for client in clients], strict=True)
+        numbers = [assignment.client for assignment in work.assignments]
+        work.require_same_form("uplink", numbers, uplinks)
+        work.require_same_form("next_state", numbers, states)
         return RoundResult(
             trained=ModelState(_stack([c.params for c in clients]), _stack([c.buffers for c in clients])),
-            uplink=_stack([uplink for uplink, _ in finished]),
-            states=_stack([state for _, state in finished]),
+            uplink=_stack(uplinks),
+            states=_stack(states),
             loss=torch.stack([client.mean_loss() for client in clients]),
             tally=_stack([client.tally for client in clients]),
             visits=np.array([plan.visits for plan in plans]),

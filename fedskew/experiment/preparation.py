@@ -20,7 +20,7 @@ from fedskew.engine import choose_devices, choose_engine, choose_precision, esti
 from fedskew.errors import UserError, did_you_mean, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import METHODS, Method, Objective, Part, Personal, Schedule, Stage, make_method, matching_entries
-from fedskew.methods.hook_results import wrong_companions
+from fedskew.methods.hook_results import checked_companions
 from fedskew.methods.parts import SGD_OPTIMIZERS
 from fedskew.methods.personal import check_personal, personal_names, shared_tensors
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
@@ -215,19 +215,13 @@ def _notices(config: Config, resolved: Config) -> tuple[str, ...]:
     )
 
 
-def _check_companions(objective: Objective) -> None:
-    named: object = objective.companions()  # a user's objective may return anything
-    if not isinstance(named, Mapping) or not set(named.values()) <= {"eval", "train"}:
-        raise wrong_companions(objective, named)
-
-
 def check_model(method: Method, module: nn.Module, classes: int) -> None:
     """Refuse a model that a part of the method cannot work with."""
     params = {name: p for name, p in module.named_parameters() if p.requires_grad}
     for part in method.parts:
         _check_part(part, method, params, classes)
         if isinstance(part, Objective):
-            _check_companions(part)
+            checked_companions(part, part.companions())
     if method.personal is None:
         return
     check_personal(method.personal, module)

@@ -19,6 +19,7 @@ from fedskew.errors import UserError, did_you_mean, unknown_parameter
 from fedskew.methods.catalogue import METHODS, Entry, check_part, find
 from fedskew.methods.class_weights import ClassWeights
 from fedskew.methods.fedavg import SGD, CrossEntropy, Mean
+from fedskew.methods.hook_results import is_json, wrong_conclusions
 from fedskew.methods.parts import Objective, Part, ServerRule, Solver, Weighting
 from fedskew.methods.personal import Personal
 from fedskew.methods.regularisers import Regulariser
@@ -28,7 +29,7 @@ from fedskew.methods.stages import (
     Schedule,
     Stage,
     Survey,
-    check_declared,
+    check_stages,
     stage_without_training,
 )
 from fedskew.methods.wrapped_objectives import ClassWeighted, Regularised
@@ -55,9 +56,7 @@ class Method:
     def stages(self, rounds: int, local_epochs: int, notes: Notes) -> list[Stage]:
         """Return the stages known so far. A method without a schedule or calibration has one stage."""
         if isinstance(self.objective, Schedule):
-            stages = self.objective.stages(rounds, local_epochs, notes)
-            for stage in stages:
-                check_declared(stage, self.name, self.objective)
+            stages = check_stages(self.objective, self.objective.stages(rounds, local_epochs, notes), self.name)
             return [self._complete(stage) for stage in stages]
         if self.calibration is None:
             return [self._complete(Stage("train", rounds, self.objective))]
@@ -80,7 +79,12 @@ class Method:
 
     def conclude(self, stage: Stage, survey: Survey) -> Notes:
         """Return what the schedule concludes from the survey at the end of `stage`."""
-        return self.objective.conclude(stage, survey) if isinstance(self.objective, Schedule) else {}
+        if not isinstance(self.objective, Schedule):
+            return {}
+        concluded: object = self.objective.conclude(stage, survey)  # a user's schedule may return anything
+        if not isinstance(concluded, Mapping) or not is_json(dict(concluded)):
+            raise wrong_conclusions(self.objective, concluded)
+        return dict(concluded)
 
     @property
     def parts(self) -> tuple[Part, ...]:

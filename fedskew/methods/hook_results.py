@@ -5,7 +5,8 @@ What hooks return is checked when a run is prepared, at the beginning and end of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -75,6 +76,18 @@ def wrong_weights(part: object, returned: object, weights: Tensor) -> UserError:
     return UserError(f"{_call(part, 'weigh')} returned {found}; expected a tensor of {numbers}, one per participant")
 
 
+def invalid_weights(part: object, weights: Tensor) -> UserError:
+    """Make the error for weights that are negative or not finite, or whose sum is not a finite number above 0."""
+    numbers = weights.tolist()
+    expected = "expected finite numbers of 0 or more, with at least one above 0"
+    for participant, number in enumerate(numbers):
+        if not 0 <= number < float("inf"):
+            return UserError(
+                f"{_call(part, 'weigh')} returned {number:g} as the weight of participant {participant}; {expected}"
+            )
+    return UserError(f"{_call(part, 'weigh')} returned weights whose sum is {sum(numbers):g}; {expected}")
+
+
 def wrong_tally(part: object, returned: Mapping[str, Tensor]) -> UserError:
     """Make the error for a tally that is not one number per name."""
     name, value = next((name, value) for name, value in returned.items() if value.dim())
@@ -90,6 +103,36 @@ def wrong_perturbation(part: object, returned: object, features: Tensor) -> User
 def undeclared_state(part: object, name: str) -> UserError:
     """Make the error for a `next_state` with a tensor that `client_state` does not declare."""
     return UserError(f"{_call(part, 'next_state')} returned {name!r}; expected only names that client_state() returns")
+
+
+def wrong_state(part: object, name: str, returned: Tensor, declared: Tensor) -> UserError:
+    """Make the error for a `next_state` with a tensor of another shape or type than `client_state` declares."""
+    what, wanted = f"{_call(part, 'next_state')} returned {_describe(returned)} as {name!r}", _describe(declared)
+    return UserError(f"{what}; expected {wanted}, as client_state() returns")
+
+
+ClientTensors = tuple[int, Mapping[str, Tensor]]
+"""The number of a client, and what a hook returned for it."""
+
+
+def different_results(parts: Sequence[object], hook: str, one: ClientTensors, other: ClientTensors) -> UserError:
+    """Make the error for a hook whose tensors have other names, shapes or types for one client than for another.
+
+    `parts` have the hook, and at least one of them returned such tensors.
+    """
+    what = " or ".join(_call(part, hook) for part in parts)
+    for (client, tensors), (second, others) in ((one, other), (other, one)):
+        if missing := [name for name in tensors if name not in others]:
+            return UserError(
+                f"{what} returned {missing[0]!r} for client {client}, but not for client {second}; expected the same "
+                "names for all clients"
+            )
+    forms = [{name: _describe(t) for name, t in tensors.items()} for _, tensors in (one, other)]
+    name = next(name for name in forms[0] if forms[0][name] != forms[1][name])
+    return UserError(
+        f"{what} returned {forms[0][name]} as {name!r} for client {one[0]}, but {forms[1][name]} for client "
+        f"{other[0]}; expected the same shape and type for all clients"
+    )
 
 
 def without_gradient_call(solver: object) -> UserError:
@@ -112,13 +155,51 @@ def unknown_companion(objective: object, name: str, models: Mapping[str, object]
     )
 
 
-def wrong_companions(objective: object, returned: object) -> UserError:
-    """Make the error for companions that are not a dict from names of models to their modes."""
+def checked_companions(objective: object, returned: object) -> Mapping[str, str]:
+    """Return the companions. Raise `UserError` unless they are a dict from names of models to their modes."""
     what = _call(objective, "companions")
     if not isinstance(returned, Mapping):
-        return UserError(f"{what} returned {_describe(returned)}; expected a dict such as {{'teacher': 'eval'}}")
-    name, mode = next((name, mode) for name, mode in returned.items() if mode not in ("eval", "train"))
-    return UserError(f"{what} returned {mode!r} as {name!r}; expected 'eval' or 'train'")
+        raise UserError(f"{what} returned {_describe(returned)}; expected a dict such as {{'teacher': 'eval'}}")
+    for name, mode in returned.items():
+        if not isinstance(name, str):
+            raise UserError(f"{what} names {name!r}; expected the name of a model as text, such as 'teacher'")
+        if not isinstance(mode, str) or mode not in ("eval", "train"):
+            raise UserError(f"{what} returned {mode!r} as {name!r}; expected 'eval' or 'train'")
+    return returned
+
+
+def wrong_stages(schedule: object, returned: object, kind: type) -> UserError:
+    """Make the error for anything but a list of stages, which are objects of the class `kind`."""
+    if isinstance(returned, Sequence) and not isinstance(returned, str):
+        odd = [entry for entry in returned if not isinstance(entry, kind)]
+        found = f"a list with {_describe(odd[0])}" if odd else "an empty list"
+    else:
+        found = _describe(returned)
+    return UserError(f"{_call(schedule, 'stages')} returned {found}; expected a list of at least one fedskew.Stage")
+
+
+def wrong_stage(schedule: object, stage: str, name: str, value: object, expected: str) -> UserError:
+    """Make the error for a stage with a wrong `name`, such as its rounds."""
+    return UserError(f"{_call(schedule, 'stages')} returned the stage {stage!r} with {name} {value!r}; {expected}")
+
+
+def wrong_conclusions(schedule: object, returned: object) -> UserError:
+    """Make the error for conclusions that are not a dict of JSON values."""
+    what = _call(schedule, "conclude")
+    expected = "expected a dict of conclusions by name, with numbers, texts, lists and dicts, as in JSON"
+    if not isinstance(returned, Mapping):
+        return UserError(f"{what} returned {_describe(returned)}; {expected}")
+    name, value = next((name, value) for name, value in returned.items() if not is_json({name: value}))
+    return UserError(f"{what} returned {_describe(value)} as {name!r}; {expected}")
+
+
+def is_json(value: object) -> bool:
+    """Return whether a checkpoint can save the value as JSON."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return not isinstance(value, Mapping) or all(isinstance(name, str) for name in value)
 
 
 def _call(part: object, hook: str) -> str:

@@ -44,7 +44,7 @@ from torch import Tensor
 
 from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import UserError
-from fedskew.methods.hook_results import named_tensors, wrong_aggregate, wrong_weights
+from fedskew.methods.hook_results import invalid_weights, named_tensors, wrong_aggregate, wrong_weights
 
 # -- what hooks receive ------------------------------------------------------------------------------------------------
 
@@ -503,15 +503,31 @@ def split_direction(returned: Tensors) -> tuple[Tensors, Tensors]:
     return {name: t for name, t in returned.items() if not name.startswith(f"{STATE}/")}, state
 
 
-def weigh_updates(weighting: Weighting, sent: Tensors, updates: Updates, state: Tensors) -> Updates:
-    """Return the updates with the weights that `weighting` computes, divided by their sum."""
+def weigh_updates(
+    weighting: Weighting, sent: Tensors, updates: Updates, state: Tensors, may_wait: bool = False
+) -> Updates:
+    """Return the updates with the weights that `weighting` computes, divided by their sum.
+
+    Wrong weights raise `UserError`. On a GPU, they do so only with `may_wait`, because the host must wait for them.
+    Otherwise they become NaN there, so that the caller finds a server's step that is not finite.
+    """
     weights = weighting.weigh(sent, updates, state)
     if weights is updates.weights:
         return updates
     if not isinstance(weights, Tensor) or weights.shape != updates.weights.shape:
         raise wrong_weights(weighting, weights, updates.weights)
     weights = weights.detach().to(updates.weights)
-    return replace(updates, weights=weights / weights.sum())
+    total = weights.sum()
+    is_valid = (weights >= 0).all() & total.isfinite() & (total > 0)
+    if may_wait or _is_on_host(weights):
+        if not is_valid:
+            raise invalid_weights(weighting, weights)
+        return replace(updates, weights=weights / total)
+    return replace(updates, weights=torch.where(is_valid, weights / total, torch.nan))
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def server_step(

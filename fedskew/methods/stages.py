@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.errors import UserError
+from fedskew.methods.hook_results import checked_companions, wrong_stage, wrong_stages
 from fedskew.methods.parts import Objective, Part, ServerRule, Tensors
 
 
@@ -157,6 +158,20 @@ def survey_stage(stage: Stage) -> Stage:
         raise UserError(f"the survey of stage {stage.name!r} is {stage.survey!r}; expected a part")
     answering = stage_without_training(stage.name, SurveyRule(stage.survey))
     return replace(answering, model=stage.model, concatenates=stage.concatenates)
+
+
+def check_stages(schedule: Schedule, returned: object, method: str) -> Sequence[Stage]:
+    """Return the stages of a schedule. Raise `UserError` if they are no stages, or reveal more than it declares."""
+    if not isinstance(returned, Sequence) or not len(returned) or not all(isinstance(s, Stage) for s in returned):
+        raise wrong_stages(schedule, returned, Stage)
+    for stage in returned:
+        if not isinstance(stage.objective, Objective):
+            raise wrong_stage(schedule, stage.name, "the objective", stage.objective, "expected a fedskew.Objective")
+        if not isinstance(stage.rounds, int | np.integer):
+            raise wrong_stage(schedule, stage.name, "rounds", stage.rounds, "expected a whole number")
+        checked_companions(stage.objective, stage.objective.companions())
+        check_declared(stage, method, schedule)
+    return returned
 
 
 def check_declared(stage: Stage, method: str, schedule: Schedule) -> None:

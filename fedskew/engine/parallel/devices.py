@@ -15,7 +15,14 @@ import torch
 
 from fedskew.engine.contract import Engine, RoundResult, RoundWork
 from fedskew.engine.model.network import ModelState
-from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results, take_share
+from fedskew.engine.parallel.shares import (
+    Share,
+    balanced_shares,
+    client_costs,
+    join_results,
+    require_same_form,
+    take_share,
+)
 from fedskew.engine.plain import restored_generators
 from fedskew.methods.parts import Tensors
 
@@ -44,6 +51,7 @@ class DevicesEngine(Engine):
             self.notices += fresh
             self._noticed.update(fresh)
             engine.notices.clear()
+        require_same_form(work, results, shares)
         return join_results(results, shares)
 
     def _results(self, work: RoundWork, shares: Sequence[Share]) -> list[RoundResult]:

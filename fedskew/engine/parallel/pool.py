@@ -23,7 +23,7 @@ from fedskew.engine.contract import Engine, RoundResult, RoundWork, same_parts
 from fedskew.engine.parallel.messages import Facts, Parcel, PortableParcel, receive
 from fedskew.engine.parallel.pool_worker import serve
 from fedskew.engine.parallel.round_messages import unpack_result, work_facts, work_tensors
-from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results
+from fedskew.engine.parallel.shares import Share, balanced_shares, client_costs, join_results, require_same_form
 from fedskew.engine.parallel.spawned_worker import SpawnedWorker
 from fedskew.errors import UserError
 from fedskew.methods.parts import Part, Tensors
@@ -54,7 +54,9 @@ class PoolEngine(Engine):
         self._ensure_workers(work.parts, len(shares))
         parcel = self._parcel_class(work_tensors(work))
         try:
-            return join_results(self._results(parcel, work_facts(work), shares), shares)
+            results = self._results(parcel, work_facts(work), shares)
+            require_same_form(work, results, shares)
+            return join_results(results, shares)
         except BaseException:
             self.close()  # the other workers' results are no longer needed
             raise

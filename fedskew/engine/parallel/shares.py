@@ -42,6 +42,13 @@ def take_share(work: RoundWork, share: Share) -> RoundWork:
     return replace(work, assignments=[work.assignments[i] for i in share])
 
 
+def require_same_form(work: RoundWork, results: Sequence[RoundResult], shares: Sequence[Share]) -> None:
+    """Refuse results that cannot be joined, because a hook returned other tensors for one share than for another."""
+    firsts = [work.assignments[share[0]].client for share in shares]
+    work.require_same_form("uplink", firsts, [result.uplink for result in results], stacked=True)
+    work.require_same_form("next_state", firsts, [result.states for result in results], stacked=True)
+
+
 def join_results(results: Sequence[RoundResult], shares: Sequence[Share]) -> RoundResult:
     """Join all clients' results, in the order of the assignments, on the device of the first result."""
     device = results[0].loss.device

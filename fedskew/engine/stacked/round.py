@@ -298,7 +298,7 @@ class SlotRound:
         """
         dtype = next(iter(params.values())).dtype
         steps = self._steps.to(dtype)
-        uplinks, states = [], []
+        clients, uplinks, states = [], [], []
         for numbers in np.array_split(np.arange(len(self._plans)), -(-len(self._plans) // self._schedule.slots)):
             rows = slice(int(numbers[0]), int(numbers[-1]) + 1)
             chunk_params, chunk_buffers = ({name: t[rows] for name, t in part.items()} for part in (params, buffers))
@@ -307,8 +307,11 @@ class SlotRound:
             sent, kept = finish_clients(
                 self._work, chunk_params, steps[rows], stack.label_counts, stack.state, self._closing_sums(stack)
             )
+            clients.append(self._work.assignments[int(numbers[0])].client)
             uplinks.append(sent)
             states.append(kept)
+        self._work.require_same_form("uplink", clients, uplinks, stacked=True)
+        self._work.require_same_form("next_state", clients, states, stacked=True)
         return _concatenate(uplinks), _concatenate(states)
 
     def _closing_sums(self, stack: ClientStack) -> Tensors:

@@ -94,8 +94,8 @@ class Aggregator:
     def __init__(self, federation: Federation, config: Config, device: torch.device) -> None:
         self._federation, self._config, self._device = federation, config, device
 
-    def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray) -> ServerModel:
-        """Compute the next model from the clients with finite updates."""
+    def combine(self, plan: RoundPlan, result: RoundResult, finite: BoolArray, may_wait: bool = False) -> ServerModel:
+        """Compute the next model from the clients with finite updates. For `may_wait`, see `weigh_updates`."""
         unchanged = replace(plan.start, rounds=plan.start.rounds + 1)
         if not finite.any():
             return unchanged
@@ -112,7 +112,7 @@ class Aggregator:
         )
         sent, server_state = plan.work.exchanged, plan.start.server_state
         weighting = plan.work.weighting or AVERAGES[plan.stage.average or self._config.average]
-        updates = weigh_updates(weighting, sent.params, updates, server_state)
+        updates = weigh_updates(weighting, sent.params, updates, server_state, may_wait)
         buffers = _merge_buffers(sent.buffers, _rows(result.trained.buffers, finite), updates.weights)
         if plan.work.server.needs_server_data:
             data = server_samples(plan.runtime.train_set, self._federation, plan.stage, plan.start.model, buffers)
@@ -130,6 +130,7 @@ class Aggregator:
         model = self.combine(plan, result, finite)
         if all_finite(server_update(model)):
             return model, finite
+        self.combine(plan, result, finite, may_wait=True)  # raises if wrong weights are the reason
         none = np.zeros_like(finite)
         return self.combine(plan, result, none), none
 
