@@ -1,13 +1,15 @@
 """Let the sites test a finished model on their own data. They send score histograms, which the server adds up.
 
 A site may decline to have its own results listed. If exactly one site declines, no site's results are listed, because
-the total minus the other results would be the result of that site. `evaluation.json` still names every site whose
-histograms are in the total. The server itself receives the histograms of every site.
+the total minus the other results would be the result of that site. If only that site replies, there is no total either.
+`evaluation.json` still names every site whose histograms are in the total. The server itself receives the histograms of
+every site.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,9 +95,9 @@ def score_at_sites(
         listed += [name] if reply.facts.get("by_site") is True else []
     if not found:
         raise UserError("no site sent usable score histograms")
+    listed = _sites_to_list(list(found), listed)
     positive = positive_class(config, contract.blank())
     total = ScoreHistograms.total(found.values())
-    listed = [] if len(found) - len(listed) == 1 else listed
     return {
         "model": model.file,
         "sha256": model.sha256,
@@ -105,6 +107,20 @@ def score_at_sites(
         "scores": total.scores(config.specificity, positive).to_json(),
         "by_site": {name: score_site_histograms(found[name], positive).to_json() for name in listed},
     }
+
+
+def _sites_to_list(tested_by: Sequence[str], agreed: Sequence[str]) -> list[str]:
+    """Choose the sites whose results are listed, so that no site's results follow from the total if it withholds them.
+
+    `agreed` are the sites that agree to be listed. Raise a UserError if the total itself would be a withheld result.
+    """
+    withheld = [name for name in tested_by if name not in agreed]
+    if withheld == list(tested_by) and len(withheld) == 1:
+        raise UserError(
+            f"only {withheld[0]} sent usable score histograms, and the total would be its own results, which it "
+            "withholds (policy.evaluate.by_site); expected replies of more sites"
+        )
+    return [] if len(withheld) == 1 else list(agreed)
 
 
 def write_evaluation(folder: Path, evaluation: dict[str, Any]) -> None:

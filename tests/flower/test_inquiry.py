@@ -377,6 +377,15 @@ def test_a_site_that_withholds_its_results_is_still_named(
     assert one["tested_by"] == ["site-0", "site-1", "site-2"]
 
 
+def test_a_site_that_withholds_its_results_and_answers_alone_is_not_the_total(
+    data: Path, split: Federation, model: Path, tmp_path: Path
+) -> None:
+    unlisted = Policy(evaluate=EvaluationRules(by_site=False))
+    with pytest.raises(UserError, match=r"only site-2 sent usable score histograms, and the total would be its own"):
+        evaluate_at(tmp_path, data, split, model, [Policy(), Policy(), unlisted])
+    assert not (tmp_path / "run-evaluate" / EVALUATION).exists()
+
+
 @pytest.mark.slow
 def test_a_recorded_answer_is_listed_only_if_the_policy_still_allows_it(
     data: Path, split: Federation, model: Path, tmp_path: Path
