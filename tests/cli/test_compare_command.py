@@ -30,7 +30,7 @@ def test_all_methods_meet_the_same_federations(cli):
     told = cli(*TINY, "--methods", "fedavg,fedprox+fedavgm", "--seeds", "2", "--set", "method.mu=0", "--set",
                "method.server_momentum=0", "--json").json  # fmt: skip
     fedavg, other = told["methods"]
-    assert other["method"] == "fedprox+fedavgm"
+    assert other["method"] == "fedprox+fedavgm (mu=0.0, server_momentum=0.0)"
     assert fedavg["seeds"] == other["seeds"] == [0, 1]
     assert fedavg["class_accuracy"] == pytest.approx(other["class_accuracy"])
     assert fedavg["params"] == {}
@@ -117,7 +117,7 @@ def test_a_file_may_list_methods_and_seeds(cli):
         "partition: {rule: iid, clients: 4}\n"
     )
     told = cli("compare", "-c", "c.yaml", "--json").json["methods"]
-    assert [method["method"] for method in told] == ["fedavg", "fedprox"]
+    assert [method["method"] for method in told] == ["fedavg", "fedprox (mu=0.3)"]
     assert told[1]["params"] == {"mu": 0.3}
     assert told[0]["seeds"] == [0, 1]
     fewer = cli("compare", "-c", "c.yaml", "--seeds", "1", "--methods", "fedlc", "--json").json["methods"]

@@ -274,9 +274,10 @@ def test_experts_of_a_run_from_before_are_drawn_as_far_as_it_tells(copy: Path) -
     section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert [figure.key for figure in section.figures] == ["warm-confusion", "activations"]
     assert [row[4:] for row in section.tables[0].rows] == [[None, None]] * len(section.tables[0].rows)
+    label = "pkd (expert_rounds=1, warmup_rounds=1)"
     assert list(section.missing) == [
-        "pkd, seed 0: the mutual probabilities: not recorded by the version that made the run; repeat it",
-        "pkd, seed 0: how often each expert taught: not recorded by the version that made the run; repeat it",
+        f"{label}, seed 0: the mutual probabilities: not recorded by the version that made the run; repeat it",
+        f"{label}, seed 0: how often each expert taught: not recorded by the version that made the run; repeat it",
     ]
 
 
@@ -286,7 +287,8 @@ def test_experts_of_a_federation_that_keeps_its_tallies_are_said_to_be_unknown(c
     path.write_text("".join(json.dumps(row | {"tally": {}}) + "\n" for row in rows))
     section = experts_of(document(load_runs([copy / "pkd-0"]), with_features=False))
     assert [figure.key for figure in section.figures] == ["similarity"]
-    assert list(section.missing) == ["pkd, seed 0: how often experts taught: the sites do not share it"]
+    label = "pkd (expert_rounds=1, warmup_rounds=1)"
+    assert list(section.missing) == [f"{label}, seed 0: how often experts taught: the sites do not share it"]
 
 
 @pytest.mark.parametrize("known", [None, 0.1])
