@@ -62,15 +62,15 @@ def read_description(answer: Reply | Failure, contract: Contract) -> dict[str, A
         raise Garbled("it does not say how it hides single samples")
     if not all(isinstance(value, int | float | None) for value in rules.values()):
         raise Garbled("it does not say how it hides single samples")
-    return {"label_counts": counts, "columns": columns, "rules": rules}
+    return {"label_counts": counts, "columns": list(map(_with_plain_texts, columns)), "rules": rules}
 
 
 def _is_column(found: Any) -> bool:
-    if not isinstance(found, dict) or not _is_text(found.get("name")) or not _is_share(found.get("missing")):
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not _is_share(found.get("missing")):
         return False
     if found.get("kind") == "category":
         values = found.get("values")
-        is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(map(_is_text, values))
+        is_list = isinstance(values, list) and len(values) <= _MAX_VALUES and all(isinstance(v, str) for v in values)
         return is_list and found.keys() == {"name", "kind", "missing", "values"}
     summary = [found.get(key) for key in _SUMMARY]
     are_numbers = all(isinstance(value, int | float) and abs(value) <= sys.float_info.max for value in summary)
@@ -78,8 +78,10 @@ def _is_column(found: Any) -> bool:
     return found.get("kind") == "number" and has_form and found.keys() == {"name", "kind", "missing", *_SUMMARY}
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and one_line(value) == value
+def _with_plain_texts(column: Facts) -> Facts:
+    """Return a column with texts that are safe to print. A site's data may have long texts and special characters."""
+    values = {"values": [one_line(value) for value in column["values"]]} if "values" in column else {}
+    return {**column, "name": one_line(column["name"]), **values}
 
 
 def _is_share(value: Any) -> bool:

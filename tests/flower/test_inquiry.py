@@ -423,6 +423,15 @@ def test_a_bound_that_is_not_finite_or_too_large_for_a_float_or_missing_is_refus
         read_description(replace(reply, facts=reply.facts | {"columns": [column]}), contract)
 
 
+def test_texts_of_a_site_are_safe_to_print() -> None:
+    """Tables from other programs often have two spaces, or spaces at which no line is broken."""
+    column = {"name": "pain  today", "kind": "category", "missing": 0.0, "values": ["no\xa0answer", "\x1b[31mred"]}
+    rules = {"hide_below": 5, "round_to": 10, "epsilon": None}
+    reply = Reply({"label_counts": [10, 20], "columns": [column], "rules": rules}, b"")
+    (found,) = read_description(reply, Contract("table", ("a", "b"), (1,)))["columns"]
+    assert (found["name"], found["values"]) == ("pain today", ["no answer", "[31mred"])
+
+
 def test_the_rules_are_in_the_policy() -> None:
     read = read_policy({"survey": {"round_to": 10}, "evaluate": {"models": 3, "by_site": False}})
     assert read.survey == SurveyRules(round_to=10)

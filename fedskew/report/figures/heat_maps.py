@@ -114,7 +114,10 @@ def model_internals(comparisons: Sequence[Comparison]) -> Figure:
 
 
 def _outputs(comparisons: Sequence[Comparison]) -> Iterator[tuple[Comparison, MethodRuns, ModelOutputs]]:
-    """Yield each method with its comparison and the outputs of its first run. Raise a UserError if there are none."""
+    """Yield each method with its comparison and the outputs of its first run.
+
+    Raise a UserError if no run of a method was evaluated.
+    """
     for comparison in comparisons:
         for method in comparison.methods:
             run = method.first
