@@ -19,7 +19,8 @@ def import_user_module(kind: str, name: str, attribute_kind: str) -> tuple[Modul
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute.replace("-", "_").isidentifier():
-        raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_kind}")
+        settings = " without settings" if "=" in attribute else ""
+        raise UserError(f"{kind} {name!r} is not a valid name; expected package.module:{attribute_kind}{settings}")
     importlib.invalidate_caches()
     try:
         with importing_from_current_folder():

@@ -93,6 +93,7 @@ def test_an_object_needs_no_defaults() -> None:
         ("own_methods:Sharpr", "Sharpr.*did you mean 'Sharper'"),
         ("own_methods:fedavg", "unknown method in module 'own_methods'"),
         ("own_methods:", "expected package.module:Class"),
+        ("own_methods:Sharper:strength=1", "expected package.module:Class without settings"),
         ("own_methods:number", "is a int; expected a subclass of a part such as Objective"),
         ("own_methods:Formless", "Formless is not a part of a method"),
         ("own_methods:Lossless", r"Lossless has no loss\(\)"),
