@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,60 @@ Size = tuple[int, int]
 
 _BLOCK = 1024  # images that are decoded ahead; limits memory, and the delay before an error is raised
 _GREY_MODES = {"1", "L", "LA"}
+_DEEP = 16
+"""The bits per pixel of images that have more than 8, unless the option `image_bits` says otherwise."""
+_DARK = (1 << 14) - 1
+"""Images of 16 bits without a pixel above this are refused. Scanners write 10, 12 or 14 bits into images of 16."""
+
+
+class _Decoded(NamedTuple):
+    pixels: Pixels
+    largest: int | None
+    """The largest pixel before the conversion to 8 bits. None for an image of 8 bits."""
+
+
+@dataclass
+class BitDepths:
+    """How the images of a dataset become 8-bit images, and which bit depths they have.
+
+    An image of 8 bits stays as it is. Of any other image, the upper 8 of `bits` bits are read, as image viewers do. So
+    the result depends on this number only, and not on the other images, other parts or other sites.
+    """
+
+    bits: int | None = None
+    """The option `image_bits`: how many bits are used in images that have more than 8. None stands for 16."""
+    examples: dict[bool, str] = field(default_factory=dict)
+    """The name of the first image of 8 bits (False) and of the first image of more bits (True)."""
+
+    def check(self, largest: Sequence[int | None], name: Callable[[int], str]) -> None:
+        """Refuse images of 16 bits that would become too dark. `largest` has `_Decoded.largest` of each image."""
+        for index, value in enumerate(largest):
+            self.examples.setdefault(value is not None, name(index))
+        deep = {index: value for index, value in enumerate(largest) if value is not None}
+        if self.bits is None and deep and 0 < max(deep.values()) <= _DARK:
+            raise UserError(
+                f"{name(min(deep))}: no pixel of this and the other 16-bit images is above {max(deep.values())}; "
+                "expected pixels up to 65535; set image_bits to the bits that the images use, such as 12, the same at "
+                "all sites (16 reads the images as they are)"
+            )
+
+    def notes(self, data: str) -> tuple[str, ...]:
+        """Return a line for the user if some images have 8 bits and others more."""
+        if len(self.examples) < 2:
+            return ()
+        return (
+            f"{data}: some images have 8 bits ({self.examples[False]}) and others more ({self.examples[True]}); "
+            "if the depth depends on the class, models learn it instead of the class; better convert all to 8 bits",
+        )
+
+
+def parse_bits(value: object) -> int | None:
+    """Read the option `image_bits`: 8 to 16."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not str(value).strip().isdecimal() or not 8 <= int(str(value)) <= _DEEP:
+        raise UserError(f"image_bits is {value!r}; expected a whole number from 8 to 16, such as 12")
+    return int(str(value))
 
 
 def parse_size(value: object) -> Size | None:
@@ -51,28 +106,33 @@ def decode_all(
     name: Callable[[int], str],
     size: Size | None = None,
     colour: bool | None = None,
+    depths: BitDepths | None = None,
 ) -> Pixels:
     """Decode every image and resize it to `size`. Without `size`, all images must have the same size.
 
     `colour` chooses colour or grey. If it is None, the result is grey only if every image is grey. `name` turns an
-    image's index into its name for error messages.
+    image's index into its name for error messages. `depths` says how images of more than 8 bits are read. All parts of
+    a dataset share it.
     """
     pillow = _pillow()
+    depths = BitDepths() if depths is None else depths
     if not sources:
         raise UserError("no images to read")
 
-    def decode(index: int) -> Pixels:
+    def decode(index: int) -> _Decoded:
         source = sources[index]
         file = io.BytesIO(source) if isinstance(source, bytes) else source
         with _report_unreadable(pillow, name(index)), pillow.Image.open(file) as image:
-            return _pixels(pillow, image, name(index), size, colour)
+            return _decode(pillow, image, name(index), size, colour, depths.bits)
 
-    first = decode(0)
+    first = decode(0).pixels
+    largest: list[int | None] = []
     out = np.empty((len(sources), *first.shape), np.uint8)
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for start in range(0, len(sources), _BLOCK):
             indices = range(start, min(start + _BLOCK, len(sources)))
-            for index, image in zip(indices, pool.map(decode, indices), strict=True):
+            for index, (image, value) in zip(indices, pool.map(decode, indices), strict=True):
+                largest.append(value)
                 if image.shape[1:] != first.shape[1:]:
                     raise UserError(
                         f"{name(index)}: {image.shape[1]}x{image.shape[2]} pixels, but {name(0)} has "
@@ -81,15 +141,13 @@ def decode_all(
                 if len(image) > out.shape[1]:
                     out = out.repeat(len(image), axis=1)
                 out[index] = image  # a grey image among coloured ones gets three equal channels
-    refuse_black(out, name(0))
+    depths.check(largest, name)
+    _refuse_black(out, name(0))
     return out
 
 
-def refuse_black(images: Sequence[Pixels] | Pixels, first: str) -> None:
-    """Refuse images that are all black. `first` is the name of the first image.
-
-    8-bit pixels that are stored in 16 bits become black, because only the upper 8 bits are read.
-    """
+def _refuse_black(images: Sequence[Pixels] | Pixels, first: str) -> None:
+    """Refuse images that are all black. `first` is the name of the first image."""
     if not any(image.any() for image in images):
         raise UserError(
             f"{first}: this and all other images are black after conversion to 8 bits; expected pixels up to 255 in "
@@ -108,11 +166,19 @@ def is_image(value: object) -> bool:
     return all(hasattr(value, name) for name in ("mode", "size", "convert"))
 
 
-def image_pixels(image: Any, name: str, size: Size | None = None, colour: bool | None = None) -> Pixels:
-    """Return the pixels (channels, height, width) of a Pillow image, turned upright and resized to `size`."""
+def image_pixels(
+    images: Sequence[Any], name: Callable[[int], str], size: Size | None, depths: BitDepths
+) -> list[Pixels]:
+    """Return the pixels (channels, height, width) of Pillow images, turned upright and resized to `size`."""
     pillow = _pillow()
-    with _report_unreadable(pillow, name):
-        return _pixels(pillow, image, name, size, colour)
+    decoded = []
+    for index, image in enumerate(images):
+        with _report_unreadable(pillow, name(index)):
+            decoded.append(_decode(pillow, image, name(index), size, None, depths.bits))
+    depths.check([one.largest for one in decoded], name)
+    pixels = [one.pixels for one in decoded]
+    _refuse_black(pixels, name(0))
+    return pixels
 
 
 @contextmanager
@@ -124,24 +190,45 @@ def _report_unreadable(pillow: Any, name: str) -> Iterator[None]:
         raise UserError(f"{name}: unreadable image ({reason})") from error
 
 
-def _pixels(pillow: Any, image: Any, name: str, size: Size | None, colour: bool | None) -> Pixels:
+def _decode(pillow: Any, image: Any, name: str, size: Size | None, colour: bool | None, bits: int | None) -> _Decoded:
     if image.mode == "F":  # the range of its pixels is unknown: 0 to 1, 0 to 255 or measurements
         raise UserError(f"{name}: an image of 32-bit floats (mode F); expected 8 or 16 bits per channel")
+    is_deep_grey = image.mode.startswith("I")  # I, I;16 and I;16B have more than 8 bits
+    is_cut = not is_deep_grey and ";16" in _stored_mode(image)
+    if is_cut and bits not in (None, _DEEP):
+        raise UserError(f"{name}: a 16-bit image in colour, of which only the upper 8 bits are read; expected 8 bits")
     upright = pillow.ImageOps.exif_transpose(image)
-    is_grey = upright.mode in _GREY_MODES or upright.mode.startswith("I")  # I, I;16 and I;16B have more than 8 bits
-    grey = not colour if colour is not None else is_grey
-    converted = _to_8_bits(pillow, upright, grey)
+    grey = not colour if colour is not None else upright.mode in _GREY_MODES or is_deep_grey
+    largest = None
+    if is_deep_grey:
+        raw = np.asarray(upright)
+        largest = _largest(raw, name, bits)
+        # 16-bit grey is scaled, as in image viewers, because Pillow would clip it at 255.
+        upright = pillow.Image.fromarray((raw >> ((bits or _DEEP) - 8)).astype(np.uint8))
+    converted = upright.convert("L" if grey else "RGB")
+    if is_cut:
+        largest = int(np.asarray(converted).max(initial=0)) * 256 + 255
     if size is not None and converted.size != (size[1], size[0]):
         converted = converted.resize((size[1], size[0]), pillow.Image.Resampling.BILINEAR)
     pixels = np.asarray(converted)
-    return pixels[None] if grey else pixels.transpose(2, 0, 1)
+    return _Decoded(pixels[None] if grey else pixels.transpose(2, 0, 1), largest)
 
 
-def _to_8_bits(pillow: Any, image: Any, grey: bool) -> Any:
-    """Convert to 8 bits. 16-bit grey is scaled, as in image viewers, because Pillow would clip it at 255."""
-    if image.mode.startswith("I"):
-        image = pillow.Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    return image.convert("L" if grey else "RGB")
+def _largest(raw: npt.NDArray[Any], name: str, bits: int | None) -> int:
+    """Return the largest pixel. Refuse pixels that do not fit into `bits` bits."""
+    smallest, largest, most = int(raw.min(initial=0)), int(raw.max(initial=0)), (1 << (bits or _DEEP)) - 1
+    if smallest < 0 or largest > most:
+        reason = "" if bits is None else f", because image_bits is {bits}"
+        raise UserError(f"{name}: a pixel is {min(smallest, 0) or largest}; expected 0 to {most}{reason}")
+    return largest
+
+
+def _stored_mode(image: Any) -> str:
+    """Return how Pillow describes the pixels in an image's file, such as RGB;16B. Empty if it is not known."""
+    tiles = getattr(image, "tile", None)
+    how = tiles[0][3] if tiles and len(tiles[0]) > 3 else ""
+    how = how[0] if isinstance(how, tuple) and how else how
+    return how if isinstance(how, str) else ""
 
 
 def _pillow() -> Any:

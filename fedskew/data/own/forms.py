@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.data.dataset import Dataset, check_options
-from fedskew.data.images import parse_size, same_channels
+from fedskew.data.images import BitDepths, parse_bits, parse_size, same_channels
 from fedskew.data.own.arrays import load_npz
 from fedskew.data.own.assembly import Part, assemble
 from fedskew.data.own.labels import Labels, StoredClasses, known_classes
@@ -59,6 +60,7 @@ def load_image_folder(
     test: object = None,
     test_fraction: float | None = None,
     image_size: object = None,
+    image_bits: object = None,
     classes: object = None,
 ) -> Dataset:
     """Load one folder of images per class. The names of these folders are the classes.
@@ -66,7 +68,7 @@ def load_image_folder(
     The class folders are in `folder`, or in its sub-folders train and test. The test folder may also be called val,
     valid or validation, or `test` gives its path. `classes` lists all classes if some have no folder.
     """
-    size = parse_size(image_size)
+    size, depths = parse_size(image_size), BitDepths(parse_bits(image_bits))
     folders = [folder]
     if (folder / "train").is_dir():
         test_folder = next((folder / name for name in TEST_NAMES if (folder / name).is_dir()), None)
@@ -83,13 +85,18 @@ def load_image_folder(
     if unlisted := [name for name in found_names if name not in names]:
         raise UserError(f"{folder}: folder {unlisted[0]!r} is not one of the classes; expected {', '.join(names)}")
     images = [labelled_images(part_folder, names) for part_folder in folders]
-    samples = [read_images(found, str(part_folder), size) for found, part_folder in zip(images, folders, strict=True)]
+    samples = [
+        read_images(found, str(part_folder), size, depths=depths)
+        for found, part_folder in zip(images, folders, strict=True)
+    ]
     pixels = same_channels([part.x.astype(np.uint8, copy=False) for part in samples])
     parts = [
         Part(x, Labels(part.y, str(part_folder), [str(path) for path, _ in found].__getitem__), str(part_folder))
         for x, part, part_folder, found in zip(pixels, samples, folders, images, strict=True)
     ]
-    return assemble(folder.resolve().name, "image", parts, StoredClasses(names), test_fraction)
+    name = folder.resolve().name
+    dataset = assemble(name, "image", parts, StoredClasses(names), test_fraction)
+    return replace(dataset, notes=(*dataset.notes, *depths.notes(name)))
 
 
 def is_table(path: Path) -> bool:

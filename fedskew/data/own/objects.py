@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from fedskew.data.dataset import Dataset, check_options
-from fedskew.data.images import Size, image_pixels, is_image, parse_size, refuse_black
+from fedskew.data.images import BitDepths, image_pixels, is_image, parse_bits, parse_size
 from fedskew.data.own.arrays import ArrayPart, array_dataset, make_array, make_label_array, refuse_unused_options
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.fields import load_fields
@@ -107,6 +107,7 @@ def load_samples(
     test_fraction: float | None = None,
     layout: str | None = None,
     image_size: object = None,
+    image_bits: object = None,
     classes: object = None,
     length: int | None = None,
     vocabulary: int | None = None,
@@ -115,9 +116,11 @@ def load_samples(
     samples = [_samples(data, where) for data, where in parts]
     names = known_classes(classes, _class_names(parts[0][0]))
     inputs, sources = [x for x, _ in samples], [where for _, where in parts]
+    of_images: dict[str, object] = {"image_size": image_size, "image_bits": image_bits}
     for_text = {"length": length, "vocabulary": vocabulary}
+    depths = BitDepths(parse_bits(image_bits))
     if isinstance(inputs[0][0], str):
-        refuse_unused_options(sources[0], "texts", {"image_size": image_size, "layout": layout})
+        refuse_unused_options(sources[0], "texts", {**of_images, "layout": layout})
         texts = [
             Part(list(map(str, x)), read_labels(y, where, "item {}".format), where)
             for (x, y), where in zip(samples, sources, strict=True)
@@ -127,15 +130,19 @@ def load_samples(
     if is_image(inputs[0][0]):
         refuse_unused_options(sources[0], "Pillow images", {"layout": layout, **for_text})
         size, layout = parse_size(image_size), "nchw"
-        inputs = [_pixels(images, where, size) for images, where in zip(inputs, sources, strict=True)]
+        inputs = [
+            image_pixels(images, f"{where}: item {{}}".format, size, depths)
+            for images, where in zip(inputs, sources, strict=True)
+        ]
         channels = max(len(image) for part in inputs for image in part)
         inputs = [[x if len(x) == channels else x.repeat(channels, axis=0) for x in part] for part in inputs]
     else:
-        refuse_unused_options(sources[0], "numbers", {"image_size": image_size, **for_text})
+        refuse_unused_options(sources[0], "numbers", {**of_images, **for_text})
     arrays = [
         ArrayPart(_stack(x, where), y, where, where) for (_, y), x, where in zip(samples, inputs, sources, strict=True)
     ]
-    return array_dataset(name, arrays, names, test_fraction, layout)
+    dataset = array_dataset(name, arrays, names, test_fraction, layout)
+    return replace(dataset, notes=(*dataset.notes, *depths.notes(name)))
 
 
 def _unpack_bunch(data: Any, options: dict[str, Any]) -> tuple[tuple[Any, Any], dict[str, Any]]:
@@ -238,12 +245,6 @@ def _samples(data: Any, where: str) -> tuple[list[Any], npt.NDArray[Any]]:
     if not inputs:
         raise UserError(f"{where}: no samples")
     return inputs, np.array(labels, dtype=object)
-
-
-def _pixels(images: Sequence[Any], where: str, size: Size | None) -> list[Any]:
-    pixels = [image_pixels(image, f"{where}: item {index}", size) for index, image in enumerate(images)]
-    refuse_black(pixels, f"{where}: item 0")
-    return pixels
 
 
 def _stack(inputs: Sequence[Any], where: str) -> Array:

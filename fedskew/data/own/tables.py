@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.data.dataset import Dataset
-from fedskew.data.images import Pixels, Size, decode_all, parse_size, same_channels
+from fedskew.data.images import BitDepths, Pixels, Size, decode_all, parse_bits, parse_size, same_channels
 from fedskew.data.own.arrays import convert_inputs, refuse_unused_options
 from fedskew.data.own.assembly import Inputs, Part, assemble, number_sites
 from fedskew.data.own.columns import (
@@ -69,6 +69,7 @@ def load_tables(
     site: str | None = None,
     test_fraction: float | None = None,
     image_size: object = None,
+    image_bits: object = None,
     layout: str | None = None,
     length: int | None = None,
     vocabulary: int | None = None,
@@ -111,8 +112,13 @@ def load_tables(
     ]
 
     train, where = tables[0], tables[0].where
-    given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "layout": layout}
-    given |= {"categorical": categorical, "missing": missing, "encoding": _encoding_to_check(encoding)}
+    given = {"length": length, "vocabulary": vocabulary, "image_size": image_size, "image_bits": image_bits}
+    given |= {
+        "layout": layout,
+        "categorical": categorical,
+        "missing": missing,
+        "encoding": _encoding_to_check(encoding),
+    }
     listed_inputs = frozenset(() if columns is None else parse_columns("columns", columns, train))
     candidates = {n: c for n, c in train.columns.items() if n not in label_and_site}
     class_names = known_classes(classes, train.class_names.get(label))
@@ -154,8 +160,9 @@ def load_tables(
         parts = make_parts(_read_inputs(tables, readers, inputs.names, known))
         return assemble(name, "table", parts, class_names, test_fraction, site=site, encoding=known)
     if inputs.kind == "encoded":
-        size, layout = parse_size(image_size), "nchw"
-        pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size) for table in tables])]
+        size, depths, layout = parse_size(image_size), BitDepths(parse_bits(image_bits)), "nchw"
+        pixels: list[Array] = [*same_channels([_decoded(table, inputs.names[0], size, depths) for table in tables])]
+        notes = (*notes, *depths.notes(name))
     else:
         pixels = [_pixels(table, inputs.names[0]) for table in tables]
     kind, images = convert_inputs(pixels, [table.where for table in tables], layout)
@@ -163,11 +170,11 @@ def load_tables(
 
 
 _UNUSED_OPTIONS = {
-    "tokens": ("token ids", ("length", "image_size", "layout", "categorical", "missing", "encoding")),
-    "text": ("texts", ("image_size", "layout", "categorical", "missing", "encoding")),
-    "table": ("numbers and categories", ("length", "vocabulary", "image_size", "layout")),
+    "tokens": ("token ids", ("length", "image_size", "image_bits", "layout", "categorical", "missing", "encoding")),
+    "text": ("texts", ("image_size", "image_bits", "layout", "categorical", "missing", "encoding")),
+    "table": ("numbers and categories", ("length", "vocabulary", "image_size", "image_bits", "layout")),
     "encoded": ("image files", ("length", "vocabulary", "layout", "categorical", "missing")),
-    "pixels": ("arrays of pixels", ("length", "vocabulary", "image_size", "categorical", "missing")),
+    "pixels": ("arrays of pixels", ("length", "vocabulary", "image_size", "image_bits", "categorical", "missing")),
 }
 """For each kind of inputs, its name in messages and the options that have no effect on it."""
 
@@ -397,11 +404,11 @@ def _text(table: Table, name: str) -> list[str]:
     return [str(text) for text in texts]
 
 
-def _decoded(table: Table, name: str, size: Size | None) -> Pixels:
+def _decoded(table: Table, name: str, size: Size | None, depths: BitDepths) -> Pixels:
     column = _column(table, name)
     if not isinstance(column, EncodedImages):
         raise UserError(f"{table.where}: column {name!r} holds no images; expected them as in the training data")
-    return decode_all(column.files, lambda index: f"{table.where} {table.row(index)}", size)
+    return decode_all(column.files, lambda index: f"{table.where} {table.row(index)}", size, depths=depths)
 
 
 def _pixels(table: Table, name: str) -> Array:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
-from fedskew.data.images import Size, decode_all
+from fedskew.data.images import BitDepths, Size, decode_all
 from fedskew.errors import UserError
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -31,12 +31,18 @@ def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
     return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
 
 
-def read_images(images: Labelled, where: str, size: Size | None = None, colour: bool | None = None) -> Samples:
+def read_images(
+    images: Labelled,
+    where: str,
+    size: Size | None = None,
+    colour: bool | None = None,
+    depths: BitDepths | None = None,
+) -> Samples:
     """Decode the images with `decode_all`. `where` is their source, for error messages."""
     if not images:
         raise UserError(f"{where}: no images; expected one folder of images per class")
     paths = [path for path, _ in images]
-    x = decode_all(paths, lambda index: str(paths[index]), size, colour)
+    x = decode_all(paths, lambda index: str(paths[index]), size, colour, depths)
     return Samples(x, np.array([label for _, label in images], dtype=np.int64))
 
 

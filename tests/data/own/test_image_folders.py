@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -71,11 +73,11 @@ def test_grey_images_stay_grey_unless_one_is_coloured(tmp_path: Path) -> None:
     for i in range(5):
         save(tmp_path / "a" / f"{i}.png", mode="L", value=7)
         save(tmp_path / "b" / f"{i}.png", mode="I;16", value=7 * 256)
-    data = load(tmp_path)
+    data = load(tmp_path, image_bits=16)
     assert data.input_shape == (1, 6, 5)
     assert np.unique(data.train.x).tolist() == [7]
     save(tmp_path / "b" / "3.png", mode="RGBA", value=9)
-    data = load(tmp_path)
+    data = load(tmp_path, image_bits=16)
     assert data.input_shape == (3, 6, 5)
     assert np.unique(np.concatenate([data.train.x, data.test.x])).tolist() == [7, 9]
 
@@ -86,17 +88,101 @@ def test_big_endian_grey_images_of_16_bits_are_grey(tmp_path: Path) -> None:
         for i in range(5):
             pixels = np.full((6, 5), level * 256, ">u2")
             Image.frombytes("I;16B", (5, 6), pixels.tobytes()).save(tmp_path / name / f"{i}.tif")
-    data = load(tmp_path)
+    data = load(tmp_path, image_bits=16)
     assert data.input_shape == (1, 6, 5)
     assert np.unique(data.train.x).tolist() == [7, 9]
 
 
-def test_dark_images_in_16_bits_are_not_silently_black(tmp_path: Path) -> None:
+def grey16(path: Path, largest: int, images: int = 5) -> None:
+    """Save grey 16-bit images with pixels from 0 to `largest`."""
+    path.mkdir(parents=True, exist_ok=True)
+    ramp = np.linspace(0, largest, 30).reshape(6, 5)
+    for i in range(images):
+        Image.fromarray(ramp.astype(np.uint16)).save(path / f"{i}.png")
+
+
+@pytest.mark.parametrize(("largest", "bits"), [(255, 8), (4095, 12), (16383, 14)])
+def test_images_of_fewer_bits_in_16_need_the_number_of_bits(tmp_path: Path, largest: int, bits: int) -> None:
     for name in ("a", "b"):
-        save(tmp_path / name / "1.png", mode="I;16", value=255)
+        grey16(tmp_path / name, largest)
+    with pytest.raises(UserError, match=rf"a/0\.png: no pixel .* is above {largest}; expected .* set image_bits to"):
+        load(tmp_path)
+    assert load(tmp_path, image_bits=str(bits)).train.x.max() == 255
+    if bits > 8:
+        assert load(tmp_path, image_bits=16).train.x.max() == largest >> 8
+        with pytest.raises(UserError, match=f"a pixel is {largest}; expected 0 to {largest // 2}, because image_bits"):
+            load(tmp_path, image_bits=bits - 1)
+    ramp = Image.fromarray(np.full((6, 5), largest, np.int32))
+    with pytest.raises(UserError, match=f"list: item 0: no pixel .* is above {largest}"):
+        load([(ramp, 0), (ramp, 1)] * 5)
+    assert load([(ramp, 0), (ramp, 1)] * 5, image_bits=bits).train.x.min() == 255
+
+
+def test_images_of_16_bits_are_read_alike_whatever_the_other_images_are(tmp_path: Path) -> None:
+    for part, largest in (("train", 65535), ("test", 30000)):
+        for name in ("a", "b"):
+            grey16(tmp_path / part / name, largest)
+    data = load(tmp_path)
+    assert (data.train.x.max(), data.test.x.max()) == (255, 30000 >> 8)
+    assert data.notes == ()
+    for name in ("a", "b"):
+        grey16(tmp_path / "test" / name, 4095)
+    with pytest.raises(UserError, match=r"test/a/0\.png: no pixel of this and the other 16-bit images is above 4095"):
+        load(tmp_path)
+
+
+def test_images_of_8_and_of_16_bits_in_one_dataset_are_noted(tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "a" / f"{i}.png", mode="L")
+    grey16(tmp_path / "b", 65535)
+    assert any("some images have 8 bits" in note and "b/0.png" in note for note in load(tmp_path).notes)
+
+
+@pytest.mark.parametrize("value", [7, 17, "many", 12.5, True])
+def test_a_wrong_number_of_bits_is_refused(tmp_path: Path, value: object) -> None:
+    for name in ("a", "b"):
+        grey16(tmp_path / name, 65535)
+    with pytest.raises(UserError, match=r"image_bits is .*; expected a whole number from 8 to 16"):
+        load(tmp_path, image_bits=value)
+
+
+def test_colour_images_of_16_bits_are_not_silently_dark(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for i in range(5):
+            (tmp_path / name / f"{i}.png").write_bytes(colour16(np.full((6, 5, 3), 4000)))
+    with pytest.raises(UserError, match=r"a/0\.png: no pixel .* is above 4095"):
+        load(tmp_path)
+    with pytest.raises(UserError, match="a 16-bit image in colour, of which only the upper 8 bits are read"):
+        load(tmp_path, image_bits=12)
+    assert load(tmp_path, image_bits=16).train.x.max() == 4000 >> 8
+
+
+def colour16(pixels: np.ndarray) -> bytes:
+    """Write a PNG file with 16 bits per channel, which Pillow cannot write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test_pixels_outside_16_bits_are_refused(tmp_path: Path) -> None:
+    for value in (-1024, 70000):
+        image = Image.fromarray(np.full((6, 5), value, np.int32))
+        with pytest.raises(UserError, match=f"list: item 0: a pixel is {value}; expected 0 to 65535"):
+            load([(image, 0), (image, 1)] * 5)
+
+
+def test_black_images_are_refused(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save(tmp_path / name / "1.png", mode="I;16", value=0)
     with pytest.raises(UserError, match=r"a/1\.png: this and all other images are black after conversion to 8 bits"):
         load(tmp_path)
-    dark = Image.fromarray(np.full((6, 5), 200, np.int32))
+    dark = Image.fromarray(np.zeros((6, 5), np.int32))
     with pytest.raises(UserError, match="list: item 0: this and all other images are black after conversion to 8 bits"):
         load([(dark, 0), (dark, 1)] * 5)
 
