@@ -15,6 +15,8 @@ be written, the site sends a refusal instead of the reply.
     again      at the server: the request was repeated, because the SuperNode has started again
     app        hash of the app that runs at the site or the server, as `fedskew federate approve` shows it
     facts      names of the reply's JSON values, with their size and digest
+    withheld   the reasons why test results are not in the reply, by name, such as `tests`. Earlier versions list these
+               names in `facts`
     tensors    names, types and shapes of the tensors in the reply or the request, with their size and digest
     epsilon    ε of differential privacy, for the whole site and for one sample, over all updates in all runs
     reason     why a request was refused or failed, a reply is missing or was discarded, or an attempt of the run ended
@@ -50,6 +52,8 @@ TOO_LATE = "too late"
 """The event of a reply that came after its site was late."""
 _OUTCOMES = ("refused", "failed")
 """Keys of a reply's facts that give the reason why a request was refused or failed."""
+_TESTS = ("tests", "local_tests")
+"""Keys of a reply's facts that may have a refusal instead of results. The reply is then an update without them."""
 _TYPES = {"F": "float", "I": "int", "U": "uint"}
 """What the first letters of safetensors' types stand for."""
 
@@ -99,12 +103,16 @@ def describe_reply(facts: Facts, payload: bytes) -> Entry:
     for outcome in _OUTCOMES:
         if outcome in facts:
             return {"event": outcome, "reason": one_line(str(facts[outcome]))}
-    text = json.dumps(facts).encode()
-    entry: Entry = {
-        "event": "reply",
-        "facts": {"names": sorted(map(one_line, facts)), "bytes": len(text), "digest": digest(text)},
-    }
-    return entry | describe_tensors(payload)
+    text, withheld = json.dumps(facts).encode(), _withheld(facts)
+    names = sorted(one_line(name) for name in facts if name not in withheld)
+    entry: Entry = {"event": "reply", "facts": {"names": names, "bytes": len(text), "digest": digest(text)}}
+    return entry | ({"withheld": withheld} if withheld else {}) | describe_tensors(payload)
+
+
+def _withheld(facts: Facts) -> dict[str, str]:
+    """Return the reasons why test results are not in a reply that has everything else."""
+    found = {name: facts[name] for name in _TESTS if isinstance(facts.get(name), Mapping)}
+    return {name: one_line(str(value["refused"])) for name, value in found.items() if list(value) == ["refused"]}
 
 
 def describe_tensors(payload: bytes) -> Entry:
@@ -164,6 +172,8 @@ def _describe_epsilon(spent: Entry) -> str:
 def _sizes(entry: Entry) -> Iterable[str]:
     if "facts" in entry:
         yield f"facts {', '.join(entry['facts']['names'])} ({entry['facts']['bytes']} bytes)"
+    for name, reason in entry.get("withheld", {}).items():
+        yield f"without {name} ({reason})"
     if "tensors" in entry:
         tensors = entry["tensors"]
         count = "? tensors" if tensors["shapes"] is None else plural(len(tensors["shapes"]), "tensor")

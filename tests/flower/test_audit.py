@@ -80,6 +80,42 @@ def test_refusals_and_errors_are_recorded_on_both_sides(tmp_path: Path) -> None:
     assert (refused["site"], refused["round"], refused["reason"]) == ("site-1", 1, reason)
 
 
+def test_tests_that_a_site_withholds_are_not_among_what_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {"evaluation": "sites", "site_metrics": "total", "local_tests": True}
+    here = audited_case(tmp_path, rounds=2, **own)
+    for name in here.names[:2]:
+        file = tmp_path / name / "site.yaml"
+        file.write_text(file.read_text() + "policy: {reveals: [column sums]}\n")
+    run_federation(here.grid, here.context)
+    for place, site in ((tmp_path / "site-0", {}), (tmp_path / "run", {"site": "site-0"})):
+        replies = [
+            entry for entry in entries(place) if entry.items() >= {"event": "reply", "kind": "train", **site}.items()
+        ]
+        tested = [entry for entry in replies if "withheld" in entry]
+        assert tested
+        assert tested[-1]["withheld"].keys() == {"tests", "local_tests"}
+        assert "this site allows metrics: none" in tested[-1]["withheld"]["tests"]
+        assert all(not {"tests", "local_tests"} & set(entry["facts"]["names"]) for entry in replies)
+    sent = [entry for entry in entries(tmp_path / "site-2") if "tests" in entry.get("facts", {}).get("names", ())]
+    assert sent
+    assert list(sent[-1]["withheld"]) == ["local_tests"], "metrics: total is the default of a site without a policy"
+    capsys.readouterr()
+    assert main(["federate", "audit", "show", str(tmp_path / "site-0" / "site.yaml")]) == 0
+    line = [line for line in capsys.readouterr().out.splitlines() if "reply  train  round 2" in line][-1]
+    assert "facts finite, loss, round, start, visits (" in line
+    assert "without tests (the server requests metrics 'total'; this site allows metrics: none (site.yaml))" in line
+    assert "without local_tests (" in line
+
+
+def test_results_beside_a_refusal_count_as_sent() -> None:
+    for value in ({"refused": "no", "right": 3}, {"right": 3}, ["refused"], None):
+        described = describe_reply({"tests": value, "loss": 1.0}, b"")
+        assert described["facts"]["names"] == ["loss", "tests"]
+        assert "withheld" not in described
+
+
 def test_a_discarded_update_and_the_end_are_in_the_server_s_log(tmp_path: Path) -> None:
     here = audited_case(tmp_path, rounds=1, attempts=1)
     here.grid.meddle = lambda site, asked, facts, payload: (
