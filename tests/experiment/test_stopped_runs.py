@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ import pytest
 import torch
 
 import fedskew as fs
+from fedskew.experiment.overlap import run_overlapping_rounds
+from fedskew.experiment.preparation import prepare
 from fedskew.experiment.round.record import RoundRow
+from fedskew.experiment.round.server import Server
+from fedskew.experiment.run import run_prepared
 
 SHORT: dict[str, Any] = {"rounds": 6, "local_epochs": 1, "clients_per_round": 2}
 
@@ -141,6 +146,21 @@ def test_a_continued_run_that_is_killed_is_unfinished_and_continues_again(
     with pytest.raises(fs.UserError, match="because its run did not finish"):
         _ = killed.model
     assert_equal(fs.run(federation, "fedavg", **settings), fs.run(federation, "fedavg", **SHORT))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_in_overlapping_rounds_continues_to_the_same_bits(
+    method: str, tmp_path: Path, federation: fs.Federation
+) -> None:
+    """This is the loop for CUDA. When the callback stops the run, the next round is in training."""
+    ready = prepare(fs.Config(data="digits", method=method, **SHORT), federation)
+
+    def run(*callbacks: fs.Callback, out: Path | None = None) -> fs.Result:
+        server = Server(ready.federation, ready.method, ready.model, ready.config)
+        return run_prepared(ready, out, callbacks, server, partial(run_overlapping_rounds, server))
+
+    assert run(patience(2), out=tmp_path / "run").rounds == 3
+    assert_equal(run(out=tmp_path / "run"), run())
 
 
 def test_a_comparison_does_not_mix_stopped_and_whole_runs(tmp_path: Path, federation: fs.Federation) -> None:
