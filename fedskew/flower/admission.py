@@ -127,9 +127,10 @@ class Admission:
             site, reply = node.name or f"node {node_id}", read_reply(message)
             self._audit({"site": site, "kind": "hello"} | describe_answer(reply))
             refusal = self._admit(node_id, node, reply)
+            if refusal:  # recorded each time: after the reply alone, the site would count as connected
+                self._audit({"event": "discarded", "site": site, "kind": "hello", "reason": refusal})
             if refusal and refusal != node.refusal:
                 self._log(f"warning: {site} is not admitted: {refusal}")
-                self._audit({"event": "discarded", "site": site, "kind": "hello", "reason": refusal})
                 node.refused_by_server = isinstance(reply, Reply)
                 if node.refused_by_server:
                     node.greeted_at = -_GREET_AGAIN_SECONDS  # greet it again at once, to tell it the reason

@@ -41,7 +41,7 @@ class SiteStatus:
     state: str = "never seen"
     """never seen, not admitted, connected, working, late, refuses, fails, disconnected or absent.
 
-    `absent` means that the last request could not be sent to the site."""
+    `absent` means that the last request could not be sent to the site. A site that refuses only tests is connected."""
     last_seen: str | None = None
     """The time of the last reply, refusal or failure."""
     waiting_since: str | None = None
@@ -53,7 +53,7 @@ class SiteStatus:
     missed: int = 0
     """The number of requests for which the site was late or absent."""
     reason: str = ""
-    """Why there was no usable reply to the last request."""
+    """Why there was no usable reply to the last request, or no tests in it."""
 
 
 @dataclass(frozen=True)
@@ -216,18 +216,29 @@ def _update_status(site: SiteStatus, entry: Entry) -> None:
     if event == TOO_LATE:
         site.last_seen = entry["time"]
         return
-    site.reason = str(entry.get("reason", ""))
+    refuses_tests = event == "refused" and entry.get("kind") == "evaluate"
+    if not (refuses_tests and site.state == "refuses"):  # the reason why it does not train is more important
+        site.reason = _describe_reason(entry, refuses_tests)
     if event in _ANSWERS:
         site.last_seen = entry["time"]
     if event == "reply":
         site.state, site.round = "connected", entry["round"] if entry.get("kind") == "train" else site.round
     elif event == "discarded":
         site.state = "not admitted" if entry.get("kind") == "hello" else site.state
+    elif refuses_tests:
+        site.state = "refuses" if site.state == "refuses" else "connected"
     elif event in _STATES:
         site.state = _STATES[event]
         site.missed += event in ("late", "absent")
     if event != "disconnected":  # a disconnected site may come back and reply
         site.waiting_since = None
+
+
+def _describe_reason(entry: Entry, refuses_tests: bool) -> str:
+    """Say why a site sent no reply, or no tests in it. Empty if it sent everything."""
+    if "withheld" in entry:
+        return "no tests: " + "; ".join(dict.fromkeys(map(str, entry["withheld"].values())))
+    return ("no tests: " if refuses_tests else "") + str(entry.get("reason", ""))
 
 
 def _add_updates(sites: Sequence[SiteStatus], rows: Sequence[RoundRow]) -> None:

@@ -70,6 +70,31 @@ def test_a_finished_run_names_its_sites_and_who_refused(tmp_path: Path, capsys: 
     assert shown_without.out == shown, "no entry is left out"
 
 
+def test_a_site_whose_key_belongs_to_another_name_is_not_connected(tmp_path: Path) -> None:
+    """It is greeted again and again, and replies each time."""
+    here = federated(tmp_path, minimum=2)
+    here.grid.meddle = lambda name, asked, facts, payload: (
+        (facts | {"site": "site-0"}, payload) if (name, asked["kind"]) == ("site-1", "hello") else (facts, payload)
+    )
+    server_main(here.grid, here.context)
+    assert sum((message.site, message.kind) == ("site-1", "hello") for message in here.grid.sent) > 1
+    found = site(status(tmp_path / "run"), "site-1")
+    assert (found.state, found.updates) == ("not admitted", 0)
+    assert found.reason == "its key belongs to 'site-1', but its site.yaml has the name 'site-0'"
+
+
+def test_a_site_that_refuses_only_tests_is_connected(tmp_path: Path) -> None:
+    declared = {"evaluation": "sites", "site_metrics": "total"}
+    own = {"site-0": "metrics: total\n", "site-1": "metrics: none\n", "site-2": "policy: {noise: 1}\n"}
+    here = federated(tmp_path, own, minimum=1, **declared)
+    server_main(here.grid, here.context)
+    found = status(tmp_path / "run")
+    assert [(one.state, one.updates) for one in found.sites] == [("connected", 2), ("connected", 2), ("refuses", 0)]
+    reason = "no tests: the server requests metrics 'total'; this site allows metrics: none (site.yaml)"
+    assert [one.reason for one in found.sites][:2] == ["", reason]
+    assert "this site demands local noise (policy.noise)" in found.sites[2].reason
+
+
 def test_the_reason_of_every_end_is_shown(tmp_path: Path) -> None:
     """The first attempt has too few updates. The second one succeeds."""
     here = federated(tmp_path, {"site-1": "policy: {noise: 1}\n"}, attempts=1)
