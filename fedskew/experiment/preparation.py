@@ -20,8 +20,7 @@ from fedskew.engine import choose_devices, choose_engine, choose_precision, esti
 from fedskew.errors import UserError, did_you_mean, expect, unknown
 from fedskew.experiment.config import Config, PartitionConfig
 from fedskew.methods import METHODS, Method, Objective, Part, Personal, Schedule, Stage, make_method, matching_entries
-from fedskew.methods.hook_results import checked_companions
-from fedskew.methods.parts import SGD_OPTIMIZERS
+from fedskew.methods.parts import SGD_OPTIMIZERS, check_companions
 from fedskew.methods.personal import check_personal, personal_names, shared_tensors
 from fedskew.models import DataShape, Field, adapted_model, has_features, make_model, own_module
 from fedskew.models.heads import HEADS, TWO_HEADS
@@ -221,7 +220,7 @@ def check_model(method: Method, module: nn.Module, classes: int) -> None:
     for part in method.parts:
         _check_part(part, method, params, classes)
         if isinstance(part, Objective):
-            checked_companions(part, part.companions())
+            check_companions(part)
     if method.personal is None:
         return
     check_personal(method.personal, module)

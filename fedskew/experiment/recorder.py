@@ -94,7 +94,8 @@ class Recorder:
                 tensors = module.state_dict()
             self._folder.save_model(tensors, meta)
             self._save_predictions(self._folder, state)
-            self._folder.write_summary(result.summary() | describe_stop(self._stopped_by))
+            stop = describe_stop(self._stopped_by) if self._stopped_by else {}
+            self._folder.write_summary(result.summary() | stop)
         for callback in self._callbacks:
             callback.on_end(result)
         return result

@@ -52,8 +52,8 @@ def can_continue(folder: RunFolder) -> bool:
 
 
 def describe_stop(callbacks: Sequence[Callback]) -> dict[str, list[str]]:
-    """Return what the summary records of the callbacks that stopped the run. Empty if none did."""
-    return {STOPPED_BY: [_class_name(callback) for callback in callbacks]} if callbacks else {}
+    """Return what the summary records of the callbacks that stopped the run."""
+    return {STOPPED_BY: [_class_name(callback) for callback in callbacks]}
 
 
 def _class_name(callback: Callback) -> str:

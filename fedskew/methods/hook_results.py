@@ -155,17 +155,15 @@ def unknown_companion(objective: object, name: str, models: Mapping[str, object]
     )
 
 
-def checked_companions(objective: object, returned: object) -> Mapping[str, str]:
-    """Return the companions. Raise `UserError` unless they are a dict from names of models to their modes."""
+def wrong_companions(objective: object, returned: object) -> UserError:
+    """Make the error for anything but a dict from names of models to their modes."""
     what = _call(objective, "companions")
-    if not isinstance(returned, Mapping):
-        raise UserError(f"{what} returned {_describe(returned)}; expected a dict such as {{'teacher': 'eval'}}")
-    for name, mode in returned.items():
+    for name, mode in returned.items() if isinstance(returned, Mapping) else ():
         if not isinstance(name, str):
-            raise UserError(f"{what} names {name!r}; expected the name of a model as text, such as 'teacher'")
-        if not isinstance(mode, str) or mode not in ("eval", "train"):
-            raise UserError(f"{what} returned {mode!r} as {name!r}; expected 'eval' or 'train'")
-    return returned
+            return UserError(f"{what} names {name!r}; expected the name of a model as text, such as 'teacher'")
+        if mode not in ("eval", "train"):
+            return UserError(f"{what} returned {mode!r} as {name!r}; expected 'eval' or 'train'")
+    return UserError(f"{what} returned {_describe(returned)}; expected a dict such as {{'teacher': 'eval'}}")
 
 
 def wrong_stages(schedule: object, returned: object, kind: type) -> UserError:

@@ -44,7 +44,13 @@ from torch import Tensor
 
 from fedskew.accurate_sums import ACCURATE
 from fedskew.errors import UserError
-from fedskew.methods.hook_results import invalid_weights, named_tensors, wrong_aggregate, wrong_weights
+from fedskew.methods.hook_results import (
+    invalid_weights,
+    named_tensors,
+    wrong_aggregate,
+    wrong_companions,
+    wrong_weights,
+)
 
 # -- what hooks receive ------------------------------------------------------------------------------------------------
 
@@ -501,6 +507,15 @@ def split_direction(returned: Tensors) -> tuple[Tensors, Tensors]:
     """Split what a solver with `changes_state` returned into the direction and the new state."""
     state = unpack(STATE, returned)
     return {name: t for name, t in returned.items() if not name.startswith(f"{STATE}/")}, state
+
+
+def check_companions(objective: Objective) -> None:
+    """Raise `UserError` unless the hook `companions` returns a dict from names of models to their modes."""
+    returned: object = objective.companions()
+    if not isinstance(returned, Mapping) or not all(
+        isinstance(name, str) and mode in ("eval", "train") for name, mode in returned.items()
+    ):
+        raise wrong_companions(objective, returned)
 
 
 def weigh_updates(

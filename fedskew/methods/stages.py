@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedskew.errors import UserError
-from fedskew.methods.hook_results import checked_companions, wrong_stage, wrong_stages
-from fedskew.methods.parts import Objective, Part, ServerRule, Tensors
+from fedskew.methods.hook_results import wrong_stage, wrong_stages
+from fedskew.methods.parts import Objective, Part, ServerRule, Tensors, check_companions
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def check_stages(schedule: Schedule, returned: object, method: str) -> Sequence[
             raise wrong_stage(schedule, stage.name, "the objective", stage.objective, "expected a fedskew.Objective")
         if not isinstance(stage.rounds, int | np.integer):
             raise wrong_stage(schedule, stage.name, "rounds", stage.rounds, "expected a whole number")
-        checked_companions(stage.objective, stage.objective.companions())
+        check_companions(stage.objective)
         check_declared(stage, method, schedule)
     return returned
 
