@@ -62,11 +62,15 @@ def _check(file: str, app: str | None, for_service: bool) -> None:
 
     If the check is `for_service`, stderr goes to the service's log. So no warning quotes the data.
     """
+    from fedskew.cli.terminal import notice
     from fedskew.engine.choice import choose_devices
     from fedskew.flower.planning import read_app
+    from fedskew.flower.policy import policy_warnings
     from fedskew.flower.site_config import load_site
 
     config = load_site(file)
+    for warning in policy_warnings(config.policy):
+        notice(f"warning: {warning}")
     choose_devices(config.device)  # refuses a device that is not available
     if app is not None:
         _check_version(app)

@@ -39,17 +39,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fedskew.data.column_sums import SMALLEST_GROUP
-from fedskew.errors import UserError, expect, unknown
+from fedskew.errors import UserError, did_you_mean, expect, nearest, unknown
 from fedskew.experiment.config import Config
 from fedskew.flower.site_survey import SurveyRules
 from fedskew.flower.wire import Facts
+from fedskew.methods import METHODS
 from fedskew.methods.class_weights import entries_name, entries_with_weights
+from fedskew.methods.parts import Reveals
 
 COLUMN_SUMS, LOCAL_TESTS = "column sums", "local tests"
 """Items that leave a site only if `reveals` lists them."""
@@ -218,6 +220,42 @@ def revealed_by(config: Config) -> list[str]:
 def _within(hour: int, first: int, last: int) -> bool:
     """Whether an hour is in [first, last). The interval may include midnight."""
     return first <= hour < last if first < last else hour >= first or hour < last
+
+
+def policy_warnings(policy: Policy) -> list[str]:
+    """Warn about names of `methods` and words of `reveals` that are not known here, because they may be misspelt.
+
+    They are not refused: a newer version may know them, and a method of the user's own may have words of its own.
+    """
+    warnings = [
+        f"policy.methods lists {name!r}, which is not a method of this version;{_meant_method(name)}"
+        for name in policy.methods or ()
+        if name not in METHODS and not _is_own_method(name)
+    ]
+    words = {word for entry in get_args(Reveals) for word in entry.split(", ")}
+    words |= {COLUMN_SUMS, LOCAL_TESTS, LOSSES, UPDATES}
+    return warnings + [
+        f"policy.reveals lists {word!r}, which nothing in this version reveals;{_meant(word, words)}"
+        for word in policy.reveals or ()
+        if word not in words
+    ]
+
+
+def _is_own_method(name: str) -> bool:
+    """Whether this is a single method of the user's own, as in `package.module:Class`, without settings."""
+    return ":" in name and not {"+", "="} & set(name)
+
+
+def _meant_method(name: str) -> str:
+    if "+" in name:
+        return " list the parts of a combination one by one, such as [fedlmd, fedprox]"
+    known = METHODS | {alias: entry for entry in METHODS.values() for alias in entry.aliases}
+    close = nearest(name, known)
+    return _meant(name, METHODS) if close is None else f" did you mean {known[close].name!r}?"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    return did_you_mean(name, known) or f" known: {', '.join(sorted(known))}"
 
 
 def read_policy(values: Any) -> Policy:

@@ -162,7 +162,7 @@ def load_site(path: str | Path) -> SiteConfig:
             raise UserError(f"{path}: no {key!r}; expected a line such as {_EXAMPLES[key]}")
     data = values.pop("data")
     params = dict(data) if isinstance(data, dict) else {}
-    source = params.pop("name", "") if isinstance(data, dict) else data
+    source = params.pop("name", None) if isinstance(data, dict) else data
     packages = values.pop("packages", [])
     try:
         _check(values, source)
@@ -177,7 +177,11 @@ def load_site(path: str | Path) -> SiteConfig:
     )
 
 
-_EXAMPLES = {"name": "name: hospital-a", "data": "data: scans.npz"}
+_EXAMPLES = {
+    "name": "name: hospital-a",
+    "data": "data: scans.npz",
+    "data.name": "data: {name: patients.csv, label: diagnosis}",
+}
 
 
 def _check_options(options: Mapping[Any, Any]) -> None:
@@ -188,6 +192,8 @@ def _check_options(options: Mapping[Any, Any]) -> None:
 
 
 def _check(values: Mapping[str, Any], source: object) -> None:
+    if source is None:
+        raise UserError(f"data has no 'name'; expected a path or a dataset's name, such as {_EXAMPLES['data.name']}")
     has_source = isinstance(source, str) and bool(source)
     expect(has_source, "data", source, "a path, a dataset's name, or a mapping with a name")
     for key in ("name", "data_dir", "state", "device", "keys", "split"):

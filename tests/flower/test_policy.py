@@ -15,9 +15,10 @@ from fedskew.cli import main
 from fedskew.data import Dirichlet, federation
 from fedskew.errors import UserError
 from fedskew.experiment.config import Config, with_values
-from fedskew.flower.policy import Policy, read_policy
+from fedskew.flower.policy import Policy, policy_warnings, read_policy
 from fedskew.flower.server_app import run_federation
 from fedskew.flower.site_config import load_site
+from fedskew.methods import METHODS
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,39 @@ def test_the_refusal_of_central_noise_names_every_kind_that_the_site_accepts(pol
 def test_mistakes_in_a_policy_are_named(values: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         read_policy(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "warning"),
+    [
+        ({"reveals": ["column_sums"]}, "policy.reveals lists 'column_sums', .*; did you mean 'column sums'"),
+        ({"reveals": ["label count"]}, "policy.reveals lists 'label count', .*; did you mean 'label counts'"),
+        ({"reveals": ["xyz"]}, "policy.reveals lists 'xyz', .*; known: all labels, column sums, feature cov"),
+        ({"methods": ["fedavgg"]}, "policy.methods lists 'fedavgg', .*; did you mean 'fedavg'"),
+        ({"methods": ["feded"]}, "policy.methods lists 'feded', .*; did you mean 'fedvls'"),  # an alias
+        ({"methods": ["FedProx"]}, "did you mean 'fedprox'"),
+        ({"methods": ["fedprox:mu=1"]}, "did you mean 'fedprox'"),
+        ({"methods": ["fedlmd+fedprox"]}, "policy.methods lists 'fedlmd.fedprox', .*; list the parts .* one by one"),
+    ],
+)
+def test_a_word_that_is_not_known_gets_a_warning(values: dict[str, list[str]], warning: str) -> None:
+    (found,) = policy_warnings(read_policy(values))
+    assert re.search(warning, found), found
+
+
+def test_every_method_and_every_word_of_a_method_may_be_in_a_policy() -> None:
+    words = [word for entry in METHODS.values() for word in entry.reveals.split(", ")]
+    items = ["column sums", "local tests", "losses", "updates"]
+    values = {"methods": [*METHODS, "hospital.methods:Mine", "federation_app.mine:mine"], "reveals": [*words, *items]}
+    assert policy_warnings(read_policy(values)) == policy_warnings(Policy()) == []
+
+
+def test_the_check_of_a_site_warns_about_a_misspelt_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small_data(tmp_path)
+    site = tmp_path / "site.yaml"
+    site.write_text("name: north\ndata: digits.npz\npolicy: {reveals: [column_sums]}\n")
+    assert main(["federate", "site", str(site)]) == 0
+    assert "warning: policy.reveals lists 'column_sums', which nothing in this version rev" in capsys.readouterr().err
 
 
 def test_the_policy_is_in_site_yaml_and_the_check_names_what_it_forbids(

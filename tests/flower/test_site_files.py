@@ -82,6 +82,8 @@ def test_a_key_without_a_value_has_its_default(tmp_path: Path) -> None:
         ("name: a\ndata: digits\nstate: ~/state", "state is '~/state'; expected a path without ~"),
         ("name: a\ndata: {name: digits, data_dir: /tmp}", "data.data_dir is '/tmp'; expected data_dir as a key beside"),
         ("name: a\ndata: {name: digits, 1: 2}", "a key of data is 1; expected name, or an option such as label"),
+        ("name: a\ndata: {path: x.csv}", r"data has no 'name'; expected a path or .* such as data: \{name"),
+        ("name: a\ndata: {name: [x.csv]}", r"data is \['x.csv'\]; expected a path"),
         ("- 1", "expected keys such as name and data"),
     ],
 )
