@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import lzma
-import sys
 import zlib
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,10 @@ DELIMITERS = (",", ";", "\t")
 DECOMPRESSION_ERRORS = (EOFError, lzma.LZMAError, zlib.error)
 """What reading a damaged .gz or .xz file may raise, besides OSError."""
 
+_MAX_CELL = 2**31 - 1
+"""The maximum number of characters in a cell. Python's default is too small for long texts, and Windows allows no more
+than this."""
+
 Rows = list[tuple[int, list[str]]]
 """Each row: the number of its last line in the file, and its cells."""
 
@@ -26,7 +29,7 @@ def read_csv(path: Path, delimiter: str = ",", rows: int | None = None) -> Rows:
 
     A file that ends in .gz or .xz is decompressed.
     """
-    previous_limit = csv.field_size_limit(sys.maxsize)  # the default is too small for long texts
+    previous_limit = csv.field_size_limit(_MAX_CELL)
     try:
         with io.TextIOWrapper(open_decompressed(path), encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,6 @@ def _read_array(path: Path, name: str) -> npt.NDArray[np.generic]:
     try:
         with np.load(path, allow_pickle=False) as file:
             found: npt.NDArray[np.generic] = file[name]
-    except (OSError, EOFError, ValueError, KeyError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: {name} cannot be read ({error}); expected a MedMNIST file") from error
     return found

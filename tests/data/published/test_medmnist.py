@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,27 @@ def test_another_file_is_refused_in_one_line(changes: dict[str, Any], line: str,
     with pytest.raises(fs.UserError) as caught:
         fs.load("pneumoniamnist", tmp_path)
     assert line in str(caught.value)
-    (tmp_path / "pneumoniamnist.npz").write_bytes(b"no archive")
+
+
+def _write_no_archive(path: Path) -> None:
+    path.write_bytes(b"no archive")
+
+
+def _write_one_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def _write_damaged(path: Path) -> None:
+    np.savez_compressed(path, train_images=RANDOM.integers(0, 256, (60, 28, 28), np.uint8))
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + b"\xff" * 3000 + content[3100:])
+
+
+@pytest.mark.parametrize("write_file", [_write_no_archive, _write_one_array, _write_damaged])
+def test_what_is_no_archive_is_refused_in_one_line(
+    write_file: Callable[[Path], None], cache: Path, tmp_path: Path
+) -> None:
+    write_file(tmp_path / "pneumoniamnist.npz")
     with pytest.raises(fs.UserError, match="expected a MedMNIST file"):
         fs.load("pneumoniamnist", tmp_path)
