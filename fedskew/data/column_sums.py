@@ -35,6 +35,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from fedskew.data.spelling import composed
 from fedskew.data.table_encoding import ColumnEncoding, Numbers, RawTable, Strings, TableEncoding
 from fedskew.errors import UserError, plural
 
@@ -186,7 +187,7 @@ def _fit_column(sums: Sequence[ColumnSums]) -> ColumnEncoding:
     categories = [one for one in sums if isinstance(one, CategorySums)]
     name = sums[0].name
     if categories:
-        values = sorted({value for one in categories for value in one.categories})
+        values = sorted({composed(value) for one in categories for value in one.categories})
         return ColumnEncoding(name, categories=tuple(values), marks_gaps=any(one.has_gaps for one in categories))
     mean, std = _add_moments(name, numbers)
     return ColumnEncoding(name, mean, std or 1.0, marks_gaps=any(one.missing for one in numbers))

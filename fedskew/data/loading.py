@@ -19,6 +19,7 @@ from fedskew.data.dataset import Dataset, check_options, keep_classes
 from fedskew.data.own.forms import load_own
 from fedskew.data.own.objects import in_memory_error, load_object
 from fedskew.data.published.file_search import ensure_files
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError, expect, unknown
 
 
@@ -116,7 +117,7 @@ def _keep_named(dataset: Dataset, kept: Any) -> Dataset:
     """Keep only the classes of these names."""
     if dataset.task.name != "single-label":
         raise UserError(f"option keep needs one class per sample, but {dataset.name!r} has several; leave out keep")
-    names = [str(name) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]
+    names = [composed(str(name)) for name in (kept if isinstance(kept, list | tuple) else str(kept).split(","))]
     for name in names:
         if name not in dataset.classes:
             raise unknown(f"class of {dataset.name}:", name, dataset.classes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError
 
 Numbers = npt.NDArray[np.float64]
@@ -107,6 +109,18 @@ class ColumnEncoding:
 
 
 @dataclass(frozen=True)
+class UnknownValues:
+    """The values of a column that are not among its categories."""
+
+    column: ColumnEncoding
+    values: tuple[str, ...]
+    rows: int
+    """The number of rows with one of these values."""
+    known_rows: int
+    """The number of rows with a known value."""
+
+
+@dataclass(frozen=True)
 class TableEncoding:
     """How the columns of a table become features, column by column."""
 
@@ -157,15 +171,18 @@ class TableEncoding:
             scaled: Numbers = (table.numbers - mean) / std
         return scaled
 
-    def unknown_values(self, table: RawTable) -> dict[str, list[str]]:
-        """Return, by column, the values that are not categories of the encoding."""
-        found = {}
+    def unknown_values(self, tables: Sequence[RawTable]) -> list[UnknownValues]:
+        """Return the columns with values that are not categories of the encoding."""
+        found = []
         for column in self.columns:
-            if column.categories is not None:
-                strings = table.strings[column.name]
-                used = {strings.values[code] for code in np.unique(strings.codes) if code >= 0}
-                if unknown := sorted(used - set(column.categories)):
-                    found[column.name] = unknown
+            if column.categories is None:
+                continue
+            rows: Counter[str] = Counter()
+            for table in tables:
+                rows.update(_count_values(table.strings[column.name]))
+            known = sum(rows.pop(value, 0) for value in column.categories)
+            if rows:
+                found.append(UnknownValues(column, tuple(sorted(rows)), rows.total(), known))
         return found
 
     def to_json(self) -> list[dict[str, Any]]:
@@ -194,6 +211,11 @@ class TableEncoding:
             Path(path).write_text(json.dumps({"columns": self.to_json()}, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class PooledEncoding(TableEncoding):
+    """An encoding that was fitted to the sums of several sites. It may lack all categories of a site that hid them."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +291,7 @@ _Loader.add_implicit_resolver(_YAML_BOOLEAN, re.compile("(?i:true|false)$"), lis
 def _column_from_json(entry: object, where: str) -> ColumnEncoding:
     if not isinstance(entry, Mapping) or not isinstance(entry.get("name"), str):
         raise UserError(f"{where}: {entry!r} is not a column; expected entries such as {_EXAMPLE}")
-    name = entry["name"]
+    name = composed(entry["name"])
     if strange := [key for key in entry if key not in _KEYS]:
         raise UserError(f"{where}: column {name!r} has the key {strange[0]!r}; expected {', '.join(_KEYS)}")
     categories = entry.get("categories")
@@ -287,6 +309,8 @@ def _column_from_json(entry: object, where: str) -> ColumnEncoding:
     if not isinstance(marks_gaps, bool):
         raise UserError(f"{where}: marks_gaps of {name!r} is {marks_gaps!r}; expected true or false")
     values = None if categories is None else tuple(str(value) for value in categories)
+    if values is not None and len({composed(value) for value in values}) == len(values):
+        values = tuple(composed(value) for value in values)
     if values is not None and len(set(values)) < len(values):
         raise UserError(f"{where}: a category of {name!r} is listed twice; expected each category once")
     return ColumnEncoding(name, mean, std, values, marks_gaps)
@@ -308,6 +332,12 @@ def _moments(numbers: Numbers) -> tuple[Numbers, Numbers]:
         mean = np.where(constant, first, mean)
     std = np.where(constant | (std == 0), 1.0, std)
     return mean, std
+
+
+def _count_values(column: Strings) -> dict[str, int]:
+    """Return the number of rows of each value that occurs."""
+    counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.values)).tolist()
+    return {value: count for value, count in zip(column.values, counts, strict=True) if count}
 
 
 def _mark_categories(

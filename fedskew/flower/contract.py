@@ -23,7 +23,8 @@ import numpy.typing as npt
 from fedskew.data.dataset import Dataset, Kind, Samples
 from fedskew.data.own.forms import is_table
 from fedskew.data.own.labels import ClassesElsewhere
-from fedskew.data.table_encoding import ColumnEncoding, DraftEncoding, TableEncoding
+from fedskew.data.spelling import composed
+from fedskew.data.table_encoding import ColumnEncoding, DraftEncoding, PooledEncoding, TableEncoding
 from fedskew.errors import UserError, shorten, unknown
 from fedskew.task import TASKS
 
@@ -70,6 +71,8 @@ class Contract:
     """Whether a sample has one class or any number of labels: a name in `task.TASKS`."""
     column_sums: bool = False
     """Whether this is a draft: it lists no categories, and every mean is 0 and every standard deviation 1."""
+    from_sums: bool = False
+    """Whether this is a completed draft. A site that hid its categories may then lack every category of a column."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("image", "table", "text"):
@@ -119,7 +122,9 @@ class Contract:
         known: dict[str, Any] = {"classes": ClassesElsewhere(self.classes)}
         encoding = self.table_encoding
         if is_table(path) and encoding is not None:
-            known["encoding"] = DraftEncoding(encoding.columns) if self.column_sums else encoding
+            known["encoding"] = encoding
+            if self.column_sums or self.from_sums:
+                known["encoding"] = (DraftEncoding if self.column_sums else PooledEncoding)(encoding.columns)
         return {**known, **given}
 
     def draft(self) -> Contract:
@@ -136,7 +141,7 @@ class Contract:
 
     def complete(self, encoding: TableEncoding) -> Contract:
         """Complete a draft with the encoding that was fitted to the sites' sums."""
-        return replace(Contract.from_encoding(self.classes, encoding), task=self.task)
+        return replace(Contract.from_encoding(self.classes, encoding), task=self.task, from_sums=True)
 
     def completes(self, draft: Contract) -> bool:
         """Whether this contract could result from that draft."""
@@ -178,18 +183,21 @@ class Contract:
         try:
             return cls(
                 kind=cast(Kind, value["kind"]),
-                classes=tuple(map(str, value["classes"])),
+                classes=tuple(composed(str(name)) for name in value["classes"]),
                 shape=tuple(map(int, value["shape"])),
                 mean=tuple(map(float, value.get("mean", ()))),
                 std=tuple(map(float, value.get("std", ()))),
                 vocabulary=int(value.get("vocabulary") or 0),
-                columns=tuple(map(str, value.get("columns") or ())),
+                columns=tuple(composed(str(name)) for name in value.get("columns") or ()),
                 words=str(value.get("words") or ""),
                 words_hash=str(value.get("words_hash") or ""),
-                fields=tuple((str(n), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()),
+                fields=tuple(
+                    (composed(str(n)), tuple(map(int, form)), bool(w)) for n, form, w in value.get("fields") or ()
+                ),
                 encoding=TableEncoding.from_json(value["encoding"]) if value.get("encoding") else None,
                 task=str(value.get("task") or "single-label"),
                 column_sums=bool(value.get("column_sums")),
+                from_sums=bool(value.get("from_sums")),
             )
         except KeyError as error:
             raise UserError(f"the contract has no {error.args[0]!r}; expected kind, classes and shape") from error
@@ -197,14 +205,14 @@ class Contract:
             raise UserError(f"the contract cannot be read ({error}); expected lists such as [1, 28, 28]") from error
 
     def to_json(self) -> dict[str, Any]:
-        optional = ("encoding", "column_sums", "words_hash")
+        optional = ("encoding", "column_sums", "from_sums", "words_hash")
         values = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name not in optional}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
         if self.encoding is not None:
             plain["encoding"] = self.encoding.to_json()
         if self.words_hash:
             plain["words_hash"] = self.words_hash
-        return plain | {"column_sums": True} if self.column_sums else plain
+        return plain | {key: True for key in ("column_sums", "from_sums") if getattr(self, key)}
 
     def admit(self, dataset: Dataset) -> Dataset:
         """Return the data with the federation's classes and scaling. Refuse data that do not meet the contract."""

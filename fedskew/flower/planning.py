@@ -13,6 +13,7 @@ import numpy as np
 
 from fedskew import __version__
 from fedskew.data.federation import Federation
+from fedskew.data.spelling import composed
 from fedskew.data.table_encoding import read_encoding
 from fedskew.errors import UserError, unknown
 from fedskew.experiment.config import Config
@@ -90,7 +91,7 @@ def contract_from_file(classes: str, encoding: str) -> Contract:
 
 
 def _class_names(classes: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in classes.split(","))
+    names = tuple(composed(name.strip()) for name in classes.split(","))
     if not all(names):
         raise UserError(f"classes is {classes!r}; expected names such as benign,malignant, none of them empty")
     return names

@@ -15,6 +15,7 @@ import torch
 from fedskew.data.dataset import Dataset, Kind
 from fedskew.data.own.assembly import Array, Part, assemble
 from fedskew.data.own.labels import known_classes, read_labels
+from fedskew.data.spelling import composed
 from fedskew.data.table_encoding import RawTable
 from fedskew.errors import UserError, plural, unknown
 
@@ -126,7 +127,8 @@ def _raw_tables(arrays: Sequence[Array], where: Sequence[str], columns: Sequence
     width = arrays[0].shape[1]
     if isinstance(columns, str) or not isinstance(columns, Iterable | None):
         raise UserError(f"columns is {columns!r}; expected a list with a name for each feature")
-    names = tuple(map(str, columns)) if columns is not None else tuple(f"x{index}" for index in range(width))
+    given = [f"x{index}" for index in range(width)] if columns is None else columns
+    names = tuple(composed(str(name)) for name in given)
     if len(names) != width or len(set(names)) < width:
         raise UserError(
             f"columns has {plural(len(names), 'name')} ({len(set(names))} distinct), but {where[0]} has "

@@ -14,7 +14,15 @@ from fedskew.data.dataset import TEST_FRACTION, Dataset, Kind, Samples, stratifi
 from fedskew.data.images import channel_statistics
 from fedskew.data.own.labels import Labels, encode_labels
 from fedskew.data.published.text import LENGTH, VOCABULARY, text_dataset
-from fedskew.data.table_encoding import DraftEncoding, RawTable, Strings, TableEncoding, fit_encoding
+from fedskew.data.table_encoding import (
+    DraftEncoding,
+    PooledEncoding,
+    RawTable,
+    Strings,
+    TableEncoding,
+    UnknownValues,
+    fit_encoding,
+)
 from fedskew.errors import UserError, plural
 
 Array = npt.NDArray[np.generic]
@@ -113,6 +121,9 @@ def _table_dataset(
                 f"{name}: the values in column {column.name!r} are too large to be standardised; "
                 "correct them, or divide the column by a constant"
             )
+    if encoding is not None and not isinstance(encoding, DraftEncoding):
+        _refuse_lost_columns(splits[0].where, encoding, (train, test))
+        fitted = TableEncoding(encoding.columns)
     samples = []
     for raw, split in ((train, splits[0]), (test, splits[1])):
         x = fitted.encode(raw)
@@ -162,13 +173,45 @@ def _encoding_notes(
         )
     if isinstance(encoding, DraftEncoding):  # its categories are not known yet
         return tuple(notes)
-    for part in (train, test):
-        for column, values in encoding.unknown_values(part).items():
-            notes.append(
-                f"{name}: column {column!r} has values that are not among its categories ({_shortened(values)}); "
-                "they become 0"
-            )
-    return tuple(dict.fromkeys(notes))
+    return (*notes, *(_unknown_note(name, found) for found in encoding.unknown_values((train, test))))
+
+
+def _unknown_note(name: str, found: UnknownValues) -> str:
+    total = found.rows + found.known_rows
+    if not found.known_rows and found.column.categories:
+        return (
+            f"{name}: no value of column {found.column.name!r} ({_shortened(found.values)}) is among its categories "
+            f"({_shortened(found.column.categories)}); the whole column is lost, because all its inputs become 0"
+        )
+    return (
+        f"{name}: column {found.column.name!r} has values that are not among its categories "
+        f"({_shortened(found.values)}); they become 0 in {found.rows} of {total} rows ({found.rows / total:.1%})"
+    )
+
+
+def _refuse_lost_columns(where: str, encoding: TableEncoding, tables: Sequence[RawTable]) -> None:
+    """Refuse a column without any known value, unless it has one new value only.
+
+    Its categories are probably spelled in another way, as F and M for f and m. But all rows of a site may have the same
+    new value, as the name of the site's own ward.
+    """
+    for found in encoding.unknown_values(tables):
+        categories = found.column.categories
+        if found.known_rows or not categories:
+            continue
+        is_new = len(found.values) == 1 or isinstance(encoding, PooledEncoding)
+        if is_new and not {_rough(value) for value in found.values} & {_rough(value) for value in categories}:
+            continue
+        raise UserError(
+            f"{where}: no value of column {found.column.name!r} ({_shortened(found.values)}) is among its categories "
+            f"({_shortened(categories)}), so the whole column would be lost; expected the same spelling; if all values "
+            "are really new, list them with missing, which makes them gaps"
+        )
+
+
+def _rough(value: str) -> str:
+    """Return a category without what files often spell differently: capitals, leading zeros and .0 at the end."""
+    return re.sub(r"^0+(?=\d)|[.,]0$", "", value.casefold())
 
 
 def _gap_counts(table: RawTable) -> IntArray:

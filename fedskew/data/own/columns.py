@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedskew.data.spelling import composed
 from fedskew.data.table_encoding import Numbers, Strings
 from fedskew.errors import UserError
 
@@ -41,6 +42,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
 """With at most this many distinct texts, values such as 4th and 5th are categories, not numbers with a unit."""
+_WHOLE = re.compile(r"(-?\d+)(?:[.,]0)?")
 _LARGEST_EXACT = 2.0**53
 """Above this, different whole numbers may be the same float."""
 _UNNAMED = re.compile(r"\s*|Unnamed: \d+|__index_level_\d+__")
@@ -93,7 +95,7 @@ def make_strings(texts: Any, categorical: bool = False) -> Strings:
         numbers: dict[str | None, int] = {}
         codes = np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)
         raw = list(numbers)
-    stripped = [None if text is None else text.strip() for text in raw]
+    stripped = [None if text is None else composed(text.strip()) for text in raw]
     values = tuple(dict.fromkeys(text for text in stripped if text))
     index = {text: number for number, text in enumerate(values)}
     lookup = np.array([*(index.get(text or "", -1) for text in stripped), -1], np.int64)  # code −1 reads the last entry
@@ -356,11 +358,41 @@ def spell_booleans(column: Strings) -> Strings:
     return _respell(column, {text: text.capitalize() for text in column.values if text.lower() in ("true", "false")})
 
 
+def spell_whole_numbers(column: Strings) -> Strings:
+    """Spell 1.0 as 1 if all texts are whole numbers, because pandas writes 1.0 if a cell of the column is empty.
+
+    A column that has both 1.0 and 1 is not changed.
+    """
+    found = [_WHOLE.fullmatch(text) for text in column.values]
+    words = {text: match[1] for text, match in zip(column.values, found, strict=True) if match}
+    return _respell(column, words) if len(set(words.values())) == len(column.values) else column
+
+
 def spell_as_known(column: Strings, categories: Collection[str]) -> Strings:
-    """Spell booleans as in `categories`, where people or other versions of fedskew may have written true, TRUE or 1."""
+    """Spell booleans and whole numbers as in `categories`.
+
+    There, people or other versions of fedskew may have written true, TRUE or 1, and 1.0 for 1.
+    """
+    column = _respell(column, _booleans_as_known(column, categories))
+    return _respell(column, _whole_numbers_as_known(column, categories))
+
+
+def _booleans_as_known(column: Strings, categories: Collection[str]) -> dict[str, str]:
     found = {text: spellings for spellings in _SPELLINGS for text in spellings if text in column.values}
     known = {text: next((s for s in spellings if s in categories), text) for text, spellings in found.items()}
-    return _respell(column, {text: new for text, new in known.items() if text not in categories})
+    return {text: new for text, new in known.items() if text not in categories}
+
+
+def _whole_numbers_as_known(column: Strings, categories: Collection[str]) -> dict[str, str]:
+    """Map texts such as 1.0 to categories such as 1, or the reverse. Two texts never become one."""
+    known: dict[str, list[str]] = {}
+    for category in categories:
+        if match := _WHOLE.fullmatch(category):
+            known.setdefault(match[1], []).append(category)
+    found = {text: known.get(match[1], []) for text in column.values if (match := _WHOLE.fullmatch(text))}
+    words = {text: same[0] for text, same in found.items() if len(same) == 1 and text not in categories}
+    targets = [*words.values(), *column.values]
+    return {text: new for text, new in words.items() if targets.count(new) == 1}
 
 
 def _respell(column: Strings, words: Mapping[str, str]) -> Strings:

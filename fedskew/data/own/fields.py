@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fedskew.data.dataset import TEST_FRACTION, Dataset, Samples, stratified_holdout
 from fedskew.data.own.arrays import make_label_array, plain_array, refuse_unused_options
 from fedskew.data.own.labels import class_list, encode_labels, read_labels
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError, plural
 
 _LARGEST_EXACT = 1 << 24
@@ -100,7 +101,7 @@ def _arrays(x: Mapping[Any, Any], prefix: str) -> dict[str, npt.NDArray[Any]]:
             raise UserError(f"{where}: values of type {array.dtype}; expected numbers")
         if not array.ndim:
             raise UserError(f"{where} is a single number; expected one value or row per sample")
-        found[str(key)] = array[:, None] if array.ndim == 1 else array
+        found[composed(str(key))] = array[:, None] if array.ndim == 1 else array
     if not found:
         raise UserError(f"{prefix}x is an empty mapping; expected inputs such as input_ids and attention_mask")
     lengths = {key: len(array) for key, array in found.items()}

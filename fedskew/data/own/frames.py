@@ -16,6 +16,7 @@ from fedskew.data.own.columns import Column, boolean_strings, make_strings, numb
 from fedskew.data.own.labels import is_gap
 from fedskew.data.own.table_columns import Table
 from fedskew.data.own.table_files import arrow_table, describe_unusable, import_pyarrow
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError
 
 
@@ -45,7 +46,7 @@ def frame_table(frame: Any, where: str, labels: Any = None, label: str | None = 
 def _free_name(labels: Any, table: Table) -> str:
     """Return the labels' name, or "label". Add underscores until no column of the table has this name."""
     own = getattr(labels, "name", None)  # if the labels are a DataFrame, this may be its column "name"
-    name = own if isinstance(own, str) and own else "label"
+    name = composed(own) if isinstance(own, str) and own else "label"
     while name in table.columns:
         name += "_"
     return name
@@ -62,7 +63,7 @@ def _pandas_table(frame: Any, where: str) -> Table:
     columns: dict[str, Column] = {}
     mistakes: dict[str, str] = {}
     for position, key in enumerate(frame.columns):
-        name = str(key)
+        name = composed(str(key))
         if name in columns:
             raise UserError(f"{where}: column {name!r} appears twice; expected different names")
         columns[name], content = _frame_column(frame.iloc[:, position])

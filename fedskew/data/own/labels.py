@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from fedskew.data.own.columns import BOOLEANS, GAPS, read_number
 from fedskew.data.own.label_matrix import encode_matrix, read_matrix
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError
 
 MANY_NUMBERS = 20
@@ -120,6 +121,11 @@ class ClassesElsewhere(tuple[str, ...]):
 class StoredClasses(tuple[str, ...]):
     """The class names that come with the data. Labels that are numbers are positions among them."""
 
+    __slots__ = ()
+
+    def __new__(cls, names: Iterable[str]) -> StoredClasses:
+        return super().__new__(cls, map(composed, names))
+
 
 def class_list(option: object) -> tuple[str, ...] | None:
     """Parse the option `classes`: a list of names, or text with commas. A listed class may have no samples."""
@@ -128,7 +134,7 @@ def class_list(option: object) -> tuple[str, ...] | None:
     names = option.split(",") if isinstance(option, str) else option
     if not isinstance(names, list | tuple):
         raise UserError(f"classes is {option!r}; expected the names of all classes, such as [benign, malignant]")
-    return tuple(str(name).strip() for name in names)
+    return tuple(composed(str(name).strip()) for name in names)
 
 
 def encode_labels(
@@ -261,7 +267,9 @@ def _strip(values: npt.NDArray[np.generic], where: str, row: Callable[[int], str
     empty = np.flatnonzero(stripped == "")
     if len(empty):
         raise UserError(f"{where}: no label in {row(int(empty[0]))}; expected one for every sample")
-    return stripped
+    names = stripped.tolist()
+    spelled = [composed(name) for name in names]
+    return stripped if spelled == names else np.array(spelled)
 
 
 def _read_booleans(texts: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedskew.data.own.columns import Column
+from fedskew.data.spelling import composed
 from fedskew.data.table_encoding import Strings
 from fedskew.errors import UserError, unknown
 
@@ -35,7 +36,12 @@ class Table:
 
 
 def number_as_name(name: Any) -> Any:
-    """Return a whole number as a name (2 as `2`), because columns may be numbered. Other values are not changed."""
+    """Return a whole number as a name (2 as `2`), because columns may be numbered, and a text in composed form.
+
+    Other values are not changed.
+    """
+    if isinstance(name, str):
+        return composed(name)
     return str(name) if isinstance(name, int | np.integer) and not isinstance(name, bool) else name
 
 
@@ -48,7 +54,7 @@ def rename_columns(table: Table, rename: object) -> Table:
     for old in changes:
         if old not in table.columns:
             raise unknown(f"column to rename in {table.where}:", str(old), table.columns)
-    names = {name: str(changes.get(name, name)) for name in table.columns}
+    names = {name: composed(str(changes.get(name, name))) for name in table.columns}
     for new in names.values():
         if list(names.values()).count(new) > 1:
             raise UserError(f"{table.where}: two columns are called {new!r} after rename; expected different names")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from fedskew.data.csv_files import DECOMPRESSION_ERRORS, find_delimiter, open_decompressed, read_csv, read_header
 from fedskew.data.own.columns import Cells, Column, EncodedImages, boolean_strings, is_unnamed, make_strings
 from fedskew.data.own.table_columns import Table
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError, plural, shorten
 
 CSV_SUFFIXES = tuple(kind + packed for kind in (".csv", ".tsv") for packed in ("", ".gz", ".xz"))
@@ -31,7 +32,7 @@ def csv_table(path: Path, delimiter: str | None = None, decimal: str = ".") -> T
     content = _read_fast(path, delimiter)
     if content is None:
         content = _read_rows(path, delimiter)
-    header, contents = content
+    header, contents = [composed(name) for name in content[0]], content[1]
     repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise UserError(f"{path}: column {repeated[0]!r} appears twice; expected different names")
@@ -121,9 +122,10 @@ def parquet_table(path: Path) -> Table:
 def arrow_table(table: Any, where: str, features: dict[str, Any]) -> Table:
     """Read an Arrow table. `features` are Hugging Face's descriptions of its columns, with the class names."""
     metadata = table.schema.metadata or {}
+    table = table.rename_columns([composed(name) for name in table.column_names])  # without the metadata
     features = features or _features_in(metadata)
     class_names = {
-        name: tuple(feature["names"])
+        composed(name): tuple(composed(str(text)) for text in feature["names"])
         for name, feature in features.items()
         if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and "names" in feature
     }
@@ -142,7 +144,7 @@ def _pandas_categories(metadata: dict[bytes, bytes]) -> set[str]:
     """Return the columns that were categories in pandas. Parquet stores categories that are numbers as numbers."""
     try:
         columns = json.loads(metadata.get(b"pandas", b"{}"))["columns"]
-        return {column["field_name"] for column in columns if column["pandas_type"] == "categorical"}
+        return {composed(column["field_name"]) for column in columns if column["pandas_type"] == "categorical"}
     except (ValueError, KeyError, TypeError):
         return set()
 

@@ -26,6 +26,7 @@ from fedskew.data.own.columns import (
     refuse_identifier,
     spell_as_known,
     spell_booleans,
+    spell_whole_numbers,
 )
 from fedskew.data.own.fields import load_fields, token_columns
 from fedskew.data.own.labels import Labels, known_classes, read_labels
@@ -41,7 +42,8 @@ from fedskew.data.own.table_columns import (
     split_names,
 )
 from fedskew.data.published.text import LENGTH, VOCABULARY
-from fedskew.data.table_encoding import RawTable, Strings, TableEncoding, read_encoding
+from fedskew.data.spelling import composed
+from fedskew.data.table_encoding import DraftEncoding, RawTable, Strings, TableEncoding, read_encoding
 from fedskew.errors import UserError, shorten, unknown
 
 LABEL_NAMES = ("label", "labels", "class", "target", "y")
@@ -223,7 +225,7 @@ def _markers(missing: object) -> tuple[str, ...]:
         listed = list(missing)
     if not all(isinstance(marker, str | int | float | np.number) for marker in listed):
         raise UserError(f"missing is {missing!r}; expected values that stand for a gap, such as [-999, unknown]")
-    texts = [str(marker).strip() for marker in listed]
+    texts = [composed(str(marker).strip()) for marker in listed]
     # A category -999.0 is written -999.
     numbers = [number_text(float(m)) for m in listed if isinstance(m, float | np.floating) and np.isfinite(m)]
     return tuple(dict.fromkeys([*texts, *numbers]))
@@ -395,7 +397,7 @@ def _text(table: Table, name: str) -> list[str]:
         raise UserError(f"{table.where}: column {name!r} holds no strings; expected text as in the training data")
     if isinstance(column, Cells):
         content = column.content
-        return list(content) if isinstance(content, list) else list(content.to_pylist())
+        return [composed(text) for text in (content if isinstance(content, list) else content.to_pylist())]
     texts = column.to_list()
     if None in texts:
         raise UserError(
@@ -430,14 +432,19 @@ def _read_inputs(
         _refuse_useless(tables[0], first, readers[0])
         expected = {name: "category" if name in first.strings else "number" for name in names}
     rest = [_raw_table(t, r, names, expected) for t, r in zip(tables[1:], readers[1:], strict=True)]
-    categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
-    if encoding is not None:
+    if encoding is None or isinstance(encoding, DraftEncoding):
+        first = replace(first, strings={name: spell_whole_numbers(column) for name, column in first.strings.items()})
+        categories: dict[str, tuple[str, ...]] = {name: column.values for name, column in first.strings.items()}
+    else:
         categories = {column.name: column.categories or () for column in encoding.columns}
-    return [_spell_booleans_as_known(raw, categories) for raw in (first, *rest)]
+    return [_spell_as_known(raw, categories) for raw in (first, *rest)]
 
 
-def _spell_booleans_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
-    """Spell boolean categories as the encoding or the training table does. `categories` has the values by column."""
+def _spell_as_known(raw: RawTable, categories: Mapping[str, tuple[str, ...]]) -> RawTable:
+    """Spell booleans and whole numbers as the encoding or the training table does.
+
+    `categories` has the values by column.
+    """
     strings = {name: spell_as_known(column, categories[name]) for name, column in raw.strings.items()}
     return replace(raw, strings=strings)
 

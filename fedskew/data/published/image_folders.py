@@ -9,6 +9,7 @@ import numpy as np
 
 from fedskew.data.dataset import Dataset, Samples
 from fedskew.data.images import BitDepths, Size, decode_all
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError
 
 EXTENSIONS = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -23,12 +24,32 @@ Labelled = list[tuple[Path, int]]
 
 def class_folders(folder: Path) -> tuple[str, ...]:
     """Return the class names: the visible sub-folders, in alphabetical order."""
-    return tuple(sorted(p.name for p in folder.iterdir() if p.is_dir() and not p.name.startswith(".")))
+    return tuple(sorted(_folders_by_class(folder)))
+
+
+def _folders_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Return the folders of each class. Names that look the same are the same class."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not _is_hidden(path.name):
+            found.setdefault(composed(path.name), []).append(path)
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    """Return whether this is a hidden file or folder, or the folder that macOS adds to archives."""
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def labelled_images(folder: Path, classes: Iterable[str]) -> Labelled:
     """List the image files in each class's folder, at any depth, class by class and then in alphabetical order."""
-    return [(path, label) for label, name in enumerate(classes) for path in _images_in(folder / name)]
+    folders = _folders_by_class(folder)
+    return [
+        (path, label)
+        for label, name in enumerate(classes)
+        for class_folder in folders.get(name, [])
+        for path in _images_in(class_folder)
+    ]
 
 
 def read_images(
@@ -77,8 +98,8 @@ def load_tiny_imagenet(files: list[Path]) -> Dataset:
 
 
 def _images_in(folder: Path) -> list[Path]:
-    found = (p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS and not p.name.startswith("."))
-    return sorted(p for p in found if p.is_file())
+    found = (p for p in folder.rglob("*") if p.suffix.lower() in EXTENSIONS)
+    return sorted(p for p in found if p.is_file() and not any(map(_is_hidden, p.relative_to(folder).parts)))
 
 
 def _validation(val: Path, ids: tuple[str, ...]) -> Labelled:
