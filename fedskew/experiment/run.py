@@ -39,7 +39,7 @@ from fedskew.models.concatenation import count_encoders, with_encoders
 @documents_settings()
 def run(
     federation: Federation,
-    method: str | Method | Part | None = None,
+    method: str | Mapping[str, Any] | Method | Part | None = None,
     model: str | nn.Module | None = None,
     *,
     config: Config | None = None,
@@ -52,8 +52,9 @@ def run(
     """Run a method on a federation. `settings` are configuration keys such as `rounds` and `lr`, listed below.
 
     federation: the clients and their data, as `fedskew.federation` makes them.
-    method: a name such as `fedvls` or `fedlmd+fedprox`, or an object such as `FedVLS(distill_weight=0.5)`. The default
-        is the method of `config`, or `fedvls`.
+    method: a name such as `fedvls` or `fedlmd+fedprox`, with settings as `fedprox:mu=1` or
+        `{"name": "fedprox", "mu": 1}`, or an object such as `FedVLS(distill_weight=0.5)`. The default is the method of
+        `config`, or `fedvls`.
     model: a name such as `cnn`, `package.module:factory`, or a `torch.nn.Module`. The default is the model of
         `config`, or `auto`, which chooses a small model for the data.
     config: a `Config`, whose values the settings override. Data and partition are always the federation's.
@@ -78,8 +79,9 @@ def run(
         raise UserError(f"method_params is {method_params!r}; expected a mapping such as {{'mu': 0.1}}")
     values: dict[str, Any] = {"seed": federation.seed} if config is None else {}
     values |= settings
-    if isinstance(method, str):
-        values["method"] = {"name": method, **(method_params or {})}
+    if isinstance(method, str | Mapping):
+        named = {"name": method} if isinstance(method, str) else method
+        values["method"] = {**named, **(method_params or {})}
     elif method_params:
         way_out = "set them on the method object instead" if method is not None else "pass it, too: method='fedprox'"
         raise UserError(f"method_params need a method given by name; {way_out}")
@@ -89,7 +91,7 @@ def run(
         values["model"] = model
     values["data"] = federation.dataset.described
     full_config = with_values(replace(config or Config(), partition=PartitionConfig()), values)
-    method_object = None if isinstance(method, str) else method
+    method_object = None if isinstance(method, str | Mapping) else method
     refuse_other_split(full_config, federation)
     prepared = prepare(full_config, federation, method_object, None if isinstance(model, str) else model)
     with showing_progress(progress) as shown:

@@ -100,7 +100,7 @@ def test_numpy_numbers_in_the_split_and_the_method_are_saved(tmp_path: Path) -> 
 def test_a_method_may_be_named_with_its_settings() -> None:
     fed = fs.federation("digits", fs.IID(clients=3), seed=0)
     named, given = quick(fed, "fedprox:mu=1"), quick(fed, "fedprox", method_params={"mu": 1})
-    assert named.config == given.config
+    assert named.config == given.config == quick(fed, {"name": "fedprox", "mu": 1}).config
     assert quick(fed, "fedprox:mu=1", method_params={"mu": 2}).config.method_params == {"mu": 2.0}
 
 
@@ -125,6 +125,7 @@ def test_a_method_may_be_named_with_its_settings() -> None:
         (lambda fed: fs.compare(fed, ["fedavg"], out=3), "out is 3; expected the path of a folder"),
         (lambda fed: fs.choose(fed, ["fedprox"], out=3), "out is 3; expected the path of a folder"),
         (lambda fed: fs.compare(fed, ["fedavg", {"mu": 1}]), r"method is \{'mu': 1\}, without a name; expected a map"),
+        (lambda fed: quick(fed, {"mu": 1}), r"method is \{'mu': 1\}, without a name"),
         (lambda fed: quick(fed, method_params="mu=1"), "method_params is 'mu=1'; expected a mapping"),
         (lambda fed: quick(fed, callbacks=fs.EarlyStopping()), "callbacks is .*; expected a list of fedskew.Callback"),
         (lambda fed: quick(fed, callbacks=[fs.EarlyStopping]), "callbacks is .*; expected a list of fedskew.Callback"),
