@@ -194,11 +194,12 @@ def _init(
     from fedskew.experiment.preparation import data_options
     from fedskew.flower.app_folder import write_app
     from fedskew.flower.contract import Contract
-    from fedskew.flower.disclosure import settings_warnings
+    from fedskew.flower.disclosure import encoding_warnings, settings_warnings
     from fedskew.flower.planning import contract_from_file, contract_from_text, make_settings, resolve_config
     from fedskew.flower.secure.identity import read_roster
 
     config, names = settings.config(), split_names(sites)
+    fitted = None  # the coordinator's data, if the contract describes them
     if (classes is None) != (shape is None and encoding is None) or (shape and encoding):
         raise UserError("expected --classes with exactly one of --shape and --encoding, or --data instead")
     if classes is not None and encoding is not None:
@@ -206,7 +207,9 @@ def _init(
     elif classes is not None and shape is not None:
         contract = contract_from_text(classes, shape)
     else:
-        contract = Contract.from_dataset(load(config.data, config.data_dir, **data_options(config)))
+        dataset = load(config.data, config.data_dir, **data_options(config))
+        contract = Contract.from_dataset(dataset)
+        fitted = None if column_sums or "encoding" in data_options(config) else dataset
     if column_sums:
         contract = contract.draft()
     values = parse_assignments(federation or ())
@@ -216,8 +219,9 @@ def _init(
         values |= {"secure_aggregation": True, "node_keys": read_roster(Path(node_keys), names)}
     federation_settings = make_settings(names, values)
     resolved_config = resolve_config(config, contract, names)
-    path = write_app(folder, federation_settings, contract, resolved_config)
-    for warning in settings_warnings(federation_settings, contract, resolved_config):
+    path = write_app(folder, federation_settings, contract, resolved_config, from_data=fitted is not None)
+    own_data = [] if fitted is None else encoding_warnings(fitted)
+    for warning in (*own_data, *settings_warnings(federation_settings, contract, resolved_config)):
         notice(f"warning: {warning}")
     stdout().print(f"{path}: a Flower app for {', '.join(names)}", soft_wrap=True, markup=False)
     notice(f"instructions for operators: {path / 'README.md'}; all settings: {path / 'pyproject.toml'}")

@@ -251,6 +251,21 @@ def fit_encoding(table: RawTable) -> TableEncoding:
     return TableEncoding(tuple(columns))
 
 
+def columns_with_rare_categories(
+    encoding: TableEncoding, parts: Sequence[npt.NDArray[np.generic]], fewest: int
+) -> tuple[str, ...]:
+    """Return the columns with a category of fewer than `fewest` rows. `parts` are all encoded rows of a table."""
+    rows = sum(np.count_nonzero(part, axis=0) for part in parts)
+    ends = np.cumsum([len(column.features) for column in encoding.columns])
+    found = []
+    for column, end in zip(encoding.columns, ends.tolist(), strict=True):
+        start = end - len(column.features)
+        own = np.asarray(rows)[start : start + len(column.categories or ())]
+        if column.categories and (own < fewest).any():
+            found.append(column.name)
+    return tuple(found)
+
+
 def read_encoding(source: object) -> TableEncoding:
     """Read the option `encoding`: a `TableEncoding`, its JSON value, or the path of a JSON or YAML file."""
     if isinstance(source, TableEncoding):

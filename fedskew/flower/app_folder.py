@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -35,8 +36,17 @@ _OMITTED_KEYS = (
 itself, or cannot use them."""
 
 
-def write_app(folder: str | Path, settings: FederationSettings, contract: Contract, config: Config) -> Path:
-    """Write the app's folder, which must be new or empty."""
+def write_app(
+    folder: str | Path,
+    settings: FederationSettings,
+    contract: Contract,
+    config: Config,
+    from_data: bool = False,
+) -> Path:
+    """Write the app's folder, which must be new or empty.
+
+    `from_data` says that the contract describes the coordinator's own data. The app's README tells the sites.
+    """
     require_example_settings(settings, config)
     require_noiseless_sums(settings, contract)
     require_sums_suffice(settings, contract, config)
@@ -46,27 +56,39 @@ def write_app(folder: str | Path, settings: FederationSettings, contract: Contra
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise UserError(f"{path} exists and is not an empty folder; choose another")
         (path / PACKAGE).mkdir(parents=True, exist_ok=True)
-        for name, content in _files(path.resolve().name, settings, contract, config).items():
+        for name, content in _files(path.resolve().name, settings, contract, config, from_data).items():
             (path / name).write_text(content, encoding="utf-8")
     return path
 
 
-def _files(name: str, settings: FederationSettings, contract: Contract, config: Config) -> dict[str, str]:
+def _files(
+    name: str, settings: FederationSettings, contract: Contract, config: Config, from_data: bool
+) -> dict[str, str]:
     project = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "federation"
     return {
         "pyproject.toml": _pyproject(project, settings, contract, config),
-        "README.md": _guide(project, settings, contract, config),
-        "site.example.yaml": SITE.format(first=settings.sites[0], shape=list(contract.shape), kind=contract.kind),
+        "README.md": _guide(project, settings, contract, config, from_data),
+        "site.example.yaml": SITE.format(
+            first=json.dumps(settings.sites[0], ensure_ascii=False), shape=list(contract.shape), kind=contract.kind
+        ),
         f"{PACKAGE}/__init__.py": '"""Put your methods and models here. Name them federation_app.module:Class."""\n',
         f"{PACKAGE}/server_app.py": _APP.format(side="server"),
         f"{PACKAGE}/client_app.py": _APP.format(side="client"),
     }
 
 
-def _guide(project: str, settings: FederationSettings, contract: Contract, config: Config) -> str:
-    listed = "\n".join(f"- {line}" for line in disclosures(settings, contract, config))
-    return GUIDE.format(name=project, sites=", ".join(settings.sites), first=settings.sites[0], disclosures=listed)
+def _guide(project: str, settings: FederationSettings, contract: Contract, config: Config, from_data: bool) -> str:
+    is_fitted = from_data and contract.table_encoding is not None
+    lines = [*disclosures(settings, contract, config), *([_FROM_DATA] if is_fitted else [])]
+    listed = "\n".join(f"- {line}" for line in lines)
+    first = shlex.quote(settings.sites[0])  # the guide has it only in commands
+    return GUIDE.format(name=project, sites=", ".join(settings.sites), first=first, disclosures=listed)
 
+
+_FROM_DATA = (
+    "for the encoding of the table: nothing; the contract has the categories, means and standard deviations of the "
+    "coordinator's own table, and every site receives them"
+)
 
 # The content of server_app.py and client_app.py.
 _APP = '''"""What Flower starts on the {side}."""

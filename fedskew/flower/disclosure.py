@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 
 from fedskew.data.column_sums import SMALLEST_GROUP
-from fedskew.errors import plural
+from fedskew.data.dataset import Dataset
+from fedskew.data.table_encoding import columns_with_rare_categories
+from fedskew.errors import plural, shorten
 from fedskew.experiment.config import Config
 from fedskew.experiment.preparation import data_shape
 from fedskew.experiment.trained_part import trained_model
@@ -115,6 +117,22 @@ def settings_warnings(settings: FederationSettings, contract: Contract, config: 
     """List warnings about an app's settings, to be shown before a run begins."""
     found = (noise_warning(settings, contract, config), trimming_warning(settings, config))
     return [warning for warning in found if warning is not None]
+
+
+def encoding_warnings(dataset: Dataset) -> list[str]:
+    """Warn about rare categories in the coordinator's table. A contract that describes the table names them."""
+    if dataset.encoding is None:
+        return []
+    parts = dataset.train.x, dataset.test.x
+    rare = columns_with_rare_categories(dataset.encoding, parts, SMALLEST_GROUP)
+    if not rare:
+        return []
+    has = "has categories" if len(rare) == 1 else "have categories"
+    return [
+        f"the app names all categories of this table to every site, and {shorten(rare)} {has} of fewer than "
+        f"{SMALLEST_GROUP} rows, which may point to single persons; to leave a column out, use --set data.drop=NAME "
+        "here and drop at the sites, or list the categories yourself with --encoding"
+    ]
 
 
 def trimming_warning(settings: FederationSettings, config: Config) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.disclosure import settings_warnings
 from fedskew.flower.planning import contract_from_text, make_settings, read_app, resolve_config
 from fedskew.flower.settings import FederationSettings, read_settings
+from fedskew.flower.site_config import load_site
 
 CONTRACT = Contract("image", ("cat", 'it\'s a "dog"', "ö, wl"), (1, 8, 8), (0.3,), (0.2,))
 SITES = ("north", "south", "east")
@@ -33,6 +35,16 @@ def test_settings_contract_and_configuration_survive_the_file(tmp_path: Path) ->
 
 def test_repeated_spaces_in_a_site_s_name_count_as_one() -> None:
     assert make_settings(("St  Mary", "north "), {}).sites == ("St Mary", "north")
+
+
+@pytest.mark.parametrize("name", ["no", "007", "1.10", "2024-01-01", "#1", "St Mary: 'a' \"b\"", "Zürich"])
+def test_the_example_and_the_guide_spell_any_name_of_a_site_right(tmp_path: Path, name: str) -> None:
+    config = resolve_config(Config(), CONTRACT, (name, "south"))
+    app = write_app(tmp_path / "app", make_settings((name, "south"), {}), CONTRACT, config)
+    assert load_site(app / "site.example.yaml").name == name
+    lines = (app / "README.md").read_text(encoding="utf-8").splitlines()
+    (register,) = [line for line in lines if "supernode register" in line]
+    assert shlex.split(register, comments=True)[3:] == [f"keys/sites/{name}/node.pub", "--name", name]
 
 
 def test_a_method_s_lists_survive_too(tmp_path: Path) -> None:
@@ -60,6 +72,35 @@ def test_noise_on_samples_without_its_accounting_is_refused_before_an_app_is_wri
     )
     assert main([*command, *(part for value in noisy for part in ("--federation", value))]) == 0
     assert read_app(tmp_path / "app")[0].privacy == "example"
+
+
+def test_an_app_says_that_its_encoding_is_that_of_the_coordinator_s_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{40 + row % 9}.5,{'AB'[row % 2]},{'Rome' if row else 'Ponza'},{row % 3 % 2}" for row in range(40)]
+    (tmp_path / "rome.csv").write_text("\n".join(["age,ward,village,ill", *rows]) + "\n")
+    command = ["federate", "init", "--sites", "a,b", "--set", "data.label=ill", "--data", str(tmp_path / "rome.csv")]
+
+    def init(name: str, *more: str) -> tuple[str, str]:
+        assert main([*command, str(tmp_path / name), *more]) == 0
+        return capsys.readouterr().err, (tmp_path / name / "README.md").read_text(encoding="utf-8")
+
+    warned, guide = init("all")
+    assert "every site, and 'village' has categories of fewer than 5 rows" in warned
+    assert "data.drop=NAME" in warned
+    assert "Ponza" not in warned
+    assert "means and standard deviations of the coordinator's own table" in guide
+    warned, guide = init("dropped", "--set", "data.drop=village")
+    assert "categories of fewer" not in warned
+    assert "coordinator's own table" in guide
+    warned, guide = init("sums", "--column-sums")
+    assert "categories of fewer" not in warned
+    assert "coordinator's own table" not in guide
+    (tmp_path / "agreed.yaml").write_text("[{name: age}, {name: ward, categories: [A, C]}]")
+    agreed = ["--set", "data.drop=village", "--set", f"data.encoding={tmp_path / 'agreed.yaml'}"]
+    warned, guide = init("agreed", *agreed)
+    assert "categories of fewer" not in warned
+    assert "coordinator's own table" not in guide
 
 
 def test_flower_itself_accepts_the_app(tmp_path: Path) -> None:
