@@ -54,7 +54,7 @@ class RunStatus:
     accuracy: float = 0.0
     best: float = 0.0
     worst: str = ""
-    """The class with the lowest accuracy, and this accuracy."""
+    """The class with the lowest accuracy, and this accuracy. Empty if no class has an accuracy."""
     seconds_per_round: float = 0.0
     """Mean seconds per round. Recent rounds count most."""
 
@@ -68,8 +68,10 @@ class RunStatus:
             self.accuracy = row.accuracy
             self.best = max(self.best, self.accuracy)
             accuracies = zip(row.required_evaluation.class_accuracy, self.classes, strict=True)
-            lowest, name = min((a, name) for a, name in accuracies if a is not None)
-            self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
+            known = [(accuracy, name) for accuracy, name in accuracies if accuracy is not None]
+            if known:  # with several labels per sample, it may be that no test sample has any label
+                lowest, name = min(known)
+                self.worst = f"{name[:12]}: {100 * lowest:.0f} %"
 
     @property
     def time_left(self) -> str:
@@ -163,7 +165,8 @@ class LogLines(RunProgress):
         notice(
             f"{status.label}:{status.stage_note} round {status.round}/{status.total}, "
             f"accuracy {100 * status.accuracy:.1f} %, best {100 * status.best:.1f} %, "
-            f"worst class {status.worst}, {status.seconds_per_round:.2f} s per round"
+            + (f"worst class {status.worst}, " if status.worst else "")
+            + f"{status.seconds_per_round:.2f} s per round"
             + (f", {status.time_left}" if status.time_left else "")
         )
 
@@ -206,7 +209,8 @@ class ProgressBar(RunProgress):
             completed=status.round,
             total=status.total,
             numbers=f"{100 * status.accuracy:.1f} % best {100 * status.best:.1f} % "
-            f"worst {status.worst} {status.time_left}",
+            + (f"worst {status.worst} " if status.worst else "")
+            + status.time_left,
         )
 
 

@@ -196,7 +196,7 @@ class Federation:
         the place of classes.
         """
         labels, names = self.dataset.groups
-        each = int(fraction * len(self.samples) / len(names))
+        each = int(fraction * len(self.samples) / len(names) + 1e-9)  # 0.29 of 100 samples are 29, not 28.999…
         if not each:
             raise UserError(
                 f"server_data is {fraction}, which is less than one sample per class of {self.dataset.name}; expected "

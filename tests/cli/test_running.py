@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 
 import fedskew as fs
-from fedskew.cli.running import ProgressBar, RunStatus, format_duration, showing_runs
+from fedskew.cli.running import LogLines, ProgressBar, RunStatus, format_duration, showing_runs
 from fedskew.experiment.round.record import RoundRow
 from fedskew.metrics.confusion import Evaluation
 
@@ -53,6 +54,23 @@ def test_the_status_follows_the_global_model_only():
     assert (status.accuracy, status.best, status.worst) == (pytest.approx(0.8), pytest.approx(0.8), "dog: 70 %")
     assert (status.round, status.total, status.stage_note) == (2, 4, " expert 0")
     assert status.time_left == "4.0 s left"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_without_an_accuracy_by_class_no_worst_class_is_named(tmp_path, capsys, is_terminal):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4)), np.arange(120).reshape(40, 3) % 2
+    no_label = (rng.normal(size=(6, 4)), np.zeros((6, 3), int))
+    federation = fs.federation((x, y), fs.IID(clients=2), test=no_label)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, legacy_windows=False)
+    callback = ProgressBar(lambda _: tmp_path, 1, console) if is_terminal else LogLines(lambda _: tmp_path)
+    display = callback.display if is_terminal else nullcontext()
+    with display:
+        fs.run(federation, "fedavg", rounds=2, callbacks=[callback])
+    shown = screen.getvalue() if is_terminal else capsys.readouterr().err
+    assert "best" in shown
+    assert "worst" not in shown
 
 
 def test_the_best_before_a_resume_is_remembered(federation, tmp_path):

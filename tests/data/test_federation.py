@@ -61,6 +61,13 @@ def test_restriction_keeps_held_out_and_server_samples_of_its_labels() -> None:
     assert restricted.unused == np.isin(LABELS, (1, 2, 4)).sum()
 
 
+def test_the_smallest_share_that_a_message_names_gives_the_server_a_sample_of_each_class() -> None:
+    fed = federation(dataset(np.arange(100) % 29, 29), IID(2))
+    with pytest.raises(UserError, match=r"expected at least 0\.29$"):
+        fed.give_server(0.28)
+    assert len(fed.give_server(0.29).server_samples) == 29  # 0.29 · 100 is 28.999… in floating point
+
+
 def test_a_share_too_small_to_hold_out_a_sample_is_refused() -> None:
     with pytest.raises(UserError, match="no client holds out a sample; expected more samples"):
         federation(TOY, Dirichlet(4, 0.5), seed=1).hold_out(1e-9)

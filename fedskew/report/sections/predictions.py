@@ -15,7 +15,7 @@ from fedskew.results import Comparison, MethodRuns, Result
 
 Counts = npt.NDArray[np.int64]
 MAX_ROUNDS = 100
-"""The maximum number of rounds that are drawn."""
+"""The maximum number of rounds in a panel. Later rounds are not drawn."""
 MAX_PANELS = 12
 """The maximum number of methods that are drawn."""
 MAX_NUMBERED_CLASSES = 10
@@ -76,7 +76,10 @@ def predictions(comparison: Comparison) -> Section:
         "model"
     )
     missing = [] if labels else [unknown_labels]
-    return Section("predictions", title, [_explanation(labels, [run for _, run in runs])], [figure], missing=missing)
+    paragraphs = [_explanation(labels, [run for _, run in runs])]
+    if any(len(panel.columns) >= MAX_ROUNDS for panel in panels):
+        paragraphs.append(f"A panel shows at most {MAX_ROUNDS} rounds, the first ones.")
+    return Section("predictions", title, paragraphs, [figure], missing=missing)
 
 
 def _caption(labels: Heat | None) -> str:

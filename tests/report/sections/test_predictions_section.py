@@ -23,3 +23,11 @@ def test_a_model_that_no_client_trained_has_no_labels_of_clients() -> None:
         "labels of the sampled clients: no run has both label counts and a round in which clients trained the global "
         "model"
     ]
+
+
+def test_a_long_run_is_said_to_be_drawn_only_in_part() -> None:
+    short = made_up("fedavg", 0, [0.5, 0.5])
+    first, last = short.history
+    long = replace(short, history=[first, *(replace(last, round=t, model_round=t) for t in range(1, 121))])
+    assert len(predictions(compare_runs([short])).paragraphs) == 1
+    assert predictions(compare_runs([long])).paragraphs[1] == "A panel shows at most 100 rounds, the first ones."
