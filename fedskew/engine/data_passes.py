@@ -131,11 +131,11 @@ def stacked_sums(network: Network, data: DeviceSamples, data_pass: DataPass, sta
 
     sums: Tensors = {}
     for indices in torch.from_numpy(batches).to(device):
-        valid = indices >= 0
-        rows = torch.where(valid, indices, 0)
-        y = padded_targets(data.y[rows], valid)
+        has_sample = indices >= 0
+        rows = torch.where(has_sample, indices, 0)
+        y = padded_targets(data.y[rows], has_sample)
         x = _inputs(network, data, rows)
-        out, gradients = _forward_stacked(network, stack, x, y, valid, keys, data_pass.takes_gradients)
+        out, gradients = _forward_stacked(network, stack, x, y, has_sample, keys, data_pass.takes_gradients)
         row_keys = data_pass.sample_keys(keys.unsqueeze(-1), rows)
         found = torch.func.vmap(one_client)(out, y, row_keys, gradients, stack.label_counts, stack.state)
         sums = {name: sums[name] + t if sums else t for name, t in found.items()}
@@ -195,12 +195,15 @@ def _inputs(network: Network, data: DeviceSamples, rows: Tensor) -> Tensor:
 
 
 def _forward_stacked(
-    network: Network, stack: ClientStack, x: Tensor, y: Tensor, valid: Tensor, keys: Tensor, with_gradient: bool
+    network: Network, stack: ClientStack, x: Tensor, y: Tensor, has_sample: Tensor, keys: Tensor, with_gradient: bool
 ) -> tuple[Tensors, Tensors]:
-    """Return all clients' outputs and, if requested, the gradients of the task's loss on their batches."""
+    """Return all clients' outputs and, if requested, the gradients of the task's loss on their batches.
+
+    `has_sample` is False for rows of padding.
+    """
     with torch.set_grad_enabled(with_gradient):
         leaves = {name: p.detach().requires_grad_(with_gradient) for name, p in stack.params.items()}
-        out, _ = network.forward_stacked(leaves, stack.buffers, x, valid, "eval", keys)
+        out, _ = network.forward_stacked(leaves, stack.buffers, x, has_sample, "eval", keys)
         detached = {kind: t.detach() for kind, t in out.tensors().items()}
         if not with_gradient:
             return detached, {}

@@ -44,9 +44,9 @@ def site_result(run: Result, site: str, kept: Mapping[str, Tensor] | None = None
 
 
 def own_accuracy(run: Result, site: str) -> float | None:
-    """Return the accuracy of a site's own model on its test samples. None if the run does not have it.
+    """Return the accuracy of a site's own model on its test samples. None if the run did not record it.
 
-    A federation that reports totals has it for each round, but no scores.
+    If sites report only totals, the run has no `site_scores`, but this accuracy is in its rounds.
     """
     if (score := run.site_scores.get(site)) is not None:
         return score.accuracy
