@@ -113,11 +113,15 @@ def _next_command(settings: Settings, counts: str | None, save: str | None, diag
         given = {key: value for key, value in settings.values.items() if key.partition(".")[0] != "method"}
         if counts is not None:
             stand_in = {} if settings.sets("data") else {"data": "synthetic", "data.classes": diagnosis.skew.classes}
-            given |= {**stand_in, "partition": "counts", "partition.path": counts}
+            split: dict[str, object] = {"partition": "counts", "partition.path": counts}
+            if settings.sets("partition"):  # a mapping replaces the whole split of the file, with its number of clients
+                split = {"partition": {"rule": "counts", "path": counts}}
+            given |= {**stand_in, **split}
         flags = {FLAGS[name].key: FLAGS[name].name for name in _FLAGS}
         for key, value in given.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            words += [flags[key], text] if key in flags and value is not None else ["--set", f"{key}={text}"]
+            has_flag = key in flags and not isinstance(value, dict | None)
+            words += [flags[key], text] if has_flag else ["--set", f"{key}={text}"]
     several_labels = diagnosis.counts.several_labels
     ranking = ["--rank-by", "macro-f1"] if several_labels or diagnosis.skew.class_ratio > UNEQUAL else []
     effort = ["--methods", _FOR_SEVERAL_LABELS, "--seeds", "3"] if several_labels else ["--budget", "5m"]

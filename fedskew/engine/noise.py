@@ -14,7 +14,7 @@ class Noise(Protocol):
     """Draws standard normal numbers."""
 
     def __call__(self, shape: torch.Size, key: int, /) -> Tensor:
-        """Return numbers of this shape in host memory. A secret source ignores the key."""
+        """Return numbers of this shape in host memory. A source of secret noise ignores the key."""
         ...
 
 

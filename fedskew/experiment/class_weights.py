@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedskew.data.csv_files import find_delimiter, read_csv
 from fedskew.data.dataset import Dataset
-from fedskew.errors import UserError, shorten, unknown
+from fedskew.errors import UserError, plural, shorten, unknown
 from fedskew.experiment.config.values import read_yaml, weights_by_class
 from fedskew.methods import Method
 from fedskew.methods.class_weights import (
@@ -115,7 +115,7 @@ def _read_csv(path: Path, what: str, classes: Sequence[str]) -> dict[str, float]
     rows = [(line, [cell.strip() for cell in cells]) for line, cells in read_csv(path, find_delimiter(path))]
     for line, cells in rows:
         if len(cells) != 2:
-            raise UserError(f"{what}: line {line} has {len(cells)} cells; expected two: class,weight")
+            raise UserError(f"{what}: line {line} has {plural(len(cells), 'cell')}; expected two: class,weight")
     if rows and rows[0][1][0] not in classes and rows[0][1][1].lower().startswith("weight"):
         rows = rows[1:]
     return weights_by_class(what, _unique([(name, weight) for _, (name, weight) in rows], what))

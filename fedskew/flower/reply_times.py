@@ -6,9 +6,9 @@ times its usual time, and more than `at_least` seconds. So the round waits for a
 site that hangs.
 
 Before a site's first reply to a kind of work, its usual time is unknown, and only the round's time-out limits the wait.
-If the site misses this time-out, its usual time until its first reply is the median over the reply times of all sites
-for such work. After any missed time-out, this holds for every kind of work to which the site has never replied, until
-the site replies to something.
+If the site misses this time-out, its usual time for such work is the median of all sites' reply times, until the site
+replies to such work. As long as a site has replied to nothing since it missed a time-out, this holds for every kind of
+work to which it has never replied.
 
 The reply of a late site is not used, but its time counts, so a slow site does not stay late.
 """

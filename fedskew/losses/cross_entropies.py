@@ -185,7 +185,7 @@ def logit_suppression(
     batch has such a sample. A class without negatives gives 0.
     """
     p = class_probabilities(label_counts, logits)
-    real = real_rows(targets).unsqueeze(-1)
+    real = real_rows(targets).unsqueeze(-1)  # False for padding
     negatives = ~target_mask(logits, targets) & real
     if variant == "lade":
         shifted = logits - (p + 1e-9).log() + math.log(1 / logits.shape[-1] + 1e-9)

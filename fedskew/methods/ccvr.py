@@ -7,8 +7,8 @@ Luo et al., "No fear of heterogeneity: classifier calibration for federated lear
              Σ_c = Σ_k (N_ck − 1)/(N_c − 1)·Σ_ck + Σ_k N_ck/(N_c − 1)·(μ_ck − μ_c)(μ_ck − μ_c)ᵀ
              M features z ~ N(μ_c, Σ_c) of each class;  head ← SGD on CE(head(z), c), from the trained head
 
-N_c is the sum of N_ck over all clients k. CCVR takes the last round of a run, after rounds of any objective. A class
-without samples has no virtual features. A class with one sample has Σ_c = 0.
+N_c is the sum of N_ck over all clients k. CCVR is the last round of a run. Any objective trains in the rounds before. A
+class without samples has no virtual features. A class with one sample has Σ_c = 0.
 
 Sent to the server: in the last round, the number of samples of each class, and the mean and covariance of their
 features. The model is also sent, unchanged. With C classes and d features, the covariances are C·d² numbers per client:

@@ -2,11 +2,11 @@
 
 Li et al., "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021.
 
-    client   v ← SGD on the cross entropy, from (w_B, the client's w_N), all layers at once
-    server   w_B ← Σ a_k·v_B,k
+    client   v ← SGD on the cross entropy, from (w_S, the client's w_N), all layers at once
+    server   w_S ← Σ a_k·v_S,k
 
-N are the tensors of all BatchNorm layers: scale, shift, and the running mean and variance. B are all others. w_B are
-the tensors that the client receives, v is its model during training, and a_k is its weight in the average.
+N are the tensors of all BatchNorm layers: scale, shift, and the running mean and variance. S are all other tensors. w_S
+are the tensors that the client receives, v is its model during training, and a_k is its weight in the average.
 
 There is no global model: the server's BatchNorm layers are never trained, so every client's model is tested instead.
 

@@ -142,7 +142,9 @@ class Network:
         lifted, x = self._lifted_in(mode), self._own_inputs(x)
         if lifted is None:
             if between is not None:
-                raise RuntimeError("the method changes features, which needs a model that can be taken apart")
+                raise RuntimeError(
+                    "the method changes features, which needs a model whose layers can be stacked one by one"
+                )
             valid = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if valid is None else valid
             return self._stacked_by_vmap(params, buffers, x, valid, mode, keys)
         with self._precision(x.device), read_only(buffers.values()):
@@ -386,7 +388,7 @@ def _perturb(forward: StackedForward, name: str, layer: Perturbation, features: 
 
 
 class _WithFeatures(nn.Module):
-    """Makes `forward` return logits and features. The features are None unless the model is a `Classifier`."""
+    """Makes `forward` return logits and features. The features are None if the logits are not `head(encoder(x))`."""
 
     def __init__(self, model: nn.Module, context: LayerContext) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ from fedskew.platforms import peak_memory
 
 PHASES = ("import", "load", "partition", "start", "rounds", "end")
 MAX_HOST_MEMORY = 16e9
-"""The maximum bytes of host memory that the run may use."""
+"""The target for the peak host memory of the run, in bytes. Nothing enforces it."""
 _BLOCK = 1_000_000
 """Rows per write."""
 

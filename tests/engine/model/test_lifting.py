@@ -529,7 +529,7 @@ def test_what_cannot_be_taken_apart_is_left_to_others(kind: type[nn.Module]) -> 
 def test_features_change_only_in_a_model_that_is_taken_apart() -> None:
     """torch.fx can trace the model, but the model changes a tensor in place."""
     network, x = Network(Writing()), torch.ones(CLIENTS, ROWS, 6)
-    with pytest.raises(RuntimeError, match="a model that can be taken apart"):
+    with pytest.raises(RuntimeError, match="a model whose layers can be stacked"):
         network.forward_stacked({}, {}, x, None, "eval", torch.arange(CLIENTS), between=torch.neg)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -317,6 +318,20 @@ def test_counts_go_with_the_data_of_the_configuration_file(
         command = json.loads(capsys.readouterr().out)["next"]
         assert command.startswith("fedskew choose -c mine.yaml ")
         assert ("synthetic" in command) == (data == "synthetic")
+
+
+def test_counts_replace_the_whole_split_of_the_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rule `counts` would refuse the number of clients of another rule."""
+    monkeypatch.chdir(tmp_path)
+    Path("my sites.csv").write_text("client,a,b\nRome,9,8\nOslo,1,0\n")
+    Path("mine.yaml").write_text("partition: {rule: dirichlet, beta: 0.1, clients: 5}\n")
+    assert main(["diagnose", "my sites.csv", "-c", "mine.yaml", "--json"]) == 0
+    words = shlex.split(json.loads(capsys.readouterr().out)["next"])
+    settings = words[words.index("-c") : words.index("--budget")]
+    assert main(["partition", *settings]) == 0
+    assert "Rome" in capsys.readouterr().out
 
 
 def test_neighbours_come_by_distance_and_among_equals_by_likeness(known: list[KnownSetting]) -> None:
