@@ -183,7 +183,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def _check_devices() -> Iterator[Check]:
     try:
         import torch
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # OSError: a library of PyTorch cannot be loaded
         yield Check("torch", "broken", f"cannot be imported: {error}")
         return
     cores = platforms.available_cores()
@@ -222,19 +222,24 @@ def _check_data(data_dir: str | None) -> Iterator[Check]:
     from fedskew.data.published.file_search import cache_folder, shared_folder
 
     if given := shared_folder():
-        exists = given.is_dir()
+        exists = os.path.isdir(given)
         yield Check("FEDSKEW_DATA", "ok" if exists else "broken", f"{given}" if exists else f"{given} is not a folder")
     else:
         yield Check("FEDSKEW_DATA", "note", "is not set; datasets are downloaded to the cache")
     yield _check_writable("cache", cache_folder())
-    found = [name for name, entry in DATASETS.items() if find_location(entry, data_dir)]
+    try:
+        found = [name for name, entry in DATASETS.items() if find_location(entry, data_dir)]
+    except OSError as error:  # such as a cache in a folder that this user must not open
+        yield Check("found", "broken", f"the data folders cannot be searched: {error}")
+        return
     missing = [name for name in DATASETS if name not in found]
     yield Check("found", "ok", ", ".join(found))
     yield Check("not found", "note" if missing else "ok", ", ".join(missing) or "none")
 
 
 def _check_writable(name: str, folder: Path) -> Check:
-    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    # In a folder that this user must not open, `os.path.exists` is False. `Path.exists` raises an error.
+    nearest = next(path for path in (folder, *folder.parents) if os.path.exists(path))
     if nearest.is_dir() and os.access(nearest, os.W_OK):
         return Check(name, "ok", str(folder))
     return Check(name, "broken", f"{folder} is not writable; set XDG_CACHE_HOME to a writable folder")

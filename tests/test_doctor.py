@@ -6,10 +6,11 @@ import socket
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedskew.doctor import Check, Report, examine, is_healthy, is_within
+from fedskew.doctor import Check, Report, _check_data, _check_devices, examine, is_healthy, is_within
 from fedskew.errors import UserError
 
 
@@ -81,6 +82,39 @@ def test_a_data_folder_in_the_home_folder_is_found(monkeypatch: pytest.MonkeyPat
     (tmp_path / "data").mkdir()
     monkeypatch.setenv("FEDSKEW_DATA", "~/data")
     assert find(examine(), "data", "FEDSKEW_DATA") == Check("FEDSKEW_DATA", "ok", str(tmp_path / "data"))
+
+
+def test_a_cache_that_this_user_must_not_open_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    closed, stat = tmp_path / "closed", Path.stat
+
+    def stat_as_another_user(path: Path, **options: Any) -> Any:
+        if closed in path.parents:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    closed.mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(closed))
+    monkeypatch.delenv("FEDSKEW_DATA", raising=False)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr(Path, "stat", stat_as_another_user)
+    checks = [*_check_data(None)]
+    assert [(check.name, check.status) for check in checks] == [
+        ("FEDSKEW_DATA", "note"), ("cache", "broken"), ("found", "broken")
+    ]  # fmt: skip
+    assert "Permission denied" in checks[-1].detail
+
+
+def test_a_pytorch_whose_library_is_missing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Loader:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torch":
+                raise OSError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "meta_path", [Loader(), *sys.meta_path])
+    (check,) = _check_devices()
+    assert (check.name, check.status) == ("torch", "broken")
+    assert check.detail == "cannot be imported: libcudart.so.12: cannot open shared object file"
 
 
 def test_datasets_that_are_not_found_are_noted_if_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _LONGEST_LIST = 12
 """The maximum number of names in a message."""
 _NOT_FINITE = "NaN or infinite values in the file"
+_NOT_PLAIN = "sparse, quantised or without values in the file"
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,11 @@ def start_from(file: str, model: nn.Module, sha256: str | None = None) -> tuple[
                 f"every tensor of init {file} that fits {type(own_module(model)).__name__} has NaN or infinite values; "
                 "expected finite values"
             )
+        if _NOT_PLAIN in reasons.values():
+            raise UserError(
+                f"every tensor of init {file} that fits {type(own_module(model)).__name__} is sparse, quantised or "
+                "without values; expected dense tensors of plain numbers"
+            )
         raise _nothing_fits(file, own_module(model), tensors, targets)
     with torch.no_grad():
         for name in taken:
@@ -139,7 +145,8 @@ def _tensors(file: str, content: bytes) -> dict[str, Tensor]:
     for key in _WRAPPERS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
-    return {name: t for name, t in loaded.items() if isinstance(t, Tensor)} if isinstance(loaded, Mapping) else {}
+    named = loaded.items() if isinstance(loaded, Mapping) else ()
+    return {name: t for name, t in named if isinstance(name, str) and isinstance(t, Tensor)}
 
 
 def _matching_names(tensors: dict[str, Tensor], targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -157,7 +164,10 @@ def _why_not_taken(name: str, target: Tensor, tensors: Mapping[str, Tensor]) -> 
     tensor = tensors[name]
     if tensor.shape != target.shape:
         return f"shape {tuple(tensor.shape)} in the file, {tuple(target.shape)} in the model"
-    if not bool(torch.isfinite(tensor).all()):
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        return _NOT_PLAIN
+    # PyTorch cannot test floats of 8 bits.
+    if not bool(torch.isfinite(tensor.float() if tensor.element_size() == 1 else tensor).all()):
         return _NOT_FINITE
     return None
 

@@ -314,6 +314,22 @@ class OnlyFineTuning(Personal):
         return own
 
 
+class TunedHead(OwnHead):
+    """It has no global model, and each client's model is fine-tuned before its test."""
+
+    def fine_tuning(self) -> Phase:
+        return Phase("all", 20)
+
+
+def test_untrained_clients_are_fine_tuned_one_by_one() -> None:
+    server = serve(TunedHead(), rounds=1, clients_per_round=1)
+    _, rows = played(server)
+    server.close()
+    assert rows[0].clients == [0]
+    first, other = (rows[0].client_accuracy or [])[1:]
+    assert first != other
+
+
 def test_a_start_without_personal_tensors_does_nothing() -> None:
     server = serve(OnlyFineTuning(), rounds=2)
     states, _ = played(server)

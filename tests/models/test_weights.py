@@ -68,6 +68,16 @@ def test_a_tensor_with_nan_is_left_out(tmp_path: Path) -> None:
     assert start.left == {"head.bias": "NaN or infinite values in the file"}
 
 
+def test_tensors_that_are_not_plain_numbers_are_left_out(tmp_path: Path) -> None:
+    fit = make_model("dnn", TEN, 1).state_dict()
+    eight_bits = fit["head.bias"].to(torch.float8_e4m3fn)
+    torch.save(fit | {"head.weight": fit["head.weight"].to_sparse(), "head.bias": eight_bits, 0: fit["head.bias"]},
+               tmp_path / "w.pt")  # fmt: skip
+    started, start = start_from(str(tmp_path / "w.pt"), make_model("dnn", TEN, 2))
+    assert start.left == {"head.weight": "sparse, quantised or without values in the file"}
+    assert torch.equal(started.state_dict()["head.bias"], eight_bits.float())
+
+
 def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> None:
     model = make_model("dnn", TEN, 0)
     torch.save(nn.Linear(2, 2), tmp_path / "module.pt")  # a pickled object, not tensors
@@ -78,6 +88,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
     save_file({}, tmp_path / "none.safetensors")
     nans = {name: torch.full_like(t, torch.nan) for name, t in model.state_dict().items()}
     save_file(nans, tmp_path / "nan.safetensors")
+    torch.save({name: t.to_sparse() for name, t in model.state_dict().items()}, tmp_path / "sparse.pt")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model.safetensors").touch()
     expected = {
@@ -88,6 +99,7 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(tmp_path: Path) -> No
         "list.pt": "has no named tensors",
         "none.safetensors": "has no named tensors",
         "nan.safetensors": "every tensor of init .* that fits Classifier has NaN or infinite values; expected finite",
+        "sparse.pt": "every tensor of init .* that fits Classifier is sparse, quantised or without values",
         "empty.pt": "it is damaged, or holds",
         "damaged.safetensors": "is not a safetensors file",
         "other.safetensors": r"no tensor .* fits Classifier .* 'encoder.1.weight' \(200, 64\), and the file 'other'",

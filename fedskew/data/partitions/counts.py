@@ -74,12 +74,14 @@ class Counts(CountedPartition):
 
     def _column_classes(self, table: LabelCounts, classes: Sequence[str]) -> list[int]:
         """Return the class index of each column of the table."""
-        class_of = {name.lower(): c for c, name in enumerate(classes)}
-        if table.names_classes and any(name.lower() in class_of for name in table.classes):
-            for name in table.classes:
-                if name.lower() not in class_of:
+        by_lower_case = {name.lower(): c for c, name in enumerate(classes)}
+        by_name = {name: c for c, name in enumerate(classes)}  # FEMNIST has the classes A and a
+        found = [by_name.get(name, by_lower_case.get(name.lower())) for name in table.classes]
+        if table.names_classes and any(c is not None for c in found):
+            for name, c in zip(table.classes, found, strict=True):
+                if c is None:
                     raise unknown(f"class in {self.path}:", name, classes)
-            return [class_of[name.lower()] for name in table.classes]
+            return [c for c in found if c is not None]
         if not table.names_classes and not table.names_clients and len(table.classes) == len(classes) + 1:
             raise UserError(
                 f"{self.path}: {len(table.classes)} columns of counts; expected {len(classes)}, or a header if the "

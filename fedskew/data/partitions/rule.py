@@ -118,7 +118,7 @@ class Arrangement:
 
     @property
     def all_notes(self) -> tuple[str, ...]:
-        """The lines about what loading and the rule changed, and about classes that one of the two parts lacks."""
+        """The lines about what loading and the rule changed, and about classes with samples of only one part."""
         return (*self.dataset.notes, *lacking_notes(self.dataset), *self.notes)
 
 
@@ -205,9 +205,9 @@ class Partition(ABC):
             raise self.error(f"{short}; expected at least {self.smallest}")
 
     def _check_number(self, drawn: int) -> None:
-        """Refuse another number of clients than the parameter `clients`, because a configuration repeats the parameter.
+        """Refuse a split whose number of clients is not that of the rule's parameter `clients`, if the rule has one.
 
-        None leaves the number to the rule.
+        If the parameter is None, the rule may make any number of clients.
         """
         asked = self._parameters().get("clients")
         if asked is not None and asked != drawn:
@@ -329,7 +329,8 @@ def make_partition(name: str, /, **params: object) -> Partition:
     for key in params:
         if key not in known:
             raise unknown_parameter(f"partition {name!r}", key, known)
-    missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in params]
+    required = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    missing = [name for name in required if name not in params]
     if missing:
         raise UserError(f"partition {name!r} needs {' and '.join(repr(key) for key in missing)}")
     return rule(**params)

@@ -50,13 +50,15 @@ def _read_leaf(paths: list[Path]) -> tuple[Any, Any, list[str]]:
         for writer, samples in _read_user_data(path).items():
             try:
                 x = np.rint(np.array(samples["x"], np.float32) * 255)
+                if not ((x >= 0) & (x <= 255)).all():  # NaN fails both comparisons
+                    raise ValueError("x has a value outside 0 to 1")
                 y = np.array(samples["y"], np.int64)
                 images.append(x.astype(np.uint8).reshape(len(y), 1, _SIDE, _SIDE))
             except (KeyError, TypeError, ValueError) as error:
                 raise UserError(f"{path}: the samples of {writer!r} cannot be read ({error}); {_LEAF_FORM}") from error
             labels.append(y)
             writers += [writer] * len(y)
-    if not images:
+    if not writers:
         raise UserError(f"{paths[0].parent}: no samples; {_LEAF_FORM}")
     return np.concatenate(images), np.concatenate(labels), writers
 

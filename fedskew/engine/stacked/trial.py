@@ -212,13 +212,13 @@ def _norm(tensors: Tensors) -> float:
 
 
 _USABLE_SHARE = {"cpu": 0.5, "cuda": 0.8, "mps": 0.5}
-"""The share of the free memory that slots may take. Evaluation and the server need the rest.
+"""The share of the free memory that stacked clients may take. Evaluation and the server need the rest.
 
 Apple's GPUs use the host's memory."""
 
 
 def spare_bytes(device: torch.device) -> int | None:
-    """Return the number of bytes that the stacked engine's slots may take, or None if unknown."""
+    """Return the number of bytes that stacked clients may take, or None if unknown."""
     free = _free_cuda_bytes(device) if device.type == "cuda" else _free_host_bytes()
     return None if free is None else int(free * _USABLE_SHARE[device.type])
 

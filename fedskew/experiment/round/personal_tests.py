@@ -85,13 +85,16 @@ class PersonalTests:
         }
 
     def _measure_all_clients(self, plan: RoundPlan, aggregated: Aggregated) -> RowFields:
-        """Evaluate every client's model on the whole test set. Clients that never took part share one model."""
-        after, test_set = aggregated.after, plan.runtime.test_set
+        """Evaluate every client's model on the whole test set.
+
+        Without fine-tuning, clients that never took part share one model.
+        """
+        after, test_set, fine_tunes = aggregated.after, plan.runtime.test_set, self.personal.fine_tuning() is not None
         model_for = self.models(plan.runtime, after, aggregated.model.model)
         participants = after.clients.versions.get(_STATES, {})
         untrained, found = None, []
         for client in self.federation.populated.tolist():
-            if client in participants:
+            if fine_tunes or client in participants:
                 found.append(test_set.sums(model_for(client)))
                 continue
             untrained = test_set.sums(model_for(client)) if untrained is None else untrained

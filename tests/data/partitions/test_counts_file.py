@@ -108,6 +108,11 @@ def test_fewer_classes_by_name_leave_the_others_out_of_the_data(tmp_path: Path) 
     assert fed.client_names == ()
 
 
+def test_classes_that_differ_only_in_case_are_told_apart(tmp_path: Path) -> None:
+    assert counts(tmp_path, "a,A,b\n10,0,2\n0,3,4\n", ("a", "A", "b")) == WANTED
+    assert counts(tmp_path, "A,B,a\n0,2,10\n3,4,0\n", ("a", "A", "b")) == WANTED
+
+
 def test_other_classes_go_by_place_and_keep_the_file_s_names(tmp_path: Path) -> None:
     fed = arranged(tmp_path, "site,flu,cold\nRome,3,4\nOslo,5,0\n")
     assert fed.dataset.classes == ("flu", "cold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -392,6 +392,20 @@ def test_numpy_parameters_are_described_as_python_numbers() -> None:
     rule = DomainDirichlet(clients=np.int64(4), beta=np.float64(0.5), per_domain=(np.int64(1), 3))
     assert [type(value) for value in rule.describe().values()] == [str, int, float, int, tuple]
     assert json.loads(json.dumps(rule.describe()))["per_domain"] == [1, 3]
+
+
+@dataclass(frozen=True)
+class Cut(Partition):
+    """Two clients, cut at the first of the places."""
+
+    places: list[int] = field(default_factory=lambda: [2])
+
+    def draw(self, labels: Labels, seed: int) -> list[IntArray]:
+        return np.split(np.arange(len(labels)), self.places[:1])
+
+
+def test_a_parameter_with_a_default_factory_need_not_be_given() -> None:
+    assert make_partition(f"{__name__}:Cut") == Cut()
 
 
 def test_a_parameter_called_name_is_refused_like_any_other() -> None:

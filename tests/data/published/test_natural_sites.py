@@ -52,7 +52,10 @@ def test_every_writer_of_femnist_is_a_client(cache: Path, tmp_path: Path) -> Non
     [
         ({"user_data": 3}, "user_data is not a mapping"),
         ({"user_data": {"f1": {"x": [[1.0]], "y": [1]}}}, "the samples of 'f1' cannot be read"),
+        ({"user_data": {"f1": {"x": [[255.0] * 784], "y": [1]}}}, "'f1' cannot be read (x has a value outside 0 to 1)"),
+        ({"user_data": {"f1": {"x": [[float("nan")] * 784], "y": [1]}}}, "(x has a value outside 0 to 1)"),
         ({"user_data": {}}, "no samples; expected LEAF's form"),
+        ({"user_data": {"f1": {"x": [], "y": []}}}, "no samples; expected LEAF's form"),
     ],
 )
 def test_other_files_are_refused(changes: dict[str, Any], line: str, cache: Path, tmp_path: Path) -> None:
