@@ -171,5 +171,5 @@ def run_config_of(settings: FederationSettings, contract: Contract, config: Conf
     from fedskew.flower.app_folder import _files
     from fedskew.flower.planning import _flatten
 
-    text = _files("test", settings, contract, config)["pyproject.toml"]
+    text = _files("test", settings, contract, config, from_data=False)["pyproject.toml"]
     return _flatten(tomllib.loads(text)["tool"]["flwr"]["app"]["config"])
