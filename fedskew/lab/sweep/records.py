@@ -91,8 +91,9 @@ class Record:
             raise other_format("the record of a run", content["format"], FORMAT)
         record = cls(content)
         try:
-            record.config, record.curve, record.seconds, record.identity  # noqa: B018 - raises if anything is missing
-        except (KeyError, TypeError, ValueError) as error:
+            # Each of these raises an error if something is missing.
+            record.config, record.rounds, record.curve, record.seconds, record.identity  # noqa: B018
+        except (LookupError, TypeError, ValueError) as error:
             raise UserError(f"damaged record of a run: {type(error).__name__}: {error}") from error
         return record
 
@@ -302,7 +303,10 @@ class RecordsFile:
 
     def _records(self) -> Iterator[Record]:
         with reporting_os_errors("read", self.path):
-            lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
+            try:
+                lines = self.path.read_text(encoding="utf-8").split("\n") if self.path.exists() else []
+            except UnicodeDecodeError as error:
+                raise UserError(f"{self.path}: not UTF-8; expected a JSON record of a run per line") from error
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue

@@ -197,5 +197,7 @@ class Figure:
 
 
 def _join_some(parts: Sequence[str], join: str = "; ") -> str:
+    if not parts:
+        return "no values"
     more = f"{join}and {len(parts) - MAX_LISTED} more" if len(parts) > MAX_LISTED else ""
     return join.join(parts[:MAX_LISTED]) + more

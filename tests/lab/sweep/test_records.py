@@ -122,6 +122,17 @@ def test_a_file_is_appended_to_and_a_torn_line_is_passed_over(tmp_path: Path, re
     assert len(read_folder(tmp_path / "x")) == 1
 
 
+def test_a_record_without_rounds_or_in_another_encoding_is_refused(tmp_path: Path, record: Record) -> None:
+    path = tmp_path / "runs.jsonl"
+    empty = {name: [] for name, value in record.content.items() if isinstance(value, list)}
+    path.write_text(json.dumps({**record.content, **empty}) + "\n")
+    with pytest.raises(UserError, match=r"runs.jsonl line 1: damaged record of a run"):
+        RecordsFile(path).read()
+    path.write_bytes(b"\xff\xfe{\0")
+    with pytest.raises(UserError, match=r"runs.jsonl: not UTF-8; expected a JSON record of a run per line"):
+        RecordsFile(path).read()
+
+
 @pytest.mark.parametrize("line", ['{"format": 99}', '{"format": 1, "config": {}}', "[]"])
 def test_a_line_that_is_no_record_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "runs.jsonl"

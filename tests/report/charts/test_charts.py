@@ -41,6 +41,10 @@ def test_a_chart_says_itself_in_words() -> None:
     assert "dog" not in BARS.alt(), "a bar that is not there has no value to tell"
 
 
+def test_a_chart_without_values_says_so() -> None:
+    assert Lines("m", "none", "round", "loss", [Line("a", [1], [None])]).alt().endswith("loss over round. no values.")
+
+
 def test_of_many_series_the_words_name_some() -> None:
     many = Lines("m", "many", "x", "y", [Line(f"line {i}", [0, 1], [0, i]) for i in range(40)])
     assert "and 28 more" in many.alt()
