@@ -216,6 +216,7 @@ class Contract:
 
     def admit(self, dataset: Dataset) -> Dataset:
         """Return the data with the federation's classes and scaling. Refuse data that do not meet the contract."""
+        dataset = self._in_colour(dataset)
         if differences := self._differences(dataset):
             raise ContractMismatch(f"the data do not meet the federation's contract: {'; '.join(differences)}")
         dataset = self._reorder(dataset)
@@ -241,7 +242,12 @@ class Contract:
         )
 
     def warnings(self, dataset: Dataset) -> list[str]:
-        """Warn about columns that may be in other units, because their mean is far from the contract's."""
+        """Warn about grey images among colours, and about columns whose mean is far from the contract's.
+
+        Such columns may be in other units.
+        """
+        if self._in_colour(dataset) is not dataset:
+            return ["the images are grey, but the federation's are in colour: each gets three equal channels"]
         if not self.scaling or not dataset.scaling or len(dataset.scaling) != len(self.scaling) or self.column_sums:
             return []
         names = self.columns or tuple(f"number {index}" for index in range(1, len(self.scaling) + 1))
@@ -255,6 +261,17 @@ class Contract:
             for name, mean, (expected, std) in zip(names, means, self.scaling, strict=True)
             if abs(mean - expected) > _FAR * std
         ]
+
+    def _in_colour(self, dataset: Dataset) -> Dataset:
+        """Give grey images three equal channels if the contract has colours, as loading does beside colour images.
+
+        Images on disk are not changed, because they may be larger than the memory.
+        """
+        is_grey = dataset.kind == "image" and dataset.input_shape == (1, *self.shape[1:])
+        if self.kind != "image" or self.shape[0] != 3 or not is_grey or isinstance(dataset.train.x, np.memmap):
+            return dataset
+        train, test = (replace(part, x=part.x.repeat(3, axis=1)) for part in (dataset.train, dataset.test))
+        return replace(dataset, train=train, test=test)
 
     def _reorder(self, dataset: Dataset) -> Dataset:
         """Put the dataset's columns, or its named inputs, into the contract's order."""
@@ -314,7 +331,8 @@ class Contract:
         if foreign := [name for name in dataset.classes if name not in self.classes]:
             found.append(f"classes {shorten(foreign)} are not among {shorten(self.classes)}")
         if dataset.input_shape != self.shape:
-            found.append(f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}")
+            shapes = f"inputs have shape {list(dataset.input_shape)}, expected {list(self.shape)}"
+            found.append(shapes + self._shape_remedy(dataset))
         if self.columns and dataset.columns:
             if surplus := [name for name in dataset.columns if name not in self.columns]:
                 found.append(f"columns {shorten(surplus)} are not among {shorten(self.columns)}")
@@ -329,6 +347,18 @@ class Contract:
         if self.kind == dataset.kind == "text" and (problem := self._vocabulary_problem(dataset)):
             found.append(problem)
         return found
+
+    def _shape_remedy(self, dataset: Dataset) -> str:
+        """Say what to do about images of another size or with other channels. Empty for other data."""
+        if self.kind != "image" or dataset.kind != "image":
+            return ""
+        (channels, *size), (own_channels, *own_size) = self.shape, dataset.input_shape
+        remedies = []
+        if size != own_size:
+            remedies.append(f"resize the images, for which image files have the option image_size: {size[0]}x{size[1]}")
+        if channels != own_channels:
+            remedies.append({1: "convert them to grey", 3: "convert them to colour"}.get(channels, "add the channels"))
+        return f" ({' and '.join(remedies)})"
 
     def _vocabulary_problem(self, dataset: Dataset) -> str | None:
         """Say why the model cannot use the site's vocabulary. None if it can."""

@@ -41,6 +41,31 @@ def test_every_difference_is_told() -> None:
     assert "inputs have shape [3, 2, 2], expected [1, 2, 2]" in str(refused.value)
 
 
+def test_other_sizes_and_channels_get_a_next_step() -> None:
+    for shape, remedy in (
+        ((1, 48, 40), "image_size: 2x2)"),
+        ((3, 2, 2), "(convert them to grey)"),
+        ((3, 4, 4), "image_size: 2x2 and convert them to grey)"),
+    ):
+        with pytest.raises(UserError) as refused:
+            CONTRACT.admit(site(("cat", "dog"), [0, 1], shape=shape))
+        assert remedy in str(refused.value)
+
+
+def test_grey_images_join_a_federation_in_colour() -> None:
+    colour = Contract("image", ("cat", "dog"), (3, 2, 2), (0.3,) * 3, (0.2,) * 3)
+    grey = site(("cat", "dog"), [0, 1], shape=(1, 2, 2))
+    admitted = colour.admit(grey)
+    assert admitted.train.x.shape == (2, 3, 2, 2)
+    assert (admitted.train.x == grey.train.x).all()
+    assert colour.warnings(grey) == [
+        "the images are grey, but the federation's are in colour: each gets three equal channels"
+    ]
+    assert colour.warnings(admitted) == []
+    with pytest.raises(UserError, match=r"inputs have shape \[1, 4, 4\].*image_size: 2x2 and convert them to colour"):
+        colour.admit(site(("cat", "dog"), [0, 1], shape=(1, 4, 4)))
+
+
 def test_other_kinds_are_told() -> None:
     table = Samples(np.zeros((2, 4), np.float32), np.array([0, 1]))
     with pytest.raises(UserError, match="they are of kind table, expected image"):

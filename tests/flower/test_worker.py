@@ -136,10 +136,10 @@ def test_it_answers_one_clientapp_after_another_and_ends_with_its_guardian(runni
             boaster.sendall((2).to_bytes(8, "big") + length.to_bytes(8, "big") + b"{}")
     assert running.asked()["samples"] == 180
 
-    colour = {**running.terms["contract"], "shape": [3, 8, 8], "mean": [0.5] * 3, "std": [1.0] * 3}
-    other = {**running.terms, "contract": colour}
+    larger = {**running.terms["contract"], "shape": [1, 9, 9]}
+    other = {**running.terms, "contract": larger}
     assert "do not meet the federation's contract" in running.asked(terms=other)["refused"]
-    assert "inputs have shape [1, 8, 8], expected [3, 8, 8]" in (running.folder / "log").read_text()
+    assert "inputs have shape [1, 8, 8], expected [1, 9, 9]" in (running.folder / "log").read_text()
 
     running.site.write_text("name: another\ndata: digits.npz\ndevice: cpu\n")
     assert running.asked()["site"] == "another"

@@ -39,6 +39,7 @@ _DATE = re.compile(
     re.IGNORECASE,
 )
 _DECIMAL_COMMA = re.compile(r"[-+]?\d+(,\d+)?")
+_HAS_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
 _WITH_UNIT = re.compile(r"[-+]?\d+(?:[.,]\d+)?\s*([^\d\s.,][^\d\s]*)")
 _FEW_VALUES = 10
 """With at most this many distinct texts, values such as 4th and 5th are categories, not numbers with a unit."""
@@ -199,12 +200,7 @@ class ColumnReader:
         if numbers is not None:
             return self._clean_numbers(name, numbers)
         strings = self._texts(column)
-        if expected is None:
-            self._refuse_unfit_texts(name, strings, isinstance(column, Cells))
-        else:
-            raise UserError(
-                f"{self.where}: column {name!r} holds strings; expected numbers, as in the training table or encoding"
-            )
+        self._refuse_unfit_texts(name, strings, isinstance(column, Cells))
         return strings
 
     def read_text_or_numbers(self, name: str, column: Column) -> Array | Strings:
@@ -234,7 +230,7 @@ class ColumnReader:
 
         A gap word is a text that means a gap, such as NA. A wrong text is neither a number nor a gap word. A column
         with wrong texts is refused if it has fewer wrong texts than numbers, and if wrong texts and gap words together
-        fill fewer than half of its rows. If `expected` is "number", any mixture of numbers and wrong texts is refused.
+        fill fewer than half of its rows. If `expected` is "number", any wrong text is refused.
         """
         gaps = (*GAPS, *(marker.lower() for marker in self.missing))
         if isinstance(column, Cells) and (found := column.cast(gaps)) is not None:
@@ -250,10 +246,11 @@ class ColumnReader:
         texts = ~known & (strings.codes >= 0)
         words = np.array([*(text.lower() in gaps for text in strings.values), False])[strings.codes]
         is_mostly_numbers = (texts & ~words).sum() < known.sum() and 2 * texts.sum() < len(texts)
-        if is_mostly_numbers or (expected and known.any()):
+        if is_mostly_numbers or expected:
+            text = strings.values[strings.codes[odd]]
             raise UserError(
-                f"{self.where}: {strings.values[strings.codes[odd]]!r} in column {name!r}, {self.row(odd)}; expected a "
-                f"number; if it stands for a gap, set missing={strings.values[strings.codes[odd]]}"
+                f"{self.where}: {text!r} in column {name!r}, {self.row(odd)}; expected a number"
+                f"{', as in the training table or encoding' if expected else ''}; {_number_remedy(text, column)}"
             )
         return None
 
@@ -318,6 +315,15 @@ class ColumnReader:
     def _are_mostly(self, column: Strings, pattern: re.Pattern[str]) -> bool:
         matches = np.array([*(bool(pattern.fullmatch(text)) for text in column.values), False])
         return bool(2 * matches[column.codes].sum() > (column.codes >= 0).sum())
+
+
+def _number_remedy(text: str, column: Strings | Cells) -> str:
+    """Say what to do about a text that is not a number. Only CSV files have the option `decimal`."""
+    if not _HAS_DECIMAL_COMMA.fullmatch(text):
+        return f"if it stands for a gap, set missing={text}"
+    if isinstance(column, Strings):
+        return "if the comma is the decimal mark, turn the texts into numbers"
+    return 'if the comma is the decimal mark, set decimal=","'
 
 
 def refuse_identifier(where: str, name: str, numbers: Numbers, dropped: str) -> None:

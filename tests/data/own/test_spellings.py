@@ -198,6 +198,28 @@ def test_a_column_without_any_known_value_is_refused(
     assert not any(part.x[:, inputs].any() for part in (dataset.train, dataset.test))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("texts", [("13,8", "14,25"), ("13,8", "14")])
+def test_a_decimal_comma_where_numbers_are_expected_is_shown_with_its_line(
+    tmp_path: Path, suffix: str, texts: tuple[str, ...]
+) -> None:
+    path = written(patients(age=[texts[row % 2] for row in range(40)]), tmp_path / f"site.{suffix}")
+    with pytest.raises(fs.UserError) as refused:
+        fs.load(path, encoding=ENCODING)
+    place = "line 2" if suffix == "csv" else "row 0"
+    assert f"'13,8' in column 'age', {place}; expected a number, as in" in str(refused.value)
+    remedy = 'set decimal=","' if suffix == "csv" else "turn the texts into numbers"
+    assert f"if the comma is the decimal mark, {remedy}" in str(refused.value)
+    if suffix == "csv":
+        fs.load(path, encoding=ENCODING, decimal=",")
+
+
+def test_texts_where_numbers_are_expected_are_shown_with_their_line(tmp_path: Path) -> None:
+    path = written(patients(age=["low", "high"] * 20), tmp_path / "site.csv")
+    with pytest.raises(fs.UserError, match="'low' in column 'age', line 2; expected a number, as in the training"):
+        fs.load(path, encoding=ENCODING)
+
+
 def test_a_site_whose_rows_all_have_one_new_value_is_warned_that_the_column_is_lost(tmp_path: Path) -> None:
     path = written(patients(sex=["unknown"] * 40), tmp_path / "site.csv")
     (note,) = fs.load(path, encoding=ENCODING).notes
