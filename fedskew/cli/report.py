@@ -94,7 +94,7 @@ def _figures(
     listing: Annotated[bool, typer.Option("--list", help="list the figures and the runs each needs")] = False,
 ) -> None:  # fmt: skip
     """Draw a figure in a paper's layout from runs on disk."""
-    from fedskew.cli.terminal import stdout
+    from fedskew.cli.terminal import notice, stdout
     from fedskew.report.figures.catalogue import find_figure
     from fedskew.report.writing import write_text
     from fedskew.results import comparisons, load_runs
@@ -108,7 +108,10 @@ def _figures(
     target = Path(out or f"{name.replace('/', '-')}.pdf")
     if target.suffix.lower() not in _FIGURE_FILES:
         raise UserError(f"cannot save a figure as {str(target)!r}; expected {', '.join(_FIGURE_FILES)}")
-    figure = entry.draw(comparisons(load_runs(runs).runs))
+    loaded = load_runs(runs)
+    for line in loaded.unreadable:
+        notice(line)
+    figure = entry.draw(comparisons(loaded.runs))
     if target.suffix.lower() == ".csv":
         write_text(target, "\n".join(chart.table().csv() for chart in figure.charts))
     else:

@@ -208,6 +208,11 @@ def test_the_command_lists_draws_and_refuses(
     assert Path("fedlmd-2.pdf").read_bytes().startswith(b"%PDF")
     assert main(["figures", "pkd/8", str(comparison), "-o", "numbers.csv"]) == 0
     assert Path("numbers.csv").read_text().startswith("series,round,")
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    (damaged / "config.yaml").write_text("{")
+    assert main(["figures", "pkd/8", str(comparison), str(damaged), "-o", "numbers.csv"]) == 0
+    assert "config.yaml: line 1" in capsys.readouterr().err
     assert main(["figures", "fedlmd/22", str(comparison)]) == 2
     assert "did you mean 'fedlmd/2'" in capsys.readouterr().err
     assert main(["figures", "fedlmd/2"]) == 2
