@@ -20,7 +20,7 @@ from fedskew.cli.commands import (
     option,
     takes_settings,
 )
-from fedskew.errors import UserError
+from fedskew.errors import UserError, plural
 
 _FLAGS = (
     "data", "data_dir", "augment", "model", "init", "batch_size", "lr", "lr_decay", "optimizer", "momentum",
@@ -64,7 +64,7 @@ def _command(
     epochs and clients per round do not count.
     """
     from fedskew.cli.running import Observers, run_one
-    from fedskew.cli.terminal import print_json, stdout
+    from fedskew.cli.terminal import notice, print_json, stdout
     from fedskew.experiment.config.values import integer
     from fedskew.experiment.preparation import prepare
     from fedskew.export.pretrained import CENTRAL, WEIGHTS, central_training, write_pretrained
@@ -76,14 +76,19 @@ def _command(
     config = Settings(settings.file, given).config()
     prepared = prepare(central_training(config, number, bool(settings.file) or "lr_decay" in settings.values))
     folder = Path(out or f"pretrained/{Path(prepared.config.data).stem}-{prepared.config.model}")
-    card = write_pretrained(run_one(prepared, folder, as_json or quiet, Observers(live, log)), folder)
+    run = run_one(prepared, folder, as_json or quiet, Observers(live, log))
+    card = write_pretrained(run, folder)
+    if run.diverged:
+        notice(
+            f"warning: {run.diverged} of {plural(number, 'epoch')} had no effect, because training was not finite; try "
+            "a lower --lr, with another --out"
+        )
     if as_json:
         print_json({"folder": str(folder), **card})
         return
     classes, accuracy = len(card["classes"]), 100 * card["accuracy"]
-    epochs = f"{number} epoch{'s' * (number != 1)}"
     stdout().print(
-        f"{card['model']} on {card['data']['name']} ({classes} classes), {epochs}: "
+        f"{card['model']} on {card['data']['name']} ({classes} classes), {plural(number, 'epoch')}: "
         f"accuracy {accuracy:.1f} %\nuse it with --model {card['model']} --init {quote(str(folder / WEIGHTS))}",
         markup=False, soft_wrap=True, highlight=False,
     )  # fmt: skip

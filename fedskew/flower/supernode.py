@@ -23,6 +23,7 @@ from fedskew.flower.processes import environment, last_message
 from fedskew.platforms import kill_group
 
 _CONNECT_SECONDS = 10.0
+_LAST_PORT = 65535
 _REASON_SECONDS = 5.0
 """Seconds to wait for the line in which Flower says why it gave up."""
 _GRACE_SECONDS = 30.0
@@ -225,6 +226,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def _address(superlink: str) -> tuple[str, int]:
     host, colon, port = superlink.rpartition(":")
-    if not colon or not port.isdecimal() or not host or "/" in host:
+    if not colon or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT or not host or "/" in host:
         raise UserError(f"superlink is {superlink!r}; expected HOST:PORT, such as fl.example.org:9092")
     return host.strip("[]"), int(port)

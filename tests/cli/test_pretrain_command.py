@@ -72,3 +72,9 @@ def test_a_report_of_such_runs(cli):
     done = cli("report", "runs", "--out", "report.html")
     assert done.status == 0, done.err
     assert "fed3r" in Path("report.html").read_text(encoding="utf-8")
+
+
+def test_epochs_without_effect_are_reported(cli):
+    assert "had no effect" not in cli(*PRETRAIN, "--epochs", "1", "--out", "good", "-q").err
+    shown = cli(*PRETRAIN, "--epochs", "2", "--lr", "1e12", "--out", "diverged", "-q").err
+    assert "warning: 2 of 2 epochs had no effect, because training was not finite; try a lower --lr" in shown

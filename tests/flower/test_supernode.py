@@ -79,7 +79,9 @@ def test_a_server_that_is_not_there_is_named(keys: NodeKeys) -> None:
         require_trusted_server(f"127.0.0.1:{port}", keys)
 
 
-@pytest.mark.parametrize("address", ["server", "https://server:8000", "server:port", ":8000", "fl..example.org:9092"])
+@pytest.mark.parametrize(
+    "address", ["server", "https://server:8000", "server:port", ":8000", "fl..example.org:9092", "127.0.0.1:90920"]
+)
 def test_an_address_is_a_host_and_a_port(address: str, keys: NodeKeys) -> None:
     with pytest.raises(UserError, match="expected HOST:PORT"):
         require_trusted_server(address, keys)
