@@ -1,4 +1,4 @@
-"""A site's check that every part of a method that sends tensors declares that it does."""
+"""A site sends tensors of a method's part only if this part declares what it sends."""
 
 from __future__ import annotations
 

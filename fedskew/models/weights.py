@@ -1,4 +1,4 @@
-"""Initialise a model with weights from a file. Finite tensors that match by name and shape are copied.
+"""Initialise a model with weights from a file. Dense, finite tensors that match by name and shape are copied.
 
 All other tensors keep their initial values. The file is in safetensors format, or is a state dict that `torch.save`
 wrote (`.pt`, `.pth`, `.bin`). A state dict is read with `weights_only`, so that no code in it can run.
