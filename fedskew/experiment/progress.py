@@ -58,6 +58,8 @@ class RunLine:
     seconds: float = 0.0
     curve: list[tuple[float, float]] = field(default_factory=list)
     """(Round, accuracy in percent) of the global model. Rounds in which another model was trained are not counted."""
+    is_ended: bool = False
+    """Whether the run is finished, or was stopped by a callback."""
 
     def update(self, row: RoundRow, rounds_ahead: int) -> None:
         self.round, self.total = row.round, row.round + rounds_ahead
@@ -67,7 +69,7 @@ class RunLine:
 
     def cells(self) -> list[str]:
         accuracy = f"{self.curve[-1][1]:.1f} %" if self.curve else ""
-        ahead = self.total - self.round
+        ahead = 0 if self.is_ended else self.total - self.round
         time = f"{self.seconds / self.round * ahead:.0f} s left" if self.round and ahead else f"{self.seconds:.1f} s"
         label = escape(f"{self.method}, seed {self.seed}")
         return [label, bar(self.round, self.total), f"{self.round}/{self.total}", accuracy, time]
@@ -103,6 +105,7 @@ class NotebookProgress(Callback):
 
     def on_end(self, result: Result) -> None:  # noqa: ARG002
         if self._lines:
+            self._lines[-1].is_ended = True
             self.show()
 
     def show(self) -> None:

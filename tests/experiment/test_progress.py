@@ -102,3 +102,16 @@ def test_a_resumed_run_keeps_its_curve(federation: fs.Federation, tmp_path) -> N
     fs.run(federation, "fedavg", out=tmp_path / "run", callbacks=[shown], **SHORT)
     assert len(shown._lines[0].curve) == 3
     assert "2/2" in shown.last
+
+
+def test_a_stopped_run_has_no_time_left(federation: fs.Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stop(fs.Callback):
+        def on_round(self, row: fs.RoundRow, rounds_ahead: int) -> bool:
+            assert "s left" in progress.html()
+            return row.round == 2
+
+    monkeypatch.setattr(NotebookProgress, "show", lambda self: None)
+    progress = NotebookProgress()
+    fs.run(federation, "fedavg", rounds=9, callbacks=[progress, Stop()])
+    assert "2/9" in progress.html()
+    assert "s left" not in progress.html()
