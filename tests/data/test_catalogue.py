@@ -406,6 +406,16 @@ def test_20newsgroups_is_read_from_csv_and_from_the_publishers_archive(cache: Pa
     assert load("20newsgroups", tmp_path / "raw", length=2).train.x.tolist() == [[2, 4], [3, 0]]
 
 
+def test_only_messages_are_read_from_the_folders_of_20newsgroups(cache: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        group = tmp_path / f"20news-bydate-{part}" / "sci.med"
+        (group / ".ipynb_checkpoints").mkdir(parents=True)
+        (group / ".DS_Store").write_bytes(b"\0\1")
+        (group / "58043").write_text("word")
+    data = load("20newsgroups", tmp_path, length=2)
+    assert (data.train.x.tolist(), data.train.y.tolist()) == ([[2, 0]], [NEWSGROUPS_CLASSES.index("sci.med")])
+
+
 def test_the_vocabulary_keeps_the_most_frequent_words(cache: Path, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("1,b b b,a a c c\n2,d,e\n")
     (tmp_path / "test.csv").write_text("1,a b,c d\n")

@@ -160,8 +160,9 @@ def _newsgroups_folder(folder: Path) -> LabelledTexts:
     texts, labels = [], []
     for label, name in enumerate(NEWSGROUPS_CLASSES):
         for path in sorted((folder / name).glob("*")):
-            texts.append(path.read_text(encoding="latin-1"))
-            labels.append(label)
+            if path.is_file() and not path.name.startswith("."):  # .DS_Store of macOS is no message
+                texts.append(path.read_text(encoding="latin-1"))
+                labels.append(label)
     return texts, np.array(labels, dtype=np.int64)
 
 
