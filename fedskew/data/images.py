@@ -30,6 +30,10 @@ _DARK = (1 << 14) - 1
 """Images of 16 bits without a pixel above this are refused. Scanners write 10, 12 or 14 bits into images of 16."""
 
 
+_MANY = 10
+"""A note says if at least one in so many images of 16 bits is dark."""
+
+
 class _Decoded(NamedTuple):
     pixels: Pixels
     largest: int | None
@@ -48,12 +52,18 @@ class BitDepths:
     """The option `image_bits`: how many bits are used in images that have more than 8. None stands for 16."""
     examples: dict[bool, str] = field(default_factory=dict)
     """The name of the first image of 8 bits (False) and of the first image of more bits (True)."""
+    dark: int = 0
+    """The number of images of more than 8 bits without a pixel above `_DARK`."""
+    deep: int = 0
+    """The number of images of more than 8 bits."""
 
     def check(self, largest: Sequence[int | None], name: Callable[[int], str]) -> None:
         """Refuse images of 16 bits that would become too dark. `largest` has `_Decoded.largest` of each image."""
         for index, value in enumerate(largest):
             self.examples.setdefault(value is not None, name(index))
         deep = {index: value for index, value in enumerate(largest) if value is not None}
+        self.deep += len(deep)
+        self.dark += sum(value <= _DARK for value in deep.values())
         if self.bits is None and deep and 0 < max(deep.values()) <= _DARK:
             raise UserError(
                 f"{name(min(deep))}: no pixel of this and the other 16-bit images is above {max(deep.values())}; "
@@ -62,13 +72,19 @@ class BitDepths:
             )
 
     def notes(self, data: str) -> tuple[str, ...]:
-        """Return a line for the user if some images have 8 bits and others more."""
-        if len(self.examples) < 2:
-            return ()
-        return (
-            f"{data}: some images have 8 bits ({self.examples[False]}) and others more ({self.examples[True]}); "
-            "if the depth depends on the class, models learn it instead of the class; better convert all to 8 bits",
-        )
+        """Return a line for the user if images seem to differ in their bit depth."""
+        notes = []
+        if len(self.examples) > 1:
+            notes.append(
+                f"{data}: some images have 8 bits ({self.examples[False]}) and others more ({self.examples[True]}); "
+                "if the depth depends on the class, models learn it instead of the class; better convert all to 8 bits"
+            )
+        if self.bits is None and 0 < self.deep <= _MANY * self.dark:
+            notes.append(
+                f"{data}: {self.dark} of {self.deep} 16-bit images have no pixel above {_DARK}; if they use only 10, "
+                "12 or 14 bits, they are too dark; convert these to 8 bits, or set image_bits=16 if they are right"
+            )
+        return tuple(notes)
 
 
 def parse_bits(value: object) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,9 +52,12 @@ def _inputs(column: Mapping[str, Any], row: Mapping[str, Any]) -> list[float]:
 
 
 def _text(value: Any, categories: Sequence[str]) -> str:
-    """Write a category as in training: 3.0 as 3, and booleans as the known categories spell them."""
+    """Write a category as in training: 3.0 as 3, letters in NFC, and booleans as the known categories spell them."""
     if isinstance(value, str) or str(value) in ("True", "False"):
-        text = str(value).strip()
+        text = unicodedata.normalize("NFC", str(value).strip())
+        whole = text[:-2] if text.endswith((".0", ",0")) else text
+        if text not in categories and whole in categories and whole.removeprefix("-").isdecimal():
+            return whole
     else:
         text = str(int(value)) if float(value).is_integer() else repr(float(value))
     for number, word in (("0", "False"), ("1", "True")):

@@ -110,3 +110,9 @@ def test_booleans_are_the_categories_of_any_spelling(spellings: tuple[str, str])
     assert rows([{"smoker": value} for value in values]).tolist() == [[0, 1]] * 6 + [[1, 0]] * 2
     both = Rows([{"name": "smoker", "categories": ["0", "1", "False", "True"]}])
     assert both([{"smoker": value} for value in (True, 1)]).tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
+
+
+def test_categories_in_another_spelling_are_those_of_training() -> None:
+    rows = Rows([{"name": "start", "categories": ["fr\u00fcher", "1", "2.0"]}])
+    made = rows([{"start": text} for text in ("fru\u0308her", "fr\u00fcher", "1.0", "2.0", 1.0, "3.0")])
+    assert made.int().tolist() == [[1, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0]]

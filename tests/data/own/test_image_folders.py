@@ -138,6 +138,14 @@ def test_images_of_8_and_of_16_bits_in_one_dataset_are_noted(tmp_path: Path) -> 
     assert any("some images have 8 bits" in note and "b/0.png" in note for note in load(tmp_path).notes)
 
 
+def test_16_bit_images_of_which_some_use_fewer_bits_are_noted(tmp_path: Path) -> None:
+    grey16(tmp_path / "a", 4095)
+    grey16(tmp_path / "b", 65535)
+    (note,) = load(tmp_path).notes
+    assert "5 of 10 16-bit images have no pixel above 16383" in note
+    assert load(tmp_path, image_bits=16).notes == ()
+
+
 @pytest.mark.parametrize("value", [7, 17, "many", 12.5, True])
 def test_a_wrong_number_of_bits_is_refused(tmp_path: Path, value: object) -> None:
     for name in ("a", "b"):
