@@ -59,7 +59,8 @@ def load(data: object, data_dir: str | PathLike[str] | None = None, **options: A
         text=None: the text column, if there are several columns
         length, vocabulary: the number of words kept from each text, and the size of the vocabulary
         image_size=None: resize all images to 32 (square) or "32x48" (height × width)
-        image_bits=None: how many bits are used in images that have 16, such as 12. The default is 16
+        image_bits=None: how many bits of a pixel a scanner used in 16-bit images, such as 12. The default is 16, but
+            if all images are then dark, they are refused
         layout=None: "nchw" or "nhwc", if the shape of an array of images is ambiguous
     """
     if "in_memory" in options:
