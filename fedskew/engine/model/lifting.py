@@ -209,10 +209,10 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _is_seen(change: fx.Node, source: fx.Node, user: fx.Node, module: nn.Module) -> bool:
-    """Return whether another node may see that the assignment `change` writes into the memory of `source`.
+    """Return whether the assignment `change`, which writes into the memory of `source`, may affect another node.
 
     `user` is the node between `source` and the change, or the change itself. A node that computed a new tensor from
-    `source` before the change does not see it.
+    `source` before the change is not affected.
     """
     others = [node for node in source.users if node is not user and (node.users or node.op == "output")]
     if source.op == "get_attr" or not all(node < change and _makes_tensor(node, module) for node in others):
