@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +69,9 @@ def array_dataset(
     axes or neither axis has such a size, `layout` must be "nchw" or "nhwc".
     """
     labels = [read_labels(part.y, part.y_name, "row {}".format) for part in arrays]
+    for part in arrays:
+        if part.x.ndim and not len(part.x):
+            raise UserError(f"{part.x_name}: no samples")
     where = [part.x_name for part in arrays]
     kind, inputs = convert_inputs([part.x for part in arrays], where, layout)
     if kind == "table":
@@ -219,10 +223,13 @@ def _read_npz(path: Path) -> dict[str, Array]:
         raise UserError(f"{path}: not a .npz file; expected what numpy.savez writes")
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+            found = {name: file[name] for name in file.files}
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error}); expected a .npz file") from error
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise UserError(f"{path}: cannot be read ({error}); expected a .npz file") from error
         raise UserError(f"{path}: holds Python objects, which are never unpickled; expected plain arrays") from error
+    if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+        raise UserError(f"{path}: {odd[0]!r} is not an array; expected what numpy.savez writes")
+    return found

@@ -128,6 +128,26 @@ def test_a_damaged_array_is_not_taken_for_python_objects(tmp_path: Path) -> None
         load(tmp_path / "own.npz")
 
 
+def test_damaged_compression_and_members_that_are_no_arrays_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    np.savez_compressed(path, x=TABLE, y=np.arange(20) % 2)
+    content = bytearray(path.read_bytes())
+    content[60:120] = bytes(60)
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"own.npz: cannot be read \(.*\); expected a .npz file"):
+        load(path)
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("x", b"1 2 3")
+    with pytest.raises(UserError, match=r"own.npz: 'x' is not an array; expected what numpy.savez writes"):
+        load(path)
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (0, 8, 8)])
+def test_inputs_without_samples_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="x: no samples"):
+        load((np.zeros(shape), np.arange(3)))
+
+
 @pytest.mark.parametrize(
     ("arrays", "complaint"),
     [
