@@ -199,6 +199,9 @@ def read_chain(path: Path) -> Chain:
     repairs = 0
     for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
         entry = _parse(line)
+        if entry is None and _is_object(line):  # an incomplete line is no complete JSON object
+            problem = f"line {number} was changed: it is not an entry"
+            return Chain(tuple(entries), repairs, problem, is_cut=True)
         if entry is None:
             torn.append(line)
             continue
@@ -305,6 +308,13 @@ def _parse(line: bytes) -> Entry | None:
     except (ValueError, RecursionError):
         return None
     return entry if is_entry and {"time", "event", "previous", "hash"} <= entry.keys() else None
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -93,7 +93,13 @@ def test_a_copy_in_which_no_line_is_an_entry_is_not_intact(tmp_path: Path) -> No
     """An editor that changes the line ends changes every line, and a copy has no head that shows it."""
     path, copy = make_log(tmp_path), tmp_path / "copy.jsonl"
     copy.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_chain(copy).problem == "copy.head is missing"
+    assert read_chain(copy).problem == "line 1 was changed: it is not an entry"
+
+
+def test_a_log_that_was_replaced_by_a_foreign_line_is_not_intact(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_bytes(b'{"a":1}\n')
+    assert read_chain(path).problem == "line 1 was changed: it is not an entry"
 
 
 def test_a_log_whose_first_writers_were_killed_is_intact(tmp_path: Path) -> None:
