@@ -7,9 +7,9 @@ than three seeds, nothing is tested.
 
 Comparisons with a method that was chosen beforehand, such as FedAvg in `fedskew choose`, are corrected together by
 Holm's method. The best method of a comparison is chosen on the same seeds on which it is tested, and chance alone makes
-one method the best. So `leads` corrects for all pairs of methods: whichever method is the best, its comparisons are
-among these. If all methods are equally good, a significant lead is then found in at most 5 % of comparisons. Correcting
-only for the comparisons with the best of 14 methods, it was found in 13 % of them (five seeds).
+one method the best. So `leads` corrects for all pairs of methods: whichever method is the best, its pairs are among
+these. If all methods are equally good, the best one then has a significant lead in at most 5 % of cases. With a
+correction for the 13 pairs of the best of 14 methods alone, it had one in 13 % of cases (five seeds).
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class Server:
         stage = self.next_stage(start)
         if stage is None:
             return 0
-        most = max_states_on_disk(self._config, self._federation.clients, self.rounds_left(start))
+        most = max_states_on_disk(self._config, self._federation.clients, self.rounds_left(start), present)
         state = self._planner.initial_state(self._planner.parts(stage), start.model)
         return max(0, most - present) * state_bytes(stage, state, start.model)
 

@@ -233,8 +233,8 @@ def state_bytes(stage: Stage, state: Tensors, model: ModelState) -> int:
     return sum(t.nbytes for t in state.values())
 
 
-def max_states_on_disk(config: Config, clients: int, rounds: int) -> int:
-    """The largest number of client states on disk during this many rounds."""
+def max_states_on_disk(config: Config, clients: int, rounds: int, present: int) -> int:
+    """The largest number of client states on disk during the next `rounds` rounds, if `present` are there now."""
     per_round = config.clients_per_round or clients
     replaced = 2 * config.checkpoint_every * per_round  # older states that the two kept checkpoints may need
-    return min(rounds * per_round, clients + replaced)
+    return min(present + rounds * per_round, clients + replaced)
