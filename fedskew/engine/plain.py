@@ -247,7 +247,7 @@ def frozen_outputs(
     outputs = {}
     for name, (model, mode) in companions.items():
         buffers = {n: b.clone() for n, b in model.buffers.items()} if mode == "train" else model.buffers
-        out = network.forward(network.kept(model.params), buffers, x, mode, companion_key(key))
+        out = network.forward(network.protected(model.params), buffers, x, mode, companion_key(key))
         outputs[name] = Outputs(out.logits, contiguous(out.features))
     return outputs
 

@@ -127,7 +127,7 @@ class Admission:
             site, reply = node.name or f"node {node_id}", read_reply(message)
             self._audit({"site": site, "kind": "hello"} | describe_answer(reply))
             refusal = self._admit(node_id, node, reply)
-            if refusal:  # recorded each time: after the reply alone, the site would count as connected
+            if refusal:  # audited each time, because `run_status` takes an audited reply alone for "connected"
                 self._audit({"event": "discarded", "site": site, "kind": "hello", "reason": refusal})
             if refusal and refusal != node.refusal:
                 self._log(f"warning: {site} is not admitted: {refusal}")

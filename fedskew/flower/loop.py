@@ -157,7 +157,7 @@ class FederatedRounds:
                 exchanged, kept = self._server.exchanged_model(model), self._server.kept_states(aggregated.after)
                 replies = site_evaluation.request(exchanged, tested, labels, frozen, kept)
             return site_evaluation.measure(replies, plan.runtime.test_set, model, labels)
-        except NoTests as error:  # for example in a repeated round, if the sites have already tested another model
+        except NoTests as error:  # for example, sites that tested a round's first attempt do not test its second
             self._sites.log(f"round {plan.before.round + 1} has no evaluation: {error}")
             return {}
 

@@ -221,7 +221,7 @@ class Network:
         new = {n: t.detach() for n, b in buffers.items() if (t := tensors[_PREFIX + n]) is not b}
         return self._outputs(logits, features), new
 
-    def kept(self, params: Tensors) -> Tensors:
+    def protected(self, params: Tensors) -> Tensors:
         """Copy the parameters of a frozen model, if the model's code would write into them."""
         return {name: p.clone() for name, p in params.items()} if self._changes_parameters else params
 
