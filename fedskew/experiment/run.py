@@ -146,9 +146,9 @@ def _run_or_load(
         is_incomplete = must_continue(prepared, server, folder, callbacks)
         if not is_incomplete or not can_continue(folder):
             return _load_finished(prepared, server, folder, recorder, callbacks, is_incomplete)
-        line = f"{folder.path}: a callback stopped this run after round {folder.rounds()[-1].round}; now it continues"
-        recorder.notify([line])
     state = begin_or_resume(prepared, server, folder, recorder)
+    if folder is not None and folder.finished:  # a callback does not want a stopped run to continue
+        return _load_finished(prepared, server, folder, recorder, callbacks)
     if not recorder.stopped:
         state = loop(state, recorder)
     return recorder.finish(state)
@@ -160,7 +160,7 @@ def _load_finished(
     folder: RunFolder,
     recorder: Recorder,
     callbacks: Sequence[Callback],
-    is_incomplete: bool,
+    is_incomplete: bool = False,
 ) -> Result:
     """Load the result. `is_incomplete` says whether the run should continue, but cannot."""
     result = load_result(server, folder, recorder)
@@ -172,7 +172,7 @@ def _load_finished(
     if lacks_predictions and not folder.predictions_path.exists():
         line += ", so no predictions were saved; to save them, choose another --out"
     if is_incomplete:
-        line += ", because no checkpoint is left; to train all rounds, choose another --out"
+        line += ", because it has no checkpoint that can be used; to train all rounds, choose another --out"
     for callback in callbacks:
         callback.on_notice(line)
         callback.on_end(result)
@@ -199,12 +199,24 @@ def begin_or_resume(prepared: Prepared, server: Server, folder: RunFolder | None
     _check_checkpoint(prepared, server, folder, checkpoint)
     _use_threads(server, recorder, checkpoint.meta.get("threads", torch.get_num_threads()))
     server.resume_with(checkpoint.meta.get("engine"))
-    folder.withdraw_result()
-    folder.truncate_rounds(checkpoint.round)
     clients = folder.client_states(checkpoint.clients)
     state = RunState.restore(checkpoint.tensors, checkpoint.meta, clients, server.device)
+    if folder.finished:
+        _continue_stopped(folder, checkpoint.round, state, recorder)
+        return state
+    folder.truncate_rounds(checkpoint.round)
     recorder.start(folder.rounds(), state)
     return state
+
+
+def _continue_stopped(folder: RunFolder, last: int, state: RunState, recorder: Recorder) -> None:
+    """Continue a run that a callback stopped, from round `last`. Its result is removed once no callback objects."""
+    rows = folder.rounds()
+    recorder.start([row for row in rows if row.round <= last], state)
+    if not recorder.stopped:
+        recorder.notify([f"{folder.path}: a callback stopped this run after round {rows[-1].round}; now it continues"])
+        folder.withdraw_result()
+        folder.truncate_rounds(last)
 
 
 def _report_start(prepared: Prepared, recorder: Recorder) -> None:

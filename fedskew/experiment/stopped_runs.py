@@ -32,10 +32,11 @@ def _stops(callback: Callback, prepared: Prepared, server: Server, folder: RunFo
     """Whether the callback would have stopped this run after its last recorded round or before.
 
     The callback sees the recorded rounds again. Only `EarlyStopping` and callbacks of a class that stopped the run are
-    asked, because others may act on each round, for example print it.
+    asked, because others may act on each round, for example print it. If the class is not recorded, all are asked.
     """
-    stopped_by = (folder.summary() or {}).get(STOPPED_BY, ())
-    if not isinstance(callback, EarlyStopping) and _class_name(callback) not in stopped_by:
+    stopped_by = (folder.summary() or {}).get(STOPPED_BY)  # None in runs of version 0.2
+    known = stopped_by is None or _class_name(callback) in stopped_by
+    if not isinstance(callback, EarlyStopping) and not known:
         return False
     state = server.start()
     ahead = server.rounds_left(state)
@@ -57,4 +58,4 @@ def describe_stop(callbacks: Sequence[Callback]) -> dict[str, list[str]]:
 
 
 def _class_name(callback: Callback) -> str:
-    return type(callback).__qualname__
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"

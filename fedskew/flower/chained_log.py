@@ -200,8 +200,7 @@ def read_chain(path: Path) -> Chain:
     for number, line in enumerate([*lines, *([rest] if rest else [])], start=1):
         entry = _parse(line)
         if entry is None and _is_object(line):  # an incomplete line is no complete JSON object
-            problem = f"line {number} was changed: it is not an entry"
-            return Chain(tuple(entries), repairs, problem, is_cut=True)
+            return Chain(tuple(entries), repairs, f"line {number} was changed: it is not an entry", is_cut=True)
         if entry is None:
             torn.append(line)
             continue

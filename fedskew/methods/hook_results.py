@@ -5,7 +5,7 @@ What hooks return is checked when a run is prepared, at the beginning and end of
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor
@@ -192,12 +192,12 @@ def wrong_conclusions(schedule: object, returned: object) -> UserError:
 
 
 def is_json(value: object) -> bool:
-    """Return whether a checkpoint can save the value as JSON."""
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError, RecursionError):
-        return False
-    return not isinstance(value, Mapping) or all(isinstance(name, str) for name in value)
+    """Return whether a checkpoint can save the value as JSON, with text as the keys at every level."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_json(entry) for key, entry in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _call(part: object, hook: str) -> str:

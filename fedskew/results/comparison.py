@@ -238,7 +238,7 @@ class Comparison:
 
     def _differences_json(self) -> list[dict[str, Any]]:
         """The differences as JSON. `significant` is null if nothing was tested."""
-        found = zip(self.competing[1:], self.differences(), strict=True)
+        competing = self.competing
         return [
             {
                 "against": method.label,
@@ -250,9 +250,9 @@ class Comparison:
                 "p": difference.p,
                 "significant": difference.significant if difference.is_tested else None,
                 "seeds_to_settle": difference.seeds_to_settle,
-                "unequal_rounds": bool(unequal_rounds(self.competing[0], method)),
+                "unequal_rounds": bool(unequal_rounds(competing[0], method)),
             }
-            for method, difference in found
+            for method, difference in zip(competing[1:], self.differences(), strict=True)
             if difference is not None
         ]
 

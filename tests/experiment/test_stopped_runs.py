@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,43 @@ def test_a_callback_that_stops_later_continues_the_run(
     assert found.rounds > 3
 
 
+class Objects(fs.Callback):
+    """Wants no further round when the run resumes."""
+
+    def on_resume(self, rows: Sequence[RoundRow]) -> bool:
+        return True
+
+
+class Fails(fs.Callback):
+    def on_start(self, *_: Any) -> None:
+        raise ValueError("no")
+
+
+def test_a_stopped_run_keeps_its_result_if_a_callback_fails_or_objects(
+    tmp_path: Path, federation: fs.Federation
+) -> None:
+    settings = SHORT | {"out": tmp_path / "run", "checkpoint_every": 2}
+    stopped = fs.run(federation, "fedavg", callbacks=[StopAfter(3)], **settings)
+    with pytest.raises(ValueError, match="no"):
+        fs.run(federation, "fedavg", callbacks=[Fails()], **settings)
+    notices = Notices()
+    found = fs.run(federation, "fedavg", callbacks=[Objects(), notices], **settings)
+    assert_equal(found, stopped)
+    assert_equal(fs.load_run(tmp_path / "run"), stopped)
+    assert notices.lines == [
+        f"{tmp_path / 'run'} is already finished: a callback stopped it after round 3 of 6; nothing was run"
+    ]
+
+
+def test_a_stopped_run_of_an_older_version_asks_every_callback(tmp_path: Path, federation: fs.Federation) -> None:
+    settings = SHORT | {"out": tmp_path / "run"}
+    stopped = fs.run(federation, "fedavg", callbacks=[StopAfter(3)], **settings)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary.pop("stopped_by") == [f"{__name__}.StopAfter"]
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
+    assert_equal(fs.run(federation, "fedavg", callbacks=[StopAfter(3)], **settings), stopped)
+
+
 def test_a_whole_run_is_not_asked_about_callbacks(tmp_path: Path, federation: fs.Federation) -> None:
     settings = SHORT | {"out": tmp_path / "run"}
     whole = fs.run(federation, "fedavg", **settings)
@@ -125,7 +163,7 @@ def test_without_a_checkpoint_the_notice_says_what_to_do(tmp_path: Path, federat
     assert (found.rounds, found.stopped_early) == (3, True)
     assert notices.lines == [
         f"{tmp_path / 'run'} is already finished: a callback stopped it after round 3 of 6; nothing was run, because "
-        "no checkpoint is left; to train all rounds, choose another --out"
+        "it has no checkpoint that can be used; to train all rounds, choose another --out"
     ]
 
 

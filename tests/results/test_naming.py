@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +70,12 @@ def test_parameters_of_unknown_methods_are_shown_only_if_they_differ(
         one, other = (Config(method=name, method_params={"a": a, "b": 1}) for a in (1, 2))
         assert labels([one]) == [name]
         assert labels([one, other]) == [f"{name} (a=1)", f"{name} (a=2)"]
+
+
+def test_a_table_does_not_import_a_user_s_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run folder may be somebody else's."""
+    (tmp_path / "unseen_method.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    named = Config(method="fedavg+unseen_method:Mine", method_params={"strength": 0.1})
+    assert labels([named]) == ["fedavg+unseen_method:Mine"]
+    assert "unseen_method" not in sys.modules

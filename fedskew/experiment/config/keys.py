@@ -343,7 +343,7 @@ def parse_method(text: str) -> dict[str, Any]:
     Several settings are separated by colons: `fedvls:distill_weight=0.5:suppress_weight=0`. The name itself
     may have a colon, as in `package.module:Class`.
     """
-    if _SETTING_BEFORE_PLUS.search(text):
+    if _SETTING_BEFORE_PLUS.search(text) and _names_methods(text):
         named = [_split_settings(part) for part in re.split(_PLUS, text)]
         whole = "+".join(name for name, _ in named)
         expected = ":".join([whole, *(setting for _, settings in named for setting in settings)])
@@ -361,6 +361,14 @@ def _split_settings(text: str) -> tuple[str, list[str]]:
     words = text.split(":")
     first = next((i for i, word in enumerate(words) if "=" in word), len(words))
     return ":".join(words[:first]), words[first:]
+
+
+def _names_methods(text: str) -> bool:
+    """Whether a method's name follows each plus. Otherwise, a plus may be part of a setting."""
+    from fedskew.methods import METHODS  # imports torch, which `--help` does not need
+
+    names = [_split_settings(part)[0].strip() for part in re.split(_PLUS, text)]
+    return all(name.lower() in METHODS or ":" in name for name in names[1:])
 
 
 _PLUS = r"\+(?=\s*[A-Za-z_])"

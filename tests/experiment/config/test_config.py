@@ -22,6 +22,7 @@ from fedskew.experiment.config import (
     differing_keys,
     load_yaml,
     parse_assignments,
+    parse_method,
     run_folder,
     run_name,
     with_values,
@@ -285,6 +286,10 @@ def test_a_method_may_have_its_settings_wherever_it_is_named(text: str, name: st
         with_values(Config(method="fedavgm", method_params={"server_momentum": 0.5}), {"method.name": text}),
     ):
         assert (config.method, config.method_params) == (name, settings)
+
+
+def test_a_setting_may_have_a_plus() -> None:
+    assert parse_method("mine:P:mode=a+b") == {"name": "mine:P", "mode": "a+b"}
 
 
 def test_settings_in_the_text_of_a_method_count_as_those_of_a_mapping() -> None:
