@@ -138,13 +138,13 @@ class _ClientTraining:
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the inputs and labels of each step. Several steps are prepared at once."""
         plan, device = self._plan, self._loss.device
-        valid = plan.indices >= 0
+        is_sample = plan.indices >= 0
         entries = plan.indices.shape[1] * self._data.x[0].numel()
         at_once = max(1, _STAGED_NUMBERS // max(entries, 1))
         for first, end in pairwise([*range(0, plan.steps, at_once), plan.steps]):
             chunk = slice(first, end)
-            lengths = valid[chunk].sum(axis=1)
-            rows = torch.from_numpy(plan.indices[chunk][valid[chunk]]).to(device)
+            lengths = is_sample[chunk].sum(axis=1)
+            rows = torch.from_numpy(plan.indices[chunk][is_sample[chunk]]).to(device)
             keys = torch.from_numpy(np.repeat(plan.epoch_keys[chunk], lengths)).to(device)
             x, y = self._data.training_inputs(rows, keys), self._data.y[rows]
             sizes = lengths.tolist()

@@ -144,6 +144,6 @@ def _reason(run: Result, metric: RankingMetric) -> str:
     if run.diverged:
         return f"its training diverged, so it has no {metric.label}; lower the learning rate, or rank by macro-f1"
     return (
-        f"it has no {metric.label}, because the model's outputs are not finite or because an older version ran it; "
-        "run it again in another folder, perhaps with a lower learning rate, or rank by macro-f1"
+        f"it has no {metric.label}: the model's outputs are not finite, the test samples do not define this metric, or "
+        "an older version ran it; rank by macro-f1, or run it again in another folder, perhaps with a lower --lr"
     )

@@ -162,6 +162,12 @@ def test_a_run_that_diverged_is_not_called_old(loss: float | None) -> None:
     assert "version" not in str(error.value)
 
 
+def test_test_samples_of_one_class_do_not_define_kappa() -> None:
+    run = imbalanced("fedavg", 0, [[900, 0], [0, 0]], None)
+    with pytest.raises(UserError, match="it has no Cohen's κ: .* the test samples do not define this metric, or "):
+        compare_runs([run], rank_by="kappa")
+
+
 def test_a_federation_of_sites_has_no_auroc() -> None:
     run = made_up("fedvls", 0, [0.5, 0.5], partition={"rule": "sites", "names": ["north", "south"]})
     with pytest.raises(UserError, match="its federation did not record it"):

@@ -345,13 +345,13 @@ class Staging:
     def __call__(self, memory: Memory) -> None:
         plan, inputs, data = memory["plan"][""], memory["inputs"], self.data.with_tensors(memory["data"])
         planned, (epoch_keys, client_keys, steps) = plan[..., :-KEY_COLUMNS], plan[..., -KEY_COLUMNS:].unbind(-1)
-        valid = planned >= 0
-        indices = torch.where(valid, planned, 0)
+        is_sample = planned >= 0
+        indices = torch.where(is_sample, planned, 0)
         x = data.training_inputs(indices, epoch_keys.unsqueeze(-1))
         inputs["x"].copy_(x.movedim(3, -1) if self.channels_last else x)
-        inputs["y"].copy_(padded_targets(data.y[indices], valid))
+        inputs["y"].copy_(padded_targets(data.y[indices], is_sample))
         inputs["keys"].copy_(fold(client_keys, steps))
-        inputs["lengths"].copy_(valid.sum(dim=-1))
+        inputs["lengths"].copy_(is_sample.sum(dim=-1))
 
 
 class Program:

@@ -126,7 +126,10 @@ def _mean(point: PointKey, rows: Sequence[Row], metric: RankingMetric) -> float:
 
 def _why_missing(metric: RankingMetric) -> str:
     if _is_recorded_each_round(metric):
-        return "the outputs of a run's model are not finite, or a run is from an earlier version of fedskew"
+        return (
+            "the outputs of a run's model are not finite, the test samples do not define this metric, or a run is from "
+            "an earlier version of fedskew"
+        )
     return (
         "this metric is computed only for the global model after the last round; a run was trained for more rounds "
         "than requested, has no global model or no finite probabilities, had too little memory, or is from an earlier "

@@ -77,8 +77,8 @@ def test_a_reference_bound_does_not_compete_whatever_the_axis_is_called(tmp_path
         ),
         (
             "balanced-accuracy",
-            "fedprox has no balanced accuracy: the outputs of a run's model are not finite, or a run is from an "
-            "earlier version of fedskew; rank by accuracy",
+            "fedprox has no balanced accuracy: the outputs of a run's model are not finite, the test samples do not "
+            "define this metric, or a run is from an earlier version of fedskew; rank by accuracy",
         ),
     ],
 )
