@@ -164,7 +164,7 @@ def test_a_run_that_diverged_is_not_called_old(loss: float | None) -> None:
 
 def test_test_samples_of_one_class_do_not_define_kappa() -> None:
     run = imbalanced("fedavg", 0, [[900, 0], [0, 0]], None)
-    with pytest.raises(UserError, match="it has no Cohen's κ: .* the test samples do not define this metric, or "):
+    with pytest.raises(UserError, match=r"it has no Cohen's κ: .* the test samples do not define this metric, or "):
         compare_runs([run], rank_by="kappa")
 
 
