@@ -111,6 +111,17 @@ def test_a_callback_that_stops_later_continues_the_run(
     assert found.rounds > 3
 
 
+def test_a_callback_that_counts_sees_only_the_trained_rounds_of_this_run(
+    tmp_path: Path, federation: fs.Federation
+) -> None:
+    settings = SHORT | {"out": tmp_path / "run"}
+    fs.run(federation, "fedavg", callbacks=[StopAfter(2)], **settings)
+    other = StopAfter(3)
+    assert fs.run(federation, "fedavg", callbacks=[other], **SHORT).rounds == other.seen == 3
+    # It forgets the other run, and row 0 is the initial model. So it would have stopped later.
+    assert fs.run(federation, "fedavg", callbacks=[other], **settings).rounds > 2
+
+
 class Objects(fs.Callback):
     """Wants no further round when the run resumes."""
 

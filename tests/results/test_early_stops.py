@@ -134,3 +134,11 @@ def test_a_report_of_several_settings_names_the_setting_of_stopped_runs() -> Non
     )
     lines = [line for line in overview(found).paragraphs if "stopped" in line]
     assert lines == [f"lr={lr}: fedavg: stopped early, after 1 of 4 rounds." for lr in (0.1, 0.2)]
+
+
+def test_whole_runs_of_different_lengths_were_not_stopped_early() -> None:
+    """PKD trains more rounds than FedAvg."""
+    runs = [trained("fedavg", seed, 0.3, 3) for seed in range(3)] + [trained("pkd", seed, 0.7, 4) for seed in range(3)]
+    whole = compare_runs([replace(run, stopped_early=False) for run in runs])
+    assert [entry["unequal_rounds"] for entry in whole.to_json()["differences"]] == [False]
+    assert "different numbers of rounds" not in " ".join(verdict(whole))

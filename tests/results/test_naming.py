@@ -79,3 +79,8 @@ def test_a_table_does_not_import_a_user_s_module(tmp_path: Path, monkeypatch: py
     named = Config(method="fedavg+unseen_method:Mine", method_params={"strength": 0.1})
     assert labels([named]) == ["fedavg+unseen_method:Mine"]
     assert "unseen_method" not in sys.modules
+
+
+def test_a_list_in_yaml_is_the_same_as_a_default_tuple() -> None:
+    layers = [*make_method("fedper").params["layers"]]
+    assert labels([Config(method="fedper", method_params={"layers": layers})]) == ["fedper"]
