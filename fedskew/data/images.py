@@ -67,8 +67,8 @@ class BitDepths:
         if self.bits is None and deep and 0 < max(deep.values()) <= _DARK:
             raise UserError(
                 f"{name(min(deep))}: no pixel of this and the other 16-bit images is above {max(deep.values())}; "
-                "expected pixels up to 65535; set image_bits to the bits that the images use, such as 12, the same at "
-                "all sites (16 reads the images as they are)"
+                "expected pixels up to 65535; set image_bits to the bits that the images use, such as 12, or to 16 if "
+                "they are right as they are"
             )
 
     def notes(self, data: str) -> tuple[str, ...]:

@@ -201,8 +201,12 @@ class SiteRun:
 
 
 def hash_contract(contract: Contract) -> str:
-    """Hash a contract in its normal form, because the server may write the same contract in different ways."""
-    return digest(json.dumps(contract.to_json(), sort_keys=True).encode())
+    """Hash a contract in its normal form, because the server may write the same contract in different ways.
+
+    `from_sums` is left out: version 0.2 did not write it, and a site's records of that version must still match.
+    """
+    content = {key: value for key, value in contract.to_json().items() if key != "from_sums"}
+    return digest(json.dumps(content, sort_keys=True).encode())
 
 
 def hash_data_form(contract: Contract) -> str:

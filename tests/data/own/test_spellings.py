@@ -15,6 +15,7 @@ import fedskew as fs
 from fedskew.data.column_sums import CategorySums, fit_encoding_to_sums, sum_columns
 from fedskew.data.table_encoding import TableEncoding
 from fedskew.flower.contract import Contract
+from fedskew.flower.site_run import hash_contract
 
 ENCODING = [
     {"name": "age", "mean": 50, "std": 10},
@@ -239,3 +240,10 @@ def test_a_site_that_hid_its_categories_from_the_sums_is_only_warned(tmp_path: P
     complete = Contract.from_json(complete.to_json())
     (note,) = fs.load(path, **complete.data_options(path, {})).notes
     assert "the whole column is lost" in note
+
+
+def test_a_contract_that_is_completed_has_the_hash_that_sites_recorded_with_version_0_2() -> None:
+    encoding = TableEncoding.from_json(ENCODING)
+    complete = Contract.from_encoding(("ill", "well"), encoding).draft().complete(encoding)
+    assert complete.from_sums
+    assert hash_contract(complete) == "c09591d175c4739d49df79bb374d0b0163153f4ee9aceb0bb23a30f8d747df45"
