@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -119,12 +120,12 @@ def _data(config: Config) -> dict[str, Any]:
     name = str(Path(config.data).resolve()) if Path(config.data).exists() else config.data
     options = data_options(config)
     if isinstance(options.get("test"), str):
-        options["test"] = str(Path(options["test"]).expanduser().resolve())
+        options["test"] = str(Path(os.path.expanduser(options["test"])).resolve())
     return {"name": name, **options}
 
 
 def _data_dir(config: Config) -> str | None:
-    return None if config.data_dir is None else str(Path(config.data_dir).expanduser().resolve())
+    return None if config.data_dir is None else str(Path(os.path.expanduser(config.data_dir)).resolve())
 
 
 def _site(client: int, name: str, config: Config, settings: FederationSettings, column_sums: bool) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
@@ -153,7 +154,7 @@ def _test_path(path: Path, test: object, parts: int) -> Path:
         raise UserError(f"test is of type {type(test).__name__}; expected a path, like {path}")
     if parts > 1:
         raise UserError(f"{path} has a test part; leave out test")
-    found = Path(test).expanduser()
+    found = Path(os.path.expanduser(test))
     if not found.exists():
         raise UserError(f"test is {str(test)!r}, which does not exist; expected a path like {path}")
     if found.samefile(path):

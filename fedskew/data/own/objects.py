@@ -25,6 +25,7 @@ from fedskew.data.own.table_columns import Table
 from fedskew.data.own.table_files import TEST_NAMES, arrow_table
 from fedskew.data.own.tables import load_tables
 from fedskew.data.published.text import LENGTH, VOCABULARY
+from fedskew.data.spelling import composed
 from fedskew.errors import UserError
 
 _OBJECT_FORMS = (
@@ -122,7 +123,7 @@ def load_samples(
     if isinstance(inputs[0][0], str):
         refuse_unused_options(sources[0], "texts", {**of_images, "layout": layout})
         texts = [
-            Part(list(map(str, x)), read_labels(y, where, "item {}".format), where)
+            Part([composed(str(text)) for text in x], read_labels(y, where, "item {}".format), where)
             for (x, y), where in zip(samples, sources, strict=True)
         ]
         form = (LENGTH if length is None else length, VOCABULARY if vocabulary is None else vocabulary)

@@ -247,3 +247,10 @@ def test_a_contract_that_is_completed_has_the_hash_that_sites_recorded_with_vers
     complete = Contract.from_encoding(("ill", "well"), encoding).draft().complete(encoding)
     assert complete.from_sums
     assert hash_contract(complete) == "c09591d175c4739d49df79bb374d0b0163153f4ee9aceb0bb23a30f8d747df45"
+
+
+def test_texts_given_in_python_are_composed_as_those_of_files_are() -> None:
+    pairs = [(text, label) for text in ("grün", "größe", "tür") for label in (0, 1)] * 5
+    one, other = (fs.load([(form(text), label) for text, label in pairs]) for form in (nfc, nfd))
+    assert one.words == other.words
+    assert (one.train.x == other.train.x).all()
