@@ -27,11 +27,9 @@ _GREY_MODES = {"1", "L", "LA"}
 _DEEP = 16
 """The bits per pixel of images that have more than 8, unless the option `image_bits` says otherwise."""
 _DARK = (1 << 14) - 1
-"""Images of 16 bits without a pixel above this are refused. Scanners write 10, 12 or 14 bits into images of 16."""
-
-
-_MANY = 10
-"""A note says if at least one in so many images of 16 bits is dark."""
+"""A 16-bit image is dark if it has no pixel above this. Scanners write 10, 12 or 14 bits into images of 16."""
+_NOTED_ONE_IN = 10
+"""A note names dark images if at least one in this many 16-bit images is dark."""
 
 
 class _Decoded(NamedTuple):
@@ -53,7 +51,7 @@ class BitDepths:
     examples: dict[bool, str] = field(default_factory=dict)
     """The name of the first image of 8 bits (False) and of the first image of more bits (True)."""
     dark: int = 0
-    """The number of images of more than 8 bits without a pixel above `_DARK`."""
+    """The number of dark images among those of more than 8 bits (see `_DARK`)."""
     deep: int = 0
     """The number of images of more than 8 bits."""
 
@@ -67,8 +65,8 @@ class BitDepths:
         if self.bits is None and deep and 0 < max(deep.values()) <= _DARK:
             raise UserError(
                 f"{name(min(deep))}: no pixel of this and the other 16-bit images is above {max(deep.values())}; "
-                "expected pixels up to 65535; set image_bits to the bits that the images use, such as 12, or to 16 if "
-                "they are right as they are"
+                "expected pixels up to 65535; set image_bits to the bits that they use, such as 12 (grey images only), or "
+                "to 16 if they are right as they are; or convert them to 8 bits"
             )
 
     def notes(self, data: str) -> tuple[str, ...]:
@@ -79,7 +77,7 @@ class BitDepths:
                 f"{data}: some images have 8 bits ({self.examples[False]}) and others more ({self.examples[True]}); "
                 "if the depth depends on the class, models learn it instead of the class; better convert all to 8 bits"
             )
-        if self.bits is None and 0 < self.deep <= _MANY * self.dark:
+        if self.bits is None and 0 < self.deep <= _NOTED_ONE_IN * self.dark:
             notes.append(
                 f"{data}: {self.dark} of {self.deep} 16-bit images have no pixel above {_DARK}; if they use only 10, "
                 "12 or 14 bits, they are too dark; convert these to 8 bits, or set image_bits=16 if they are right"

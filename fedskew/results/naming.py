@@ -67,8 +67,8 @@ def _differing_parameters(configs: Sequence[Config]) -> list[str]:
 
 
 def _label(config: Config, differing: Collection[str], defaults: Mapping[str, object]) -> str:
-    not_recorded = {name: defaults.get(name) if len(differing) > 1 else None for name in differing}
-    values = not_recorded | config.method_params
+    if_not_recorded = {name: defaults.get(name) if len(differing) > 1 else None for name in differing}
+    values = if_not_recorded | config.method_params
     shown = [name for name in sorted(values) if _is_shown(name, values[name], differing, defaults)]
     listed = ", ".join(f"{name}={values[name]}" for name in shown)
     return f"{config.method} ({listed})" if listed else config.method

@@ -118,14 +118,18 @@ def test_what_is_refused(fedper: Result, tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
-def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = small_data(tmp_path)
+def federated(method: str, rounds: int, site_metrics: str, folder: Path) -> tuple[Result, Path]:
+    """Train a federation of three sites. Return the run, and the sites' data."""
+    data = small_data(folder)
     split = fs.federation(str(data), fs.Dirichlet(beta=0.3, clients=3), seed=0)
-    values = {"method": "fedper", "rounds": 2, "local_epochs": 1, "engine": "plain", "device": "cpu", "batch_size": 20}
-    config = with_values(Config(), {"partition.clients": 3, **values})
-    tests: dict[str, object] = {"evaluation": "sites", "site_metrics": "total", "test_data": None}
-    here = case(tmp_path, split, data, config, **tests)
-    run = run_federation(here.grid, here.context)
+    values = {"method": method, "rounds": rounds, "local_epochs": 1, "engine": "plain", "device": "cpu"}
+    config = with_values(Config(), {"partition.clients": 3, "batch_size": 20, **values})
+    here = case(folder, split, data, config, evaluation="sites", site_metrics=site_metrics, test_data=None)
+    return run_federation(here.grid, here.context), data
+
+
+def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run, data = federated("fedper", 2, "total", tmp_path)
     site = tmp_path / "site-1" / "site.yaml"
     site.write_text(f"name: site-1\ndata: {data}\n", encoding="utf-8")
     assert main(["export", str(run.folder), "-o", str(tmp_path / "model"), "--site", str(site)]) == 0
@@ -147,13 +151,7 @@ def test_a_site_exports_its_own_model_with_its_site_yaml(tmp_path: Path, capsys:
 
 
 def test_scores_of_the_global_model_are_not_those_of_a_sites_own(tmp_path: Path) -> None:
-    data = small_data(tmp_path)
-    split = fs.federation(str(data), fs.Dirichlet(beta=0.3, clients=3), seed=0)
-    values = {"method": "ditto", "rounds": 1, "local_epochs": 1, "engine": "plain", "device": "cpu", "batch_size": 20}
-    config = with_values(Config(), {"partition.clients": 3, **values})
-    tests: dict[str, object] = {"evaluation": "sites", "site_metrics": "class", "test_data": None}
-    here = case(tmp_path, split, data, config, **tests)
-    run = run_federation(here.grid, here.context)
+    run, _ = federated("ditto", 1, "class", tmp_path)
     assert run.folder is not None
     assert run.site_scores
     own = read_final_state(tmp_path / "site-1" / "state", run.folder)
