@@ -65,8 +65,8 @@ class BitDepths:
         if self.bits is None and deep and 0 < max(deep.values()) <= _DARK:
             raise UserError(
                 f"{name(min(deep))}: no pixel of this and the other 16-bit images is above {max(deep.values())}; "
-                "expected pixels up to 65535; set image_bits to the bits that they use, such as 12 (grey images only), or "
-                "to 16 if they are right as they are; or convert them to 8 bits"
+                "expected pixels up to 65535; set image_bits to the bits that they use, such as 12 (grey images only), "
+                "or to 16 if they are right as they are; or convert them to 8 bits"
             )
 
     def notes(self, data: str) -> tuple[str, ...]:
