@@ -34,7 +34,7 @@ from fedskew.flower.contract import Contract
 from fedskew.flower.planning import make_settings, resolve_config
 from fedskew.flower.policy import COLUMN_SUMS, EvaluationRules, Policy, read_policy
 from fedskew.flower.remote_encoding import fit_at_sites
-from fedskew.flower.remote_scoring import EVALUATION, score_at_sites, weights_file
+from fedskew.flower.remote_scoring import EVALUATION, _sites_to_list, score_at_sites, weights_file
 from fedskew.flower.remote_survey import COUNTS, SURVEY, read_description, survey_sites
 from fedskew.flower.server_app import ask_sites, run_federation
 from fedskew.flower.settings import read_settings
@@ -375,6 +375,15 @@ def test_a_site_that_withholds_its_results_is_still_named(
     one = evaluate_at(tmp_path / "c", data, split, model, [agreed, agreed, unlisted])
     assert one["by_site"] == {}  # the total without the others would be the one that declined
     assert one["tested_by"] == ["site-0", "site-1", "site-2"]
+
+
+@pytest.mark.parametrize(
+    ("agreed", "listed"), [(["a", "b", "c"], ["a", "b", "c"]), (["a", "b"], []), (["a"], ["a"]), ([], [])]
+)
+def test_no_site_is_listed_if_the_rest_of_the_total_is_a_single_withheld_result(
+    agreed: list[str], listed: list[str]
+) -> None:
+    assert _sites_to_list(["a", "b", "c"], agreed) == listed
 
 
 def test_a_site_that_withholds_its_results_and_answers_alone_is_not_the_total(
